@@ -1,4 +1,4 @@
-"""What tests in any folder may ask for."""
+"""Fixtures for tests in any folder."""
 
 from __future__ import annotations
 

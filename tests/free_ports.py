@@ -13,16 +13,16 @@ _MOST = 12_000
 
 
 def _candidates() -> Iterator[int]:
-    """Ports that nobody gets by chance, each process that tests its own: one may be free long before it is taken.
+    """Return ports outside the kernel's automatic range, separate for each test process.
 
-    Those that the kernel itself gives to clients, and to servers that leave the choice to it, lie above.
+    A port may be probed long before it is bound. The kernel assigns clients and port-0 servers higher ports.
     """
     try:
         end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:
         end = 32_768
     ports = range(max(1024, end - _MOST), end)
-    if len(ports) < _MOST // 2:  # somebody has left the kernel nearly all
+    if len(ports) < _MOST // 2:  # the kernel's automatic range covers nearly all ports
         return itertools.repeat(0)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers

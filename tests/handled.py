@@ -12,9 +12,9 @@ from typing import Any
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    """Whoever waits on a kept connection is not waited for."""
+    """Do not wait at exit for clients on keep-alive connections."""
     request_queue_size = 128
-    """Five, the library's number, is soon full on a machine that stood still: who comes next is heard a second late."""
+    """The library's default of five fills up when the machine stalls; further clients then connect a second late."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of callers who hang up."""
@@ -39,7 +39,7 @@ def handled(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 def reply(
     handler: BaseHTTPRequestHandler, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Answer one request; whoever has hung up is not missed."""
+    """Answer one request; ignore clients that have hung up."""
     handler.send_response(status)
     handler.send_header("Content-Length", str(len(body)))
     for name, value in (headers or {}).items():

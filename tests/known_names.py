@@ -48,10 +48,10 @@ def rules(paths: tuple[Path, ...] = RULE_FILES) -> list[dict[str, Any]]:
 
 
 READ = frozenset(metric for rule in rules() for metric in names_in(rule["expr"]).metrics)
-"""What rules and alerts ask for."""
+"""Metrics that rules and alerts read."""
 RECORDED = frozenset(rule["record"] for rule in rules() if "record" in rule)
 _ADAPTED = frozenset(rule["record"] for rule in rules(CANONICAL_FILES))
-"""What the adapters of other exporters record."""
+"""Metrics that the adapters of other exporters record."""
 LABELS = frozenset(
     TARGET_LABELS
     | OWN_LABELS
@@ -62,12 +62,12 @@ LABELS = frozenset(
 
 
 def is_known(metric: str) -> bool:
-    """Whether there is such a series."""
+    """Return True if there is such a series."""
     return metric in BY_SERIES_NAME or metric in RECORDED or metric in _ADAPTED or metric in SERVER_SERIES
 
 
 def selects_something(selector: Selector) -> bool:
-    """Whether the series can have the labels, and these the values, that a selector asks for."""
+    """Return True if series can have the labels and values of a selector."""
     family = BY_SERIES_NAME.get(selector.metric)
     if family is None:
         known = _OF_RECORDED | SERVER_SERIES.get(selector.metric, set())
@@ -95,7 +95,7 @@ def chosen_by(metric: str) -> frozenset[str]:
         return frozenset()
     subjects = metric.split(":")[0].split("_")
     found: set[str] = set().union(*(_CHOSEN.get(subject, set()) for subject in subjects))
-    # A run's ranks, told apart by their numbers alone.
+    # A run's ranks, distinguished only by their numbers.
     return frozenset(found - {"instance"} if metric.startswith("run_rank") else found)
 
 

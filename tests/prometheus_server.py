@@ -1,4 +1,4 @@
-"""A real Prometheus without targets, which is written to and asked."""
+"""A real Prometheus without targets, for writes and queries."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Prometheus:
     """One that answers somewhere."""
 
     address: str
-    """Where it is asked: `http://127.0.0.1:9090`."""
+    """URL of its HTTP API: `http://127.0.0.1:9090`."""
 
     def ask(self, what: str, **parameters: str) -> dict[str, Any]:
-        """Ask its HTTP API and return the whole answer: `data`, and `warnings` where there are any.
+        """Query its HTTP API and return the whole response: `data`, and `warnings` where there are any.
 
         Args:
             what: `query`, `query_range`, `rules`, `label/run/values` …
-            parameters: of the question.
+            parameters: of the query.
 
         Raises:
             RefusedError: the question is wrong, or can't be answered.

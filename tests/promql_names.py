@@ -1,6 +1,6 @@
 """Find the metric and label names in PromQL, so that rules, alerts and dashboards can be held to the catalogue.
 
-No parser: strings, durations and numbers are taken out, and what is left is told apart by what follows it. Good for
+Not a parser: strings, durations and numbers are removed, and words are classified by the next character. Good for
 the expressions of this bundle, with Grafana's variables in them.
 """
 
@@ -43,7 +43,7 @@ class Selector(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What an expression asks for."""
+    """Names that an expression reads."""
 
     selectors: tuple[Selector, ...]
     """In their order; a metric without braces has no matchers."""

@@ -86,7 +86,7 @@ class Receiver:
             raise RuntimeError(f"Prometheus refused samples with {response.status}: {said[:500].decode()}")
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
 

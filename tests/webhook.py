@@ -39,7 +39,7 @@ class Webhook:
         self._server.server_close()
 
     def next_alert(self, name: str, seconds: float) -> tuple[Notification, Notification]:
-        """The notification that first tells of the alert, and the alert in it."""
+        """Return the first notification of the alert, and the alert in it."""
         while True:
             notification = self.notifications.get(timeout=seconds)
             for alert in notification["alerts"]:

@@ -337,7 +337,7 @@ NOT_COMPARED = re.compile(
 
 
 class Ended(NamedTuple):
-    """What could be seen of a program."""
+    """Exit status and output of a program."""
 
     status: int
     output: str

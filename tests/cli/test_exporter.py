@@ -162,7 +162,7 @@ def once(*arguments: str, environment: Mapping[str, str] | None = None) -> subpr
 
 
 def hanging_tree(folder: Path) -> Path:
-    """A tree whose processor times are never told: opening the file waits for a writer, who never comes."""
+    """A tree whose CPU times cannot be read: opening the FIFO blocks, because it has no writer."""
     proc = folder / "proc"
     proc.mkdir()
     os.mkfifo(proc / "stat")
@@ -195,10 +195,10 @@ def exporter_in_this_process(*flags: str) -> Exporter:
     return Exporter(load(flags, {}, {"seen": "Seen."}), {"seen": Seen})
 
 
-@pytest.mark.parametrize(("flags", "asked"), [((), False), (("--nvidia.pcie-throughput",), True)])
-def test_slow_pcie_throughput_is_asked_for_only_on_demand(flags: tuple[str, ...], asked: bool) -> None:
+@pytest.mark.parametrize(("flags", "expected"), [((), False), (("--nvidia.pcie-throughput",), True)])
+def test_slow_pcie_throughput_is_polled_only_on_demand(flags: tuple[str, ...], expected: bool) -> None:
     exporter_in_this_process(*flags).stop()
-    assert [environment.pcie_throughput for environment in Seen.environments] == [asked]
+    assert [environment.pcie_throughput for environment in Seen.environments] == [expected]
 
 
 def test_a_release_reaches_the_sources_with_its_time() -> None:
@@ -586,7 +586,7 @@ def test_nobody_is_looked_for_on_a_real_host_under_simulated_gpus(run: Callable[
 def test_a_busy_address_is_one_line_with_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         address = f"127.0.0.1:{holder.getsockname()[1]}"
-        # The first address could be had: it must be let go of again, or the process would never end.
+        # The first address was bound: it must be released again, or the process would never end.
         ended = once("exporter", *QUIET, "--web.listen-address=127.0.0.1:0", f"--web.listen-address={address}")
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1

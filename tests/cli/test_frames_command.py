@@ -40,7 +40,7 @@ class Folder:
     capsys: pytest.CaptureFixture[str]
 
     def written(self, *line: str) -> str:
-        """What a command says that does what it should."""
+        """Run the command, which must succeed, and return its output."""
         assert frames.main([*line, "--out", str(self.path)]) == 0
         told = self.capsys.readouterr()
         assert told.err == ""

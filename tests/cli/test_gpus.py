@@ -18,7 +18,7 @@ from tests.nvml_library.stand_in import DriverState, GpuState, Group, NvmlStandI
 
 
 class Said(NamedTuple):
-    """What one node's command said, in both forms."""
+    """The command's output on one node, as text and as JSON."""
 
     text: subprocess.CompletedProcess[str]
     document: dict[str, Any]
@@ -31,7 +31,7 @@ def node(tmp_path: Path) -> NvmlStandIn:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """Of a node whose first GPU is well, and each of the others in another way peculiar; asked once for all tests."""
+    """Output for a node with one healthy GPU and others with one peculiarity each; run once for all tests."""
     node = NvmlStandIn(tmp_path_factory.mktemp("node"), gpus=4)
     well, poor, forgetful, cut = node.gpu
     well.power_milliwatts = 123_456
@@ -111,7 +111,7 @@ def test_calls_are_told_with_their_cost(document: dict[str, Any]) -> None:
 
 
 def test_what_stands_in_the_way_is_warned_of_by_gpu(document: dict[str, Any]) -> None:
-    # But for slow calls, which a busy machine makes of any.
+    # Except slow calls: on a busy machine, any call can be slow.
     persistence, mig = (warning for warning in document["warnings"] if "ms per call" not in warning)
     assert persistence.startswith("GPU 2: persistence mode is off")
     assert mig.startswith("GPU 3: MIG is on")

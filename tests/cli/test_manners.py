@@ -187,7 +187,7 @@ class TestProgress:
         )
         os.close(terminal)
         shown = b""
-        with contextlib.suppress(OSError):  # nobody has the other end any more
+        with contextlib.suppress(OSError):  # the other end is closed
             while piece := os.read(main_end, 65_536):
                 shown += piece
         os.close(main_end)

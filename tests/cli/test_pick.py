@@ -183,7 +183,7 @@ def test_among_gpus_of_amd_nobody_is_told_to_install_nvidias_driver(
     monkeypatch.setattr("stallscope.cli._picker.pci_gpus", lambda _: on_the_bus)
     with pytest.raises(PickFailed, match=r"are AMD's.*ROCR_VISIBLE_DEVICES"):
         picker.poll()
-    on_the_bus["NVIDIA"] = 1  # a workstation whose processor draws
+    on_the_bus["NVIDIA"] = 1  # a workstation whose CPU renders the display
     with pytest.raises(PickFailed, match="nvidia-smi"):
         picker.poll()
 

@@ -45,7 +45,7 @@ def run(node: NvmlStandIn | None, *flags: str, folder: Path) -> tuple[int, str]:
 
 
 def await_calls(node: NvmlStandIn, number: int) -> None:
-    """Until power was asked for so often, once for each GPU in each round."""
+    """Wait until power was queried `number` times; each poll queries it once per GPU."""
     until(lambda: node.calls("nvmlDeviceGetPowerUsage") >= number, seconds=_DEADLINE)
 
 
@@ -173,7 +173,7 @@ def test_a_call_that_hangs_ends_the_recording_with_its_name(capture: Capture, mo
         def call(self, name: str, *arguments: Any) -> Any:
             if name == "nvmlDeviceGetPowerUsage" and arguments[0].token == "device 1":
                 go_on.wait()
-                raise NvmlFailure(999, "let go")
+                raise NvmlFailure(999, "released")
             return super().call(name, *arguments)
 
     monkeypatch.setattr(command, "_HANG_SECONDS", 0.2)

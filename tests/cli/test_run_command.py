@@ -1,4 +1,4 @@
-"""Programs run by `stallscope run`: as if they had been run by themselves, and told to an exporter."""
+"""Programs run by `stallscope run`: they behave as without it, and report to an exporter."""
 
 from __future__ import annotations
 

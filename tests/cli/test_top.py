@@ -32,9 +32,9 @@ _PATIENCE = 30.0
 
 @contextmanager
 def node(**changes: object) -> Iterator[str]:
-    """The address of an exporter whose every page is two seconds younger than the one before, but for the second one.
+    """The address of an exporter whose pages are two seconds apart, except the second one.
 
-    That is the first one again, as while an exporter makes a large page anew every few seconds only.
+    The second page repeats the first, as an exporter does that renders a large page only every few seconds.
     """
     seconds = itertools.chain((1000,), itertools.count(1000, 2))
     with exporter(lambda: (200, text(next(seconds), **changes).encode())) as (url, _):
@@ -243,7 +243,7 @@ def in_a_terminal(
             if select.select([ours], [], [], 0.1)[0]:
                 try:
                     said += os.read(ours, 65_536)
-                except OSError:  # nobody has the other end any more
+                except OSError:  # the other end is closed
                     break
             if until and not told and until in said:
                 told = True

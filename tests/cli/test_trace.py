@@ -1,4 +1,4 @@
-"""Traces asked for from outside: the command, a real exporter, and training jobs that are under way."""
+"""Traces requested from outside: the command, a real exporter, and running training jobs."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def page(url: str) -> str:
 
 
 def steps_told(url: str) -> list[str]:
-    """How many steps each rank has told of."""
+    """Return the lines with each rank's number of reported steps."""
     return [line for line in page(url).splitlines() if line.startswith("stallscope_training_step_seconds_count")]
 
 
 def ranks_stepping(url: str) -> int:
-    """Ranks that told of a step."""
+    """Return the number of ranks that reported a step."""
     return sum(not line.endswith(" 0") for line in steps_told(url))
 
 

@@ -1,4 +1,4 @@
-"""The command line of `stallscope up`: what is wrong is told in one line, with status 2."""
+"""The command line of `stallscope up`: errors are reported in one line, with status 2."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Page:
 
 
 class ScriptedHost:
-    """A tree under the real source and sampler, whose time passes when told."""
+    """A tree under the real source and sampler, whose clock the test advances."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -214,7 +214,7 @@ DIPS = {
 def test_every_dip_of_half_a_second_is_counted_once() -> None:
     for name, shown in zip(DIPS, readings(list(DIPS.values())), strict=True):
         first, last = shown[10], shown[-1]
-        # A dip is counted with the first sample that lies in it as a whole, so within two periods of its beginning.
+        # A dip is counted with the first sample that it covers entirely, so within two periods of its beginning.
         fewest = falls(DIPS[name], first.at, last.at - 3 * PERIOD)
         most = falls(DIPS[name], first.at - 3 * PERIOD, last.at)
         assert fewest <= last.dips - first.dips <= most, name
@@ -252,8 +252,8 @@ def test_the_real_source_on_the_real_binding_follows_the_stand_in_in_real_time(t
             scrapes.append([shown for gpu in range(3) if (shown := _shown(page, gpu)) is not None])
     for gpu, true in enumerate(node.gpu):
         gpu_readings = [scrape[gpu] for scrape in scrapes]
-        # The page tells when a reading ended. Its newest sample is the last one before that, or where the machine held
-        # the reading up an older one; which one that was of any reading tells it of all others.
+        # The page shows when a reading ended. Its newest sample is the last one before that, or where the machine held
+        # the reading up an older one; the position of one sample gives the positions of all others.
         begun = min(int(each.at * 1e6) // PERIOD_US - each.samples for each in gpu_readings)
         behind = [int(each.at * 1e6) // PERIOD_US - each.samples - begun for each in gpu_readings]
         assert sorted(behind)[len(behind) // 2] <= 2

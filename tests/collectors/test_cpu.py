@@ -13,7 +13,7 @@ BUSIEST = ("busiest_cpu_seconds_total",)
 
 
 class Machine:
-    """A tree whose processors a test drives; ticks are user, nice, system, idle, iowait, irq, softirq, steal."""
+    """A tree whose CPU times a test sets; ticks are user, nice, system, idle, iowait, irq, softirq, steal."""
 
     def __init__(self, folder: Path) -> None:
         self.root = copy_of("workstation", folder)

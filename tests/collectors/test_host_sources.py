@@ -30,7 +30,7 @@ def read_or_absent(source: Collector) -> set[str]:
 
 
 ONLY_AFTER_A_KILL = {"cgroup_oom_kills_total"}
-"""What a single reading does not have; see test_memory.py."""
+"""Families that a single reading does not have; see test_memory.py."""
 
 
 @pytest.mark.parametrize("name", HOST)

@@ -248,7 +248,7 @@ def test_pages_cause_no_driver_call_and_sampling_few(nvml_stand_in: NvmlStandIn)
         nvml_stand_in.reset_counts()
         began = time.monotonic()
         process.until(lambda page: nvml_stand_in.calls("nvmlDeviceGetPowerUsage") >= 10 * 8)
-        # Ten readings of eight GPUs, slow questions included, however many pages were asked for meanwhile. Slow ones do
+        # Ten readings of eight GPUs, slow queries included, however many pages were requested meanwhile. Slow ones do
         # not wait where readings come late: they are some ten calls of each GPU every ten seconds.
         late = max(0.0, time.monotonic() - began - 10)
         assert nvml_stand_in.calls() <= 12.5 * 10 * 8 + 8 * late, nvml_stand_in.counts()

@@ -15,7 +15,7 @@ from tests.nvml_library.reading_process import Page
 
 
 class ScriptedNode:
-    """A simulated node under the real source and sampler, whose time passes when told."""
+    """A simulated node under the real source and sampler, whose clock the test advances."""
 
     def __init__(self, scenario: str, interval: float = 1.0) -> None:
         self.clock = ScriptedClock()

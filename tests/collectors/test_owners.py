@@ -185,7 +185,7 @@ def test_pods_on_replicas_share_a_gpu_by_their_processes(kubelet: Kubelet, kuber
     assert kubernetes.environment.occupancies.sharing(UUIDS[0]) == "time_sliced"
     assert kubernetes.environment.occupancies.sharing(UUIDS[1]) == ""
     kubernetes.source.close()
-    assert kubernetes.environment.occupancies.sharing(UUIDS[0]) == "", "nobody would ever take it back"
+    assert kubernetes.environment.occupancies.sharing(UUIDS[0]) == "", "a closed source could never remove it"
 
 
 def test_replicas_with_processes_of_mps_are_shared_that_way_until_they_are_given_back(

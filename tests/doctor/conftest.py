@@ -22,7 +22,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ages are told to the second, however long a test takes."""
+    """Freeze the clock, so that ages are exact to the second however long a test takes."""
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
 

@@ -1,4 +1,4 @@
-"""A driver's stand-in, asked for real, and what is on the bus."""
+"""Real queries of a fake driver library, and the devices on the bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exporter's own page says of it."""
+"""Checks of an exporter from its own metrics page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_exporter_in_order_is_ok_in_every_check(served: Served, make_subject:
         ),
         (
             "gpus",
-            "warning",  # since somebody wanted it so
+            "warning",  # because a user requested it
             'gpu_up{gpu="0",uuid="GPU-0"} 1',
             'gpu_up{gpu="0",uuid="GPU-0"} 0\nstallscope_gpu_lost_info{gpu="0",uuid="GPU-0",reason="released"} 1',
             "GPU 0 (GPU-0) cannot be read: released",

@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 def test_all_is_ok_where_modes_allow_it(root: Path, make_subject: MakeSubject) -> None:
     found = statuses(findings(PART, make_subject()))
     assert (found["device files"], found["pod resources"]) == ({"ok"}, {"ok"})
-    # Whoever is not root does not see the environment of others.
+    # Users other than root cannot read the environment of other users' processes.
     assert found["processes"] == {"warning"}
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus tells of scrapes, rules, thresholds and alerts; the bundle's own rules are what it should have."""
+"""Checks of Prometheus: scrapes, rules, thresholds and alerts, compared with the bundle's own rules."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         ),
         "2 of 2 exporters cannot be scraped: node1:19400, node1:19400; node1:19400: EOF",
     ),
-    "seldom scrapes": (
+    "infrequent scrapes": (
         *("targets", "failed"),
         lambda served: target(served).update(scrapeInterval="1m0s"),
         "scraped only every 1m0s",
@@ -223,7 +223,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         lambda served: served.data["alertmanagers"].update(activeAlertmanagers=[{"url": "http://127.0.0.1:9"}]),
         "does not respond to this machine",
     ),
-    "an Alertmanager that does not tell": (
+    "an Alertmanager that returns nothing": (
         *("alertmanagers", "warning"),
         lambda served: served.texts.clear(),
         "responds to this machine with HTTP 404",

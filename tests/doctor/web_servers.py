@@ -17,7 +17,7 @@ Vector = Sequence[tuple[Mapping[str, str], float]]
 
 
 class Served:
-    """What a server answers; may be changed while it runs."""
+    """Responses of a server; tests may change them while it runs."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -66,7 +66,7 @@ def serving() -> Iterator[Served]:
 
 
 def findings(part: Part[Any], subject: Subject) -> dict[str, list[Finding]]:
-    """What each check of a part came to."""
+    """Return the findings of a part by check."""
     found: dict[str, list[Finding]] = {}
     for _, check, finding in examined(part, subject):
         found.setdefault(check, []).append(finding)
@@ -74,5 +74,5 @@ def findings(part: Part[Any], subject: Subject) -> dict[str, list[Finding]]:
 
 
 def statuses(found: Mapping[str, Sequence[Finding]]) -> dict[str, set[str]]:
-    """The same without words."""
+    """Return only the statuses of the findings, by check."""
     return {check: {finding.status for finding in each} for check, each in found.items()}

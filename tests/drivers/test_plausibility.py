@@ -75,7 +75,7 @@ def test_a_needed_number_that_cannot_be_meant_is_an_error(scrutiny: Scrutiny) ->
 
 
 @pytest.mark.parametrize(
-    ("told", "taken", "malformed"),
+    ("reported", "taken", "malformed"),
     [
         (b"NVIDIA H200", "NVIDIA H200", False),
         ('A "quoted" \\ name', 'A "quoted" \\ name', False),
@@ -87,9 +87,9 @@ def test_a_needed_number_that_cannot_be_meant_is_an_error(scrutiny: Scrutiny) ->
     ],
 )
 def test_text_is_made_fit_for_a_label(
-    scrutiny: Scrutiny, told: str | bytes | None, taken: str, malformed: bool
+    scrutiny: Scrutiny, reported: str | bytes | None, taken: str, malformed: bool
 ) -> None:
-    assert scrutiny.text(told) == taken
+    assert scrutiny.text(reported) == taken
     assert scrutiny.counts == ({"malformed_text": 1} if malformed else {})
 
 

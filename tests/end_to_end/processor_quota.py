@@ -1,4 +1,4 @@
-"""A cgroup of the kernel's own whose processes get no more processor time than allowed."""
+"""A kernel cgroup that limits the CPU time of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU is lost in the simulated node, and the people who have to act are told what to do.
+"""A GPU is lost in the simulated node, and the people on call are notified with the action to take.
 
 The whole way is real: exporter, Prometheus with the bundle's rules, Alertmanager with the bundle's routes, a webhook.
 """

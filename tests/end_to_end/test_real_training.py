@@ -1,9 +1,9 @@
-"""Cause and effect: real PyTorch training under the real shim, with faults really injected, each told by its alert.
+"""Cause and effect: real PyTorch training under the real shim, with injected faults, each of which fires its alert.
 
-Exporter, Prometheus with the bundle's rules and Alertmanager with its routes are real, and so are processors, disk and
+Exporter, Prometheus with the bundle's rules and Alertmanager with its routes are real, and so are CPU, disk and
 processes. GPUs are simulated and follow what the training reports. Time runs thirty times as fast for the rules, so
 that five minutes take ten seconds. Faults that leave the machine alone happen side by side, each to a run of its own;
-those that take all of its processors or its disk follow one after the other.
+those that take all of its CPU or its disk follow one after the other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESTARTED = Training("restarted")
 WELL = ("healthy", "compute_bound")
 DATA_BYTES = 64 << 20
 MOST_COMPUTING = 0.8
-"""Seconds of a processor in a second of reading: more, and nobody waits for the disk."""
+"""CPU seconds in a second of reading; above this limit, reads are not bound by the disk."""
 TAKEN_BY_OTHERS = """
   max_over_time(
     (
@@ -48,7 +48,7 @@ TAKEN_BY_OTHERS = """
   )
 """
 MOST_TAKEN = 0.4
-"""Of the processors, by what is no training here, at any time in the last minute; the servers need a third of that."""
+"""Maximum share of CPU used by other work in the last minute; the test's servers need a third of it."""
 
 
 class Workshop:
@@ -62,7 +62,7 @@ class Workshop:
         try:
             self._cgroup = self._opened.enter_context(processor_quota(0.2))
         except OSError as error:
-            self.why_no_quota = f"a cgroup with a processor quota can't be made here: {error}"
+            self.why_no_quota = f"cannot create a cgroup with a CPU quota here: {error}"
         self.stack = TrainingStack(folder)
         self._opened.callback(self.stack.close)
         self._trainers = Trainers(self.stack.address, folder / "trainers.log")
@@ -87,7 +87,7 @@ class Workshop:
         self.start(replace(saving, run="unnamed", gpu=5, names_phase=False))
         if self._cgroup is not None:
             self.start(Training("quota", workers=1, forward=0.04, backward=0.06, burns=0.1, cgroup=str(self._cgroup)))
-        # These two are in order for now. The first is to take all the processors that it may use, on any machine.
+        # These two are in order for now. The first is to take all the cores that it may use, on any machine.
         self.start(
             Training("saturated", gpu=6, workers=2, burns=1.0, processors=2, trigger=str(self.trigger("saturated")))
         )
@@ -95,7 +95,7 @@ class Workshop:
         try:
             make_readable(file)
         except OSError as error:
-            self.why_no_disk = f"{self.folder} lies on no disk that anybody waits for: {error}"
+            self.why_no_disk = f"{self.folder} is not stored on a disk whose reads block: {error}"
         else:
             self.start(
                 Training("disk", gpu=7, workers=1, reads=0.75, file=str(file), trigger=str(self.trigger("disk")))
@@ -141,21 +141,21 @@ class Workshop:
 
     @contextmanager
     def on_an_idle_host(self) -> Iterator[None]:
-        """For what can't be told where others take the processors: then a failure of the block is no verdict on it."""
+        """Skip the test if the block fails while other work takes the CPU: the result is then unknown."""
         try:
             yield
         except AssertionError:
             taken = self.stack.values(TAKEN_BY_OTHERS, "").get("", 0.0)
             if taken < MOST_TAKEN:
                 raise
-            pytest.skip(f"other work takes {taken:.0%} of this machine's processors")
+            pytest.skip(f"other work takes {taken:.0%} of this machine's CPU")
 
 
 def make_readable(file: Path) -> None:
     """Write the data that a reader is to read from the disk.
 
     Raises:
-        OSError: nobody waits for it: the file system is memory or another machine's, or has no way past its cache.
+        OSError: reads never block: the file system is memory or another machine's, or has no way past its cache.
     """
     with file.open("wb") as written:
         written.write(os.urandom(DATA_BYTES))

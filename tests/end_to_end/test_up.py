@@ -34,7 +34,7 @@ def value(port: int, expression: str) -> float | None:
 
 
 def not_in_order(exporter: int, prometheus: int) -> list[dict[str, str]]:
-    """What `stallscope doctor` finds wrong with a stack."""
+    """Return the problems that `stallscope doctor` finds in a stack."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "stallscope", "doctor", "exporter", "reports", "prometheus", "cluster", "--json"),

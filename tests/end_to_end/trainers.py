@@ -19,7 +19,7 @@ class Training:
 
     run: str
     gpu: int | None = None
-    """The simulated GPU that it claims; None for one that trains on processors alone."""
+    """The simulated GPU that it claims; None for a trainer on CPU only."""
     rank: int = 0
     world_size: int = 1
     master_port: int = 0
@@ -32,17 +32,17 @@ class Training:
     waits: float = 0.0
     """How long the transform waits, as for a slow service."""
     burns: float = 0.0
-    """Processor time that the transform uses."""
+    """CPU time that the transform uses."""
     reads: float = 0.0
     """How long the transform reads from the disk, past the page cache."""
     file: str = ""
-    """What is read."""
+    """The file that is read."""
     blocks_every: int = 0
     """Steps between two times at which the loop waits for a checkpoint to be stored."""
     blocks: float = 0.0
     """How long it waits."""
     names_phase: bool = True
-    """Whether it tells that it is a checkpoint."""
+    """True if the write is reported as a checkpoint."""
     poisoned_after: int = 0
     """Batches after which the data hold a NaN."""
     processors: int = 0

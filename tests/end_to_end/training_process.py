@@ -1,9 +1,9 @@
-"""Real PyTorch training on processors under the real shim, with faults that are really injected.
+"""Real PyTorch training on CPU under the real shim, with injected faults.
 
-`python -m tests.end_to_end.training_process` loads PyTorch once and then forks a process for each line that it is told:
+`python -m tests.end_to_end.training_process` loads PyTorch once and then forks a process for each line of its input:
 the fields of `Training` as JSON. It answers with the process' number.
 
-A model computes on the processor and then waits as long as its GPU would take, as a host does that waits for a result;
+A model computes on the CPU and then waits as long as its GPU would take, as a host does that waits for a result;
 the simulated GPUs of an exporter in the scenario `coupled` follow what the shim reports of it.
 """
 
@@ -35,17 +35,17 @@ BATCH, FEATURES = 16, 64
 
 def main() -> None:
     """Fork a trainer for each line, until there are no more."""
-    importlib.import_module("torch._dynamo")  # each trainer's optimizer would, for two seconds of a processor
+    importlib.import_module("torch._dynamo")  # each trainer's optimizer would, for two CPU seconds
     # The shim looks at its children and its cgroup every few seconds; here, where time is fast, with each report.
     process._LOOK_EVERY = 0.0
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for them
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             train(Training(**json.loads(line)))
         print(pid, flush=True)
-    os.killpg(0, signal.SIGKILL)  # whoever started us has gone, and they must not outlive it
+    os.killpg(0, signal.SIGKILL)  # the parent has ended, and its children must not outlive it
 
 
 def train(told: Training) -> None:
@@ -95,7 +95,7 @@ def train(told: Training) -> None:
 
 
 class Samples(IterableDataset[torch.Tensor]):
-    """Batches without end, each through a transform that is as slow as was told."""
+    """Batches without end, each through a transform of the configured duration."""
 
     def __init__(self, told: Training) -> None:
         self._told = told
@@ -122,7 +122,7 @@ class Samples(IterableDataset[torch.Tensor]):
 
 
 def burn(seconds: float) -> None:
-    """Use that much processor time of this thread, as for decoding."""
+    """Use that much CPU time of this thread, as for decoding."""
     image = torch.randn(64, 64)
     end = time.thread_time() + seconds
     while time.thread_time() < end:

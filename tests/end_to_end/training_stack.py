@@ -31,7 +31,7 @@ INTERVAL = "500ms"
 EVALUATION_INTERVAL = "1s"
 """Between two evaluations of rules: 30 s of a large installation, since rules take a good part of a small machine."""
 THRESHOLDS = {"few_workers_cpu": 0.75, "stall_seconds": 15, "comm_warning": 0.15}
-"""Those that differ: for the same reason, fewer of the processors are idle beside a run that lacks nothing else; a
+"""Those that differ: for the same reason, fewer of the cores are idle beside a run that lacks nothing else; a
 report comes every second as ever, so that a step may seem older than two fifths of 2 s; and five minutes hold nine
 steps of the simulated run, of which communication may take a tenth by chance (8 % in the mean)."""
 OF_THE_JOB = frozenset({"nfs_wait_seconds", "small_batch_step_seconds"})
@@ -132,7 +132,7 @@ class TrainingStack:
         return {series["metric"].get(label, ""): float(series["value"][1]) for series in result}
 
     def ready(self) -> bool:
-        """Whether Prometheus has the exporter's GPUs and the rules' thresholds."""
+        """Return True once Prometheus has the exporter's GPUs and the rules' thresholds."""
         return len(self.values("count(stallscope_gpu_up) and count(stallscope:threshold)", "")) == 1
 
     def verdict(self, run: str) -> str:
@@ -154,7 +154,7 @@ class TrainingStack:
         return None
 
     def wait_for(self, question: Callable[[], _Found | None], seconds: float, complaint: str) -> _Found:
-        """Ask until there is an answer."""
+        """Poll until there is a result."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -167,7 +167,7 @@ class TrainingStack:
             time.sleep(0.1)
 
     def state(self) -> str:
-        """What is known now of all runs, for whoever reads a failure."""
+        """Describe the current state of all runs, for failure messages."""
         verdicts = {run: self.verdict(run) for run in self.values("count by (run) (stallscope_training_state)", "run")}
         firing = [f"{alert['labels']['alertname']} {alert['labels'].get('run', '')}" for alert in self.told()]
-        return f"verdicts: {verdicts}; alerts told: {sorted(set(firing))}"
+        return f"verdicts: {verdicts}; firing alerts: {sorted(set(firing))}"

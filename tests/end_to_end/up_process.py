@@ -29,7 +29,7 @@ class Up:
 
     @property
     def screen(self) -> str:
-        """What it has put on the screen so far."""
+        """Return its screen output so far."""
         return self._screen.read_text(encoding="utf-8")
 
     def left_over(self) -> list[str]:

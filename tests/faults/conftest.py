@@ -14,7 +14,7 @@ _FAILED = pytest.StashKey[bool]()
 
 
 class _Shared:
-    """The machine that tests share, started when the first one asks for it."""
+    """The machine that tests share, started when the first test requests it."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._factory = factory

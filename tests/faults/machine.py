@@ -33,7 +33,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 class Page:
     """One page, by names and labels; names of GPU families go without their prefix.
 
-    Read name by name as they are asked for: most of what waits looks at two of some hundred.
+    Parsed by name on demand: most conditions read two of about a hundred families.
     """
 
     def __init__(self, text: str, *, openmetrics: bool = False) -> None:
@@ -83,7 +83,7 @@ class Page:
         return reasons[0] if reasons else None if up is None else "up"
 
     def summary(self) -> str:
-        """The lines that tell of faults."""
+        """The log lines that report faults."""
         told = re.compile(r"stallscope_(gpu_(up|lost|last|xid)|exporter_(source|values|driver))")
         return "\n".join(line for line in self.text.splitlines() if told.match(line))
 
@@ -107,7 +107,7 @@ class Machine:
         self._kernel.mkdir(parents=True)
         self._folder = folder
         self.lines: list[str] = []
-        """What the exporter has logged."""
+        """Return the exporter's log."""
         self._news = threading.Condition()
         self._process: subprocess.Popen[str] | None = None
         self._connection: http.client.HTTPConnection | None = None
@@ -145,7 +145,7 @@ class Machine:
         return self._process
 
     def uuid(self, index: int) -> str:
-        """The GPU that stands there now."""
+        """The GPU that is there now."""
         return self.node.gpu[index].uuid.decode()
 
     def uuids(self) -> list[str]:
@@ -188,7 +188,7 @@ class Machine:
             list(pool.map(fetch, [f"http://{self._address}/metrics"] * number))
 
     def post(self, path: str) -> str:
-        """Ask the exporter to do something."""
+        """Send the exporter a POST request."""
         return self.fetch(path, method="POST")
 
     def held_files(self) -> list[str]:
@@ -210,7 +210,7 @@ class Machine:
     def until_healthy(self, condition: Callable[[Page], object] = lambda page: True) -> Page:
         """The first page that is as wanted, and on which every GPU that the driver shows is up, with readings.
 
-        What is asked of GPUs that are well belongs in the condition: after a moment in which the machine stood still,
+        Requirements for healthy GPUs belong in the condition: after a moment in which the machine stood still,
         any of them may be stale on a page or two.
         """
         return self.until(
@@ -222,14 +222,14 @@ class Machine:
         )
 
     def until_newer(self, page: Page) -> Page:
-        """A page of a later round: another source was read since, and once more after a page had told of that."""
+        """A page of a later round: another source was read since, and once more after a page had shown that."""
         for _ in range(2):
             stood = page.get(READINGS, source="process") or 0.0
             page = self.until(lambda newer, stood=stood: (newer.get(READINGS, source="process") or 0.0) > stood)  # type: ignore[misc]
         return page
 
     def logged(self, pattern: str, *, since: int = 0) -> re.Match[str]:
-        """Wait for a line that matches; the first `since` may tell of something before."""
+        """Wait for a line that matches; the first `since` may report an earlier event."""
 
         def found() -> re.Match[str] | None:
             return next((match for line in self.lines[since:] if (match := re.search(pattern, line))), None)

@@ -14,7 +14,7 @@ def xids(page: Page, uuid: str) -> dict[str, float]:
 
 
 def until_heard(machine: Machine) -> Page:
-    """A page on which every GPU is up and heard of.
+    """Return a page on which every GPU is up and its events are received.
 
     While one is not, a new event set is due, and no driver keeps what happens between two of them.
     """
@@ -44,7 +44,7 @@ def test_xids_are_counted_by_gpu_and_code(machine: Machine) -> None:
     has = [xids(before, uuid) for uuid in machine.uuids()]
     for xid in (31, 31, 94, 31):
         machine.node.raise_xid(2, xid)
-    machine.node.raise_xid(3, 31)  # told last
+    machine.node.raise_xid(3, 31)  # reported last
     page = machine.until_newer(machine.until(lambda page: xids(page, machine.uuid(3)) != has[3]))
     for uuid, had, raised in zip(machine.uuids(), has, ({}, {}, {"31": 3, "94": 1}, {"31": 1}), strict=True):
         assert xids(page, uuid) == {**had, **{xid: had.get(xid, 0) + count for xid, count in raised.items()}}

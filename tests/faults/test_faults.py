@@ -25,7 +25,7 @@ ACTIVITY = frozenset(
     }
 )
 STAYS = {"info", "up", "lost_info", "last_reading_timestamp_seconds"}
-"""What a GPU that is down still shows."""
+"""Families that a GPU still has while it is down."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Fault:
     reason: str = ""
     """Why, in `stallscope_gpu_lost_info`."""
     source_up: int = 1
-    """A GPU's own trouble is told by its own series and is no failure of the source."""
+    """A fault of one GPU is reported in its own series and does not fail the source."""
     stuck: int = 0
     """Threads that hang."""
     elsewhere: frozenset[str] = frozenset()
-    """What GPUs that are well do not show meanwhile."""
+    """Families that healthy GPUs do not have meanwhile."""
 
 
 def gpu_state(index: int, state: GpuState) -> Callable[[NvmlStandIn], None]:
@@ -142,7 +142,7 @@ FAULTS = (
         elsewhere=ACTIVITY,
     ),
     Fault(
-        "a GPU hangs in its list of processes, which is asked for seldom",
+        "a GPU hangs in its list of processes, which is rarely queried",
         gpu_hang(1, "nvmlDeviceGetComputeRunningProcesses_v3"),
         gpu_hang(1, ""),
         down=(1,),

@@ -9,11 +9,11 @@ from tests.nvml_library.stand_in import GpuState
 
 STAYS = {"info", "up", "lost_info", "last_reading_timestamp_seconds"}
 NEW_WATTS = 69.85
-"""What a GPU draws that comes into the node; none that `own_power` sets."""
+"""Power draw of a GPU that is added to the node; `own_power` never sets this value."""
 
 
 def own_power(machine: Machine) -> dict[str, float]:
-    """Give each GPU a power draw of its own, by which its figures can be told from others'; watts by UUID."""
+    """Give each GPU a power draw of its own, to identify its values; return watts by UUID."""
     for index, gpu in enumerate(machine.node.gpu):
         gpu.power_milliwatts = 1000 * (100 + 7 * index + int(gpu.uuid[-2:], 16))
     return {gpu.uuid.decode(): gpu.power_milliwatts / 1000 for gpu in machine.node.gpu}

@@ -1,4 +1,4 @@
-"""GPUs that are cut into MIG instances, cut anew and made whole again while the exporter runs."""
+"""GPUs that are split into MIG instances, split again and made whole while the exporter runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_instances_come_and_go_with_names_of_their_own(machine: Machine) -> None
     ]
     assert page.get("memory_total_bytes", uuid=first[2]) == 40 * GIBIBYTE
     assert page.get("power_watts", uuid=whole) is not None, "power is the board's"
-    assert page.get("power_watts", uuid=first[0]) is None, "never a value of the whole told of a part"
+    assert page.get("power_watts", uuid=first[0]) is None, (
+        "a value of the whole GPU is never reported for a MIG instance"
+    )
     machine.until(lambda page: page.get("busy_seconds_total", uuid=first[0]) is not None)
 
     gpu.cut(("7g.80gb", 80 * GIBIBYTE))

@@ -34,7 +34,7 @@ MOST = {
     "_joules_total": 1e9,
     "_timestamp_seconds": time.time() + 3600,
 }
-"""What no GPU of the stand-in exceeds while it tells the truth, by the end of the name."""
+"""Maximum of valid values of the fake GPUs, by suffix of the metric name."""
 
 
 @pytest.mark.parametrize("nonsense", Nonsense, ids=lambda nonsense: nonsense.name.lower())
@@ -69,7 +69,7 @@ def test_nonsense_is_counted_and_never_shown(nonsense: Nonsense, machine: Machin
 
 @contextlib.contextmanager
 def _talking(machine: Machine, nonsense: Nonsense) -> Iterator[None]:
-    """Let a GPU talk nonsense, and everything be asked anew, also what is asked for seldom."""
+    """Make a GPU return nonsense, and force new queries of all values, also of rarely polled ones."""
     gpu = machine.node.gpu[1]
     gpu.nonsense, gpu.state = nonsense, GpuState.NONSENSE
     machine.node.reload_driver()

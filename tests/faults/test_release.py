@@ -33,7 +33,7 @@ def test_a_driver_can_be_reloaded_under_an_exporter_that_let_go_of_it(
     before = machine.until_healthy()
     assert machine.held_files()
     ask(machine, resume=False)
-    # What was asked for is no failure, and a driver that is not asked is not up either.
+    # A requested release is no failure, and a driver that is not polled is not up either.
     page = machine.until(
         lambda page: (
             released(machine)(page) and page.get(SOURCE_UP, source="nvidia") is None and not machine.held_files()
@@ -73,7 +73,7 @@ def test_a_call_that_hangs_holds_the_driver_and_the_exporter_says_so_until_it_re
     uuid, began = machine.uuid(2), len(machine.lines)
     machine.node.gpu[2].state = GpuState.HUNG
     machine.logged(f"source nvidia {uuid} has not come back", since=began)
-    # Also a reading that a slow machine delayed would be told; the next one hangs for good.
+    # A reading that a slow machine delayed would be reported too; the next one hangs for good.
     machine.until_newer(machine.page())
     machine.until(lambda page: page.state(uuid) == "hung")
     machine.post("/-/release?for=10m")

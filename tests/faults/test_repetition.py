@@ -72,7 +72,7 @@ def test_a_thousand_faults_leave_no_thread_no_file_and_no_memory_behind(new_mach
     machine.until(lambda page: Resources(machine.process.pid).threads <= base.threads)
     machine.until(lambda page: Resources(machine.process.pid).files <= base.files)
     assert len(machine.page().uuids()) <= 8 + MOST_GONE
-    # Between one set and the next there is none.
+    # There is a moment with no event set between closing one and opening the next.
     machine.until(lambda _page: machine.node.control.event_sets == 1)
     assert machine.node.control.gpm_samples <= 2 * 8, "and so are samples"
     growth = Resources(machine.process.pid).memory - early.memory
@@ -105,7 +105,7 @@ def repair(machine: Machine, repetition: int) -> None:
 
 
 def across_the_node(machine: Machine, repetition: int) -> None:
-    """The eighth fault hits all GPUs: the driver is reloaded, let go and taken up, or a GPU comes and goes."""
+    """The eighth fault hits all GPUs: the driver is reloaded, released and reacquired, or a GPU comes and goes."""
     kind = repetition // 5 % 3
     if kind == 0:
         machine.node.reload_driver()

@@ -44,7 +44,7 @@ def test_a_gpu_that_hangs_from_the_start_hides_no_other(new_machine: Callable[..
     others = [machine.uuid(index) for index in (0, 1, 3)]
     page = machine.until(lambda page: [page.state(uuid) for uuid in others] == ["up"] * 3)
     assert page.state(machine.uuid(2)) is None
-    # It has no series that could tell of it, so the source does.
+    # The GPU has no series that could report it, so the source does.
     page = machine.until(lambda page: page.get(SOURCE_UP, source="nvidia") == 0)
     machine.node.gpu[2].state = GpuState.OK
     machine.until_healthy()

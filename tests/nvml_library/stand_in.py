@@ -84,7 +84,7 @@ class GpuState(IntEnum):
     HUNG = 2
     """Calls block until the state changes."""
     NONSENSE = 3
-    """Calls succeed and tell what can't be: `Gpu.nonsense` says what."""
+    """Calls succeed and return implausible values: `Gpu.nonsense` selects them."""
     FAILING = 4
     """Every call fails with an unknown error."""
     NEEDS_RESET = 5
@@ -214,7 +214,7 @@ class Instance(ctypes.Structure):
 
 
 _cuts = itertools.count(1)
-"""An instance that is cut anew is another one, with another UUID."""
+"""An instance that is created again is a new instance with a new UUID."""
 _TYPES |= {"process": Process, "instance": Instance}
 NO_INSTANCE = 0xFFFF_FFFF
 
@@ -721,11 +721,11 @@ class NvmlStandIn:
         return gpu
 
     def raise_xid(self, index: int, xid: int) -> None:
-        """Tell of an Xid whoever has registered for it."""
+        """Send an Xid event to the clients registered for it."""
         self._raise(index, XID, xid)
 
     def raise_mig_change(self, index: int) -> None:
-        """Tell of a change of the MIG configuration whoever has registered for it."""
+        """Send an event for a changed MIG configuration to the clients registered for it."""
         self._raise(index, MIG_CONFIGURATION, 0)
 
     def set_event_fault(self, fault: EventFault) -> None:
@@ -737,7 +737,7 @@ class NvmlStandIn:
         self.control.hang_function = function.encode()
 
     def set_driver(self, state: DriverState) -> None:
-        """Load or unload the driver; loading it again asks for a new init."""
+        """Load or unload the driver; after a reload, clients must call init again."""
         if state is DriverState.LOADED and self.control.driver_state != DriverState.LOADED:
             self.reload_driver()
         self.control.driver_state = state
@@ -809,7 +809,7 @@ class NvmlStandIn:
             for slot, (_, _, used, gpu_instance, compute_instance) in zip(made.instance, _H200_INSTANCES, strict=False):
                 slot.memory_used = used * MEBIBYTE
                 slot.gpu_instance, slot.compute_instance = gpu_instance, compute_instance
-        # As a whole: a program that asks meanwhile meets no half of it.
+        # Replaced atomically: a concurrent reader never sees a partial state.
         ctypes.memmove(ctypes.addressof(gpu), ctypes.addressof(made), ctypes.sizeof(made))
 
     def _raise(self, index: int, kind: int, data: int) -> None:

@@ -1,4 +1,4 @@
-"""The stand-in answers pynvml as a driver would, and as the node was told to."""
+"""The stand-in answers pynvml as a driver would, with the values set on the node."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def samples(handle, kind, newer_than=0):
     return [(s.timeStamp, s.sampleValue.uiVal if kind_of_value == 1 else s.sampleValue.dVal) for s in found]
 
 def metrics(first, second, *ids):
-    asked = n.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(ids), sample1=first, sample2=second)
+    query = n.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(ids), sample1=first, sample2=second)
     for place, id in enumerate(ids):
-        asked.metrics[place].metricId = id
-    n.nvmlGpmMetricsGet(asked)
-    return [m.value if m.nvmlReturn == 0 else f"error {m.nvmlReturn}" for m in asked.metrics[: len(ids)]]
+        query.metrics[place].metricId = id
+    n.nvmlGpmMetricsGet(query)
+    return [m.value if m.nvmlReturn == 0 else f"error {m.nvmlReturn}" for m in query.metrics[: len(ids)]]
 
 def sample(handle):
     return n.nvmlGpmSampleGet(handle, n.nvmlGpmSampleAlloc())
 
-def tell(*values):
+def report(*values):
     print(json.dumps(values if len(values) > 1 else values[0]), flush=True)
 
 n.nvmlInit()
@@ -63,8 +63,8 @@ h = n.nvmlDeviceGetHandleByIndex(0)
 """
 
 
-def asked(node: NvmlStandIn, script: str) -> Any:
-    """Return the values that a script in its own process passes to `tell`."""
+def run_script(node: NvmlStandIn, script: str) -> Any:
+    """Return the values that a script in its own process passes to `report`."""
     done = subprocess.run(
         [sys.executable, "-c", _BEGIN + script],
         env=os.environ | node.environment,
@@ -140,7 +140,7 @@ def test_buffered_samples_add_up_to_the_true_integral(nvml_stand_in: NvmlStandIn
     gpu.load(shape, period, percent=percent, busy_us=200_000, seed=5)
     gpu.memory_utilization = percent // 2
     for kind, integral in ((1, gpu.true_busy_seconds), (2, gpu.true_memory_busy_seconds)):
-        found = asked(nvml_stand_in, f"tell(samples(h, {kind}))")
+        found = run_script(nvml_stand_in, f"report(samples(h, {kind}))")
         assert len(found) == 100
         begin, end = found[0][0] - gpu.sample_period_us, found[-1][0]
         assert end - begin == 100 * gpu.sample_period_us
@@ -156,14 +156,14 @@ def test_buffered_samples_add_up_to_the_true_integral(nvml_stand_in: NvmlStandIn
 def test_the_snapshot_is_the_mean_over_the_last_sampling_period(nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].load(Wave.SQUARE, 1_000, percent=100, busy_us=400)
     nvml_stand_in.gpu[0].sample_period_us = 100_000
-    assert asked(nvml_stand_in, "tell(n.nvmlDeviceGetUtilizationRates(h).gpu)") == 40
+    assert run_script(nvml_stand_in, "report(n.nvmlDeviceGetUtilizationRates(h).gpu)") == 40
 
 
 def test_depth_rate_and_clock_of_the_sample_buffer_are_the_nodes_choice(nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.utilization, gpu.sample_period_us, gpu.sample_depth = 30, 1_000_000, 20
     gpu.sample_clock_offset_us = -(time.time_ns() // 1000) + 50_000_000_000
-    found, newer = asked(nvml_stand_in, "found = samples(h, 1); tell(found, samples(h, 1, found[-3][0]))")
+    found, newer = run_script(nvml_stand_in, "found = samples(h, 1); report(found, samples(h, 1, found[-3][0]))")
     assert len(found) == 20
     assert {after[0] - before[0] for before, after in pairwise(found)} == {1_000_000}
     assert 49_000_000_000 < found[-1][0] < 51_000_000_000
@@ -173,16 +173,16 @@ def test_depth_rate_and_clock_of_the_sample_buffer_are_the_nodes_choice(nvml_sta
 def test_engines_have_sample_buffers_too(nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].engine_utilization[:] = [11, 22, 33, 44]
     script = """
-tell([samples(h, kind)[-1][1] for kind in (3, 4, 8, 9)],
+report([samples(h, kind)[-1][1] for kind in (3, 4, 8, 9)],
      [f(h)[0] for f in (n.nvmlDeviceGetEncoderUtilization, n.nvmlDeviceGetDecoderUtilization,
                         n.nvmlDeviceGetJpgUtilization, n.nvmlDeviceGetOfaUtilization)])
 """
-    assert asked(nvml_stand_in, script) == [[11, 22, 33, 44]] * 2
+    assert run_script(nvml_stand_in, script) == [[11, 22, 33, 44]] * 2
 
 
 def test_a_silent_buffer_holds_nothing_of_any_kind(nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].ring_silent = 1
-    answers = asked(nvml_stand_in, "tell([code(samples, h, kind) for kind in (1, 2, 3, 4, 8, 9)])")
+    answers = run_script(nvml_stand_in, "report([code(samples, h, kind) for kind in (1, 2, 3, 4, 8, 9)])")
     assert answers == ["error 6"] * 6
 
 
@@ -194,9 +194,9 @@ def test_two_gpm_samples_give_the_exact_mean_between_them(nvml_stand_in: NvmlSta
     gpu.pcie_transmitted_rate, gpu.nvlink_received_rate = 3 << 20, 36 << 20
     script = """
 first = sample(h); time.sleep(0.05); second = sample(h)
-tell(n.nvmlGpmQueryDeviceSupport(h).isSupportedDevice, metrics(first, second, 1, 2, 5, 30, 40, 20, 60, 62, 99, 248))
+report(n.nvmlGpmQueryDeviceSupport(h).isSupportedDevice, metrics(first, second, 1, 2, 5, 30, 40, 20, 60, 62, 99, 248))
 """
-    supported, found = asked(nvml_stand_in, script)
+    supported, found = run_script(nvml_stand_in, script)
     assert supported == 1
     assert found[:8] == pytest.approx([50, 25, 12.5, 40, 0, 3, 36, 2])
     assert found[8:] == ["error 3", "error 3"]
@@ -209,7 +209,7 @@ def test_gpm_follows_a_wave_exactly(nvml_stand_in: NvmlStandIn, converse: Callab
 kept = [sample(h)]
 for line in sys.stdin:
     kept.append(sample(h))
-    tell(metrics(*kept[-2:], 1)[0])
+    report(metrics(*kept[-2:], 1)[0])
 """)
     sampling.ask()
     begin = gpu.accrued_at_us
@@ -225,9 +225,9 @@ def test_newer_drivers_count_cycles_and_bytes_since_reboot(nvml_stand_in: NvmlSt
     gpu.gpm_counters, gpu.utilization, gpu.pcie_received_rate = 1, 100, 1e6
     script = """
 first = sample(h); time.sleep(0.02); second = sample(h)
-tell([metrics(first, s, 248, 249, 256, 258, 261, 296, 297) for s in (second, sample(h))])
+report([metrics(first, s, 248, 249, 256, 258, 261, 296, 297) for s in (second, sample(h))])
 """
-    one, two = asked(nvml_stand_in, script)
+    one, two = run_script(nvml_stand_in, script)
     assert one[-1] == "error 3"
     assert all(later >= earlier for earlier, later in zip(one[:-1], two[:-1], strict=True))
     assert one[1] / one[0] == pytest.approx(0.8)
@@ -237,8 +237,8 @@ tell([metrics(first, s, 248, 249, 256, 258, 261, 296, 297) for s in (second, sam
 def test_gpm_samples_that_are_not_freed_and_calls_that_overlap_are_noticed(
     nvml_stand_in: NvmlStandIn, converse: Callable[[str], Conversation]
 ) -> None:
-    alone = "kept, freed = sample(h), sample(h); n.nvmlGpmSampleFree(freed); tell(1)"
-    asked(nvml_stand_in, alone)
+    alone = "kept, freed = sample(h), sample(h); n.nvmlGpmSampleFree(freed); report(1)"
+    run_script(nvml_stand_in, alone)
     assert nvml_stand_in.control.gpm_samples == 1
     assert nvml_stand_in.control.gpm_concurrent_max == 1
     nvml_stand_in.hang("nvmlGpmSampleGet")
@@ -260,11 +260,11 @@ def test_each_field_value_has_an_answer_and_a_return_code_of_its_own(nvml_stand_
     gpu.pcie_replays, gpu.nvlinks_down = 15, 0b10
     script = """
 all = 2 ** 32 - 1
-tell(fields(h, 3, 4, 142, 143, 144, 145, 74, 76, 269, 270, 271, 82, 91, 94, 186, 189, 190),
+report(fields(h, 3, 4, 142, 143, 144, 145, 74, 76, 269, 270, 271, 82, 91, 94, 186, 189, 190),
      fields(h, (161, 0), (162, all), (163, 1), (165, 0), (165, 1), (165, 18)),
      fields(h, 29, 202, 9999))
 """
-    device, links, lacking = asked(nvml_stand_in, script)
+    device, links, lacking = run_script(nvml_stand_in, script)
     assert device == [3, 4, 5, 6, 1, 0, 10, 11, 12, 13, 14, 48, 18, 15, 69_850, 700_000, 700_000]
     assert links == [7, 8, 0, 1, 0, "error 2"]
     assert lacking == ["error 3"] * 3
@@ -275,7 +275,7 @@ def test_byte_counters_grow_at_their_rate_and_wrap_at_their_width(
 ) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.pcie_counter_bits, gpu.pcie_transmitted_rate, gpu.nvlink_transmitted_rate = 32, 1e12, 18 * 1024e6
-    reading = converse("for line in sys.stdin: tell(fields(h, 197, (138, 2 ** 32 - 1), (138, 3), 83))")
+    reading = converse("for line in sys.stdin: report(fields(h, 197, (138, 2 ** 32 - 1), (138, 3), 83))")
     begin, began_us = reading.ask(), gpu.accrued_at_us
     time.sleep(0.05)
     end, ended_us = reading.ask(), gpu.accrued_at_us
@@ -291,9 +291,9 @@ def test_slow_calls_take_the_time_that_real_ones_take(nvml_stand_in: NvmlStandIn
     script = """
 def taken(function, *arguments):
     begin = time.perf_counter(); function(*arguments); return time.perf_counter() - begin
-tell(taken(fields, h, 185), taken(n.nvmlDeviceGetPcieThroughput, h, 0))
+report(taken(fields, h, 185), taken(n.nvmlDeviceGetPcieThroughput, h, 0))
 """
-    average_power, pcie = asked(nvml_stand_in, script)
+    average_power, pcie = run_script(nvml_stand_in, script)
     assert average_power >= 0.0033
     assert pcie >= 0.02
 
@@ -307,7 +307,7 @@ events = n.nvmlEventSetCreate()
 n.nvmlDeviceRegisterEvents(h, 0x108, events)
 for line in sys.stdin:
     event = code(n.nvmlEventSetWait_v2, events, int(line))
-    tell(event if isinstance(event, str) else [n.nvmlDeviceGetIndex(event.device), event.eventType, event.eventData])
+    report(event if isinstance(event, str) else [n.nvmlDeviceGetIndex(event.device), event.eventType, event.eventData])
 n.nvmlEventSetFree(events)
 """)
     assert waiting.ask(10) == "error 10"
@@ -336,7 +336,7 @@ of = [n.nvmlDeviceGetMigDeviceHandleByIndex(h, i) for i in range(2)]
 first = n.nvmlGpmMigSampleGet(h, 2, n.nvmlGpmSampleAlloc()); time.sleep(0.01)
 second = n.nvmlGpmMigSampleGet(h, 2, n.nvmlGpmSampleAlloc())
 processes = n.nvmlDeviceGetComputeRunningProcesses
-tell(n.nvmlDeviceGetMigMode(h), n.nvmlDeviceGetMaxMigDeviceCount(h),
+report(n.nvmlDeviceGetMigMode(h), n.nvmlDeviceGetMaxMigDeviceCount(h),
      code(n.nvmlDeviceGetMigDeviceHandleByIndex, h, 2),
      [[n.nvmlDeviceGetName(i), n.nvmlDeviceGetUUID(i), n.nvmlDeviceGetGpuInstanceId(i),
        n.nvmlDeviceGetComputeInstanceId(i), n.nvmlDeviceGetAttributes_v2(i).memorySizeMB,
@@ -346,7 +346,7 @@ tell(n.nvmlDeviceGetMigMode(h), n.nvmlDeviceGetMaxMigDeviceCount(h),
      [code(n.nvmlDeviceGetUtilizationRates, x) for x in (h, of[0])] + [code(samples, x, 1) for x in (h, of[0])],
      metrics(first, second, 1, 20))
 """
-    mode, most, beyond, instances, processes, utilization, gpm = asked(nvml_stand_in, script)
+    mode, most, beyond, instances, processes, utilization, gpm = run_script(nvml_stand_in, script)
     assert (mode, most, beyond) == ([1, 1], 7, "error 6")
     first, second = instances
     assert first[0] == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
@@ -366,7 +366,7 @@ def test_a_handle_of_an_instance_that_was_cut_anew_is_worth_nothing(
     holding = converse("""
 instance = n.nvmlDeviceGetMigDeviceHandleByIndex(h, 0)
 for line in sys.stdin:
-    tell(code(n.nvmlDeviceGetName, instance), n.nvmlDeviceGetMigMode(h))
+    report(code(n.nvmlDeviceGetName, instance), n.nvmlDeviceGetMigMode(h))
 """)
     assert holding.ask() == ["NVIDIA H100 80GB HBM3 MIG 1g.10gb", [1, 1]]
     gpu.cut(("2g.20gb", 20 << 30))
@@ -382,13 +382,13 @@ def test_health_is_told_by_the_classic_calls(nvml_stand_in: NvmlStandIn) -> None
     gpu.absent_from_model = 0
     gpu.retired_pages[:] = [2, 1]
     script = """
-tell([n.nvmlDeviceGetTotalEccErrors(h, t, c) for c in (0, 1) for t in (0, 1)], n.nvmlDeviceGetRemappedRows(h),
+report([n.nvmlDeviceGetTotalEccErrors(h, t, c) for c in (0, 1) for t in (0, 1)], n.nvmlDeviceGetRemappedRows(h),
      [n.nvmlDeviceGetNvLinkErrorCounter(h, 0, c) for c in range(3)],
      [n.nvmlDeviceGetNvLinkState(h, link) for link in (0, 1)],
      n.nvmlDeviceGetPcieReplayCounter(h), n.nvmlDeviceGetPersistenceMode(h),
      [len(n.nvmlDeviceGetRetiredPages(h, cause)) for cause in (0, 1)], n.nvmlDeviceGetRetiredPagesPendingStatus(h))
 """
-    assert asked(nvml_stand_in, script) == [[1, 2, 3, 4], [5, 6, 0, 1], [7, 8, 9], [0, 1], 10, 0, [2, 1], 0]
+    assert run_script(nvml_stand_in, script) == [[1, 2, 3, 4], [5, 6, 0, 1], [7, 8, 9], [0, 1], 10, 0, [2, 1], 0]
 
 
 def test_processes_tell_kind_and_utilisation_newer_than_asked(nvml_stand_in: NvmlStandIn) -> None:
@@ -398,10 +398,10 @@ def test_processes_tell_kind_and_utilisation_newer_than_asked(nvml_stand_in: Nvm
     gpu.process[0].kind = 2
     script = """
 first = n.nvmlDeviceGetProcessUtilization(h, 0)
-tell([p.pid for p in n.nvmlDeviceGetMPSComputeRunningProcesses(h)], [[s.pid, s.smUtil] for s in first],
+report([p.pid for p in n.nvmlDeviceGetMPSComputeRunningProcesses(h)], [[s.pid, s.smUtil] for s in first],
      code(n.nvmlDeviceGetProcessUtilization, h, first[0].timeStamp))
 """
-    assert asked(nvml_stand_in, script) == [[1], [[1, 40], [2, 40]], "error 6"]
+    assert run_script(nvml_stand_in, script) == [[1], [[1, 40], [2, 40]], "error 6"]
 
 
 def test_device_files_are_held_from_the_first_init_to_the_last_shutdown(
@@ -410,7 +410,7 @@ def test_device_files_are_held_from_the_first_init_to_the_last_shutdown(
     nvml_stand_in.gpu_count = 2
     user = converse("""
 for line in sys.stdin:
-    tell(code(n.nvmlInit if line == "init\\n" else n.nvmlShutdown))
+    report(code(n.nvmlInit if line == "init\\n" else n.nvmlShutdown))
 """)
     user.ask("init")  # the second
     held = nvml_stand_in.held_files(user.pid)
@@ -448,14 +448,14 @@ def raw(function, *arguments):
     except UnicodeDecodeError:
         return "not UTF-8"
 """
-    assert asked(nvml_stand_in, f"{script}tell({expression})") == expected
+    assert run_script(nvml_stand_in, f"{script}report({expression})") == expected
 
 
 @pytest.mark.parametrize(("nonsense", "expected"), [(Nonsense.NOT_A_NUMBER, "nan"), (Nonsense.HUGE_NUMBERS, "9.2e+18")])
 def test_gpm_talks_nonsense_too(nvml_stand_in: NvmlStandIn, nonsense: Nonsense, expected: str) -> None:
     nvml_stand_in.gpu[0].state, nvml_stand_in.gpu[0].nonsense = GpuState.NONSENSE, nonsense
-    script = "first = sample(h); time.sleep(0.01); tell(str(metrics(first, sample(h), 2)[0]))"
-    assert asked(nvml_stand_in, script) == expected
+    script = "first = sample(h); time.sleep(0.01); report(str(metrics(first, sample(h), 2)[0]))"
+    assert run_script(nvml_stand_in, script) == expected
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_a_gpu_in_trouble_fails_alone(
     reading = converse("""
 handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
 for line in sys.stdin:
-    tell([code(n.nvmlDeviceGetPowerUsage, handle) for handle in handles])
+    report([code(n.nvmlDeviceGetPowerUsage, handle) for handle in handles])
 """)
     assert reading.ask() == [69_850, 69_850]
     nvml_stand_in.gpu[1].state = state
@@ -480,9 +480,9 @@ def test_one_function_may_hang_for_one_gpu_or_for_all(
 ) -> None:
     reading = converse("""
 for line in sys.stdin:
-    tell(n.nvmlDeviceGetTemperature(h, 0))
+    report(n.nvmlDeviceGetTemperature(h, 0))
     n.nvmlDeviceGetPowerUsage(h)
-    tell(n.nvmlDeviceGetCount())
+    report(n.nvmlDeviceGetCount())
 """)
     nvml_stand_in.gpu[0].hang_function = b"nvmlDeviceGetPowerUsage"
     assert reading.ask() == 41
@@ -503,7 +503,7 @@ for line in sys.stdin:
     if line == "init\\n":
         n.nvmlShutdown(); n.nvmlInit()
     uuids = [code(lambda: n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i))) for i in range(n.nvmlDeviceGetCount())]
-    tell([uuid[-2:] for uuid in uuids], code(n.nvmlDeviceGetIndex, last))
+    report([uuid[-2:] for uuid in uuids], code(n.nvmlDeviceGetIndex, last))
 """)
     assert listing.ask() == [["00", "01", "02"], 2]
     nvml_stand_in.remove(0)
@@ -532,7 +532,7 @@ def test_a_reloaded_driver_counts_from_zero_and_asks_for_a_new_init(
 for line in sys.stdin:
     if line == "init\\n":
         n.nvmlInit()
-    tell(code(n.nvmlDeviceGetTotalEccErrors, h, 0, 0), code(n.nvmlDeviceGetTotalEnergyConsumption, h),
+    report(code(n.nvmlDeviceGetTotalEccErrors, h, 0, 0), code(n.nvmlDeviceGetTotalEnergyConsumption, h),
          code(n.nvmlDeviceGetTemperature, h, 0))
 """)
     before = reading.ask()
@@ -559,28 +559,28 @@ def test_a_model_answers_what_it_has_and_lacks_the_rest(tmp_path: Path, profile:
     node = NvmlStandIn(tmp_path, gpus=1, profile=profile)
     script = """
 instance = code(n.nvmlDeviceGetMigDeviceHandleByIndex, h, 0)
-tell(n.nvmlDeviceGetName(h),
+report(n.nvmlDeviceGetName(h),
      [n.nvmlGpmQueryDeviceSupport(h).isSupportedDevice,
       instance if isinstance(instance, str) else n.nvmlDeviceGetName(instance),
       code(lambda: n.nvmlDeviceGetUtilizationRates(h).gpu if n.nvmlDeviceGetEccMode(h) else None),
       *fields(h, 82, 91)])
 """
-    assert tuple(asked(node, script)) == PROFILE_ANSWERS[profile]
+    assert tuple(run_script(node, script)) == PROFILE_ANSWERS[profile]
 
 
 def test_what_a_test_takes_away_adds_to_what_the_model_lacks(tmp_path: Path) -> None:
     node = NvmlStandIn(tmp_path, gpus=1, profile="l40s")
     node.gpu[0].lack(Group.POWER)
     script = (
-        "tell(code(n.nvmlDeviceGetPowerUsage, h), code(n.nvmlDeviceGetMigMode, h), n.nvmlDeviceGetTemperature(h, 0))"
+        "report(code(n.nvmlDeviceGetPowerUsage, h), code(n.nvmlDeviceGetMigMode, h), n.nvmlDeviceGetTemperature(h, 0))"
     )
-    assert asked(node, script) == ["error 3", "error 3", 64]
+    assert run_script(node, script) == ["error 3", "error 3", 64]
 
 
 def test_an_old_driver_lacks_the_late_symbols(tmp_path: Path) -> None:
     node = NvmlStandIn(tmp_path, gpus=1, old_driver=True)
     script = """
-tell([code(f, h) for f in (n.nvmlGpmQueryDeviceSupport, n.nvmlDeviceGetNumFans)], code(fields, h, 83),
+report([code(f, h) for f in (n.nvmlGpmQueryDeviceSupport, n.nvmlDeviceGetNumFans)], code(fields, h, 83),
      n.nvmlDeviceGetTotalEnergyConsumption(h) > 0)
 """
-    assert asked(node, script) == [["error 13", "error 13"], "error 13", True]
+    assert run_script(node, script) == [["error 13", "error 13"], "error 13", True]

@@ -43,13 +43,13 @@ assert stallscope.__file__.startswith(sys.argv[1])
 
 @cache
 def interpreter(version: str) -> str | None:
-    """A Python of that version on this machine, None where there is none."""
+    """Return the path of a Python of that version on this machine, or None."""
     if sys.version_info[:2] == tuple(int(part) for part in version.split(".")):
         return sys.executable
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     candidates = [shutil.which(f"python{version}"), *sorted(root.glob(f"versions/{version}.*/bin/python"))]
     for candidate in candidates:
-        # What pyenv puts on the path is there for versions, too, that it isn't told to use.
+        # pyenv also puts shims on the path for versions that are not selected.
         if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, timeout=120).returncode == 0:
             return str(candidate)
     return None
@@ -74,7 +74,7 @@ def python(*arguments: str, version: str = "", **environment: str) -> subprocess
 
 
 class Doors:
-    """What an exporter takes reports through: all three doors, really open."""
+    """The three receivers of an exporter's reports, on real sockets."""
 
     def __init__(self, folder: Path) -> None:
         self.intake = Intake(IntakeSettings(socket=folder / "report.sock", udp=("127.0.0.1", 0)))
@@ -105,7 +105,7 @@ class Doors:
         self.intake.stop(timeout=60)
 
     def newest(self) -> Report:
-        """The report that tells of the end."""
+        """Wait for the final report and return it."""
         until(lambda: any(held.report.state == "finished" for held in self.intake.registry.held))
         (held,) = self.intake.registry.held
         return held.report
@@ -119,11 +119,11 @@ def doors(tmp_path: Path) -> Iterator[Doors]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("door", ["unix", "udp", "http"])
+@pytest.mark.parametrize("receiver", ["unix", "udp", "http"])
 def test_a_program_with_the_file_alone_reports_to_an_exporter(
-    version: str, door: str, archive: Path, doors: Doors
+    version: str, receiver: str, archive: Path, doors: Doors
 ) -> None:
-    ended = python("-c", JOB, str(archive), version=version, STALLSCOPE_ADDRESS=doors.addresses[door])
+    ended = python("-c", JOB, str(archive), version=version, STALLSCOPE_ADDRESS=doors.addresses[receiver])
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     report = doors.newest()
     assert (report.run, report.state) == ("vendored", "finished")

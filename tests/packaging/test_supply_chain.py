@@ -1,4 +1,4 @@
-"""What is installed is what the locks name, what is built is always the same, and both can be listed and audited."""
+"""Installs follow the locks, builds are reproducible, and both can be listed and audited."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_whatever_the_makefile_installs_is_held_to_hashes_or_comes_from_the_chec
     assert len(installs) == 3
     for flags in installs:
         assert "--require-hashes" in flags or "--no-deps --no-build-isolation --editable ." in flags
-    # Besides those only the tool that makes locks anew, which nothing else uses.
+    # The only other install is the tool that updates the locks, which nothing else uses.
     others = re.findall(r"^\t.*pip install (.*)$", text, re.MULTILINE)
     assert others == ["--quiet uv"]
 
@@ -224,7 +224,7 @@ def database(vulnerable: str = "", status: int = 200) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers for pip-audit to remember are none of another test's."""
+    """Give each test its own pip-audit cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("PIP_AUDIT_OSV_URL", "PIP_AUDIT_VULNERABILITY_SERVICE"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""What `pip install` gives: the shim alone without a dependency, the exporter with its extra, the bundle in both."""
+"""The installed wheel: the shim alone without a dependency, the exporter with its extra, the bundle in both."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ class Rulebook:
         by: str = "alertname, severity, run",
         rule_files: Sequence[Path] = RULE_FILES,
     ) -> None:
-        """Expect exactly these alerts, told apart by the labels in `by`, beside the watchdog."""
+        """Expect exactly these alerts, distinguished by the labels in `by`, beside the watchdog."""
         firing = 'ALERTS{alertstate="firing",alertname!="Watchdog"}'
         samples = [(labels, 1.0) for labels in expected]
         self.check(story, {f"count by ({by}) ({firing})": samples}, at=at, rule_files=rule_files)

@@ -123,7 +123,7 @@ def test_omnistat_and_ceems(rulebook: Rulebook) -> None:
 
 
 def renamed(story: Story, prefix: str) -> Story:
-    """A page of a version whose families nobody knows."""
+    """A page of a version with unknown families."""
     return [(name.replace(prefix, f"{prefix}NEXT_"), values) for name, values in story]
 
 
@@ -200,7 +200,7 @@ USABLE: Mapping[str, Story] = {
         series("nvidia_gpu_exporter_build_info", steady(1), job="gpu", instance="c:9835"),
         *told("omnistat", instance="d:8000"),
     ],
-    "switches and processors": [
+    "switches and CPUs": [
         series("DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT", steady(40), nvswitch="nvswitch0", job="gpu", instance="a"),
         series("DCGM_FI_DEV_CPU_UTIL_TOTAL", steady(0.5), cpu="0", job="gpu", instance="a"),
     ],

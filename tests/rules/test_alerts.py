@@ -53,10 +53,8 @@ def down(reason: str, mig: str = "") -> Story:
         pytest.param(rank(wait=0.3) + gpu(idle=0.3) + host(0.3), [INPUT_BOUND], id="input bound"),
         pytest.param(rank(wait=0.12) + gpu(idle=0.12) + host(0.3), [INPUT_BOUND], id="input bound, a little"),
         pytest.param(rank(wait=0.3, gpus=()), [INPUT_BOUND], id="input bound, no GPU"),
-        pytest.param(rank(wait=0.3) + gpu(idle=0.3) + host(0.97), [INPUT_CPU], id="input, processors saturated"),
-        pytest.param(
-            rank(wait=0.12) + gpu(idle=0.12) + host(0.97), [INPUT_CPU], id="input, processors saturated, a little"
-        ),
+        pytest.param(rank(wait=0.3) + gpu(idle=0.3) + host(0.97), [INPUT_CPU], id="input, CPUs saturated"),
+        pytest.param(rank(wait=0.12) + gpu(idle=0.12) + host(0.97), [INPUT_CPU], id="input, CPUs saturated, a little"),
         pytest.param(
             rank(wait=0.3, job_class="experiment") + gpu(idle=0.3),
             [INPUT_BOUND | {"severity": "info"}],
@@ -65,16 +63,14 @@ def down(reason: str, mig: str = "") -> Story:
         pytest.param(
             rank(wait=0.3, job_class="experiment") + gpu(idle=0.3) + host(0.97),
             [INPUT_CPU | {"severity": "info"}],
-            id="an experiment's processors are info",
+            id="an experiment's CPUs are info",
         ),
         pytest.param(rank(wait=0.3) + gpu(idle=0.0) + host(0.97), [HOST_FULL], id="hidden wait"),
         pytest.param(rank(wait=0.08) + gpu(idle=0.3) + host(0.97), [], id="under the warning level"),
-        pytest.param(
-            rank(wait=0.01) + gpu(idle=0.3) + host(0.97), [HOST_FULL], id="idle GPU, processors full, no wait"
-        ),
+        pytest.param(rank(wait=0.01) + gpu(idle=0.3) + host(0.97), [HOST_FULL], id="idle GPU, CPUs saturated, no wait"),
         pytest.param(rank(wait=0.3, first_step=2700) + gpu(idle=0.3), [], id="warm-up"),
         pytest.param(rank(wait=0.3, state="finished") + gpu(idle=0.3), [], id="finished run"),
-        pytest.param(rank(wait=0.3) + gpu(idle=None), [], id="GPU tells nothing"),
+        pytest.param(rank(wait=0.3) + gpu(idle=None), [], id="no GPU metrics"),
         pytest.param(rank(wait=None) + gpu(idle=0.9) + host(0.97), [HOST_FULL], id="wait not measured"),
         pytest.param(
             rank(wait=0.3, activity={"training": steady(0), "evaluation": steady(1)}) + gpu(idle=0.5),
@@ -158,7 +154,7 @@ def down(reason: str, mig: str = "") -> Story:
         pytest.param(rank() + gpu(up=until(48), idle=None), [LOST | IN_RUN], id="lost under a run"),
         pytest.param(gpu(up=until(48), idle=None), [LOST], id="lost, no run"),
         pytest.param(gpu(up=until(48), idle=None) + down("gpu_lost"), [LOST], id="lost, with its reason"),
-        pytest.param(gpu(up=until(48), idle=None) + down("released"), [], id="the driver was let go on request"),
+        pytest.param(gpu(up=until(48), idle=None) + down("released"), [], id="the driver was released on request"),
         pytest.param(gpu(up=until(48), idle=None) + down("suspended"), [], id="the kernel put an idle GPU to sleep"),
         pytest.param(
             gpu(up=until(48), idle=None, mig="1g.10gb") + down("mig_reconfigured", mig="1g.10gb"),
@@ -174,7 +170,7 @@ def down(reason: str, mig: str = "") -> Story:
         pytest.param(gpu(idle=0.0, busy=0.6, low_samples=0.9), [], id="mostly low, often high"),
         pytest.param(gpu(idle=1.0, busy=0.0, low_samples=1.0, held=False), [], id="unclaimed and idle"),
         pytest.param(gpu(idle=1.0, busy=0.0, low_samples=1.0), [], id="held and idle is another cause"),
-        pytest.param(rank() + gpu(idle=0.0, busy=0.4, low_samples=1.0), [], id="a run tells more"),
+        pytest.param(rank() + gpu(idle=0.0, busy=0.4, low_samples=1.0), [], id="a run reports more"),
         pytest.param(
             rank() + gpu(0) + gpu(1, idle=1.0, busy=0.0, low_samples=1.0, held=False), [], id="GPU outside the job"
         ),

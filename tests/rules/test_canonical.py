@@ -52,9 +52,9 @@ FILES = (
     ),
     *(path for path in RULE_FILES if path.stem == "gpu_hardware"),
 )
-"""What judges GPUs, and what a run waits for."""
+"""Rules that judge GPUs, and rules that find what a run waits for."""
 IDLE = ("canonical", "canonical_dcgm", "subjects", "trends", "signals", "input", "use", "verdicts")
-"""What judges an idle GPU, beside the thresholds."""
+"""Rules that judge an idle GPU, except the thresholds."""
 MEASURED = {"job": "gpu", "measured_by": "dcgm-exporter"}
 SUBJECT = {"instance": "well:9400", "gpu": "0", "uuid": "GPU-well"}
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
@@ -62,7 +62,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def page(text: str, values: Mapping[str, str], **target: str) -> Story:
-    """What scrapes of a page give: each value for an hour, but for those that are named."""
+    """Return the series that scrapes of a page yield: each value for an hour, except those that are named."""
     story = [series("up", steady(1), **target)]
     for line in text.splitlines():
         if sample := _SAMPLE.match(line):
@@ -134,7 +134,7 @@ DIALECTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "xid": ("xid_hw", {"DCGM_FI_DEV_XID_ERROR": until(15, 0, 79)}),
     },
 }
-"""Of each dialect what is the matter with a GPU, the verdict, and what tells it."""
+"""Cases of each dialect: the fault of a GPU, the verdict, and the series that report it."""
 
 
 def test_the_files_are_what_is_generated() -> None:
@@ -262,7 +262,7 @@ def test_a_run_on_a_gpu_of_another_exporter_gets_its_verdict(rulebook: Rulebook)
 def test_an_xid_is_dated_once_and_keeps_its_date_when_a_run_begins_on_the_gpu(rulebook: Rulebook) -> None:
     xid = "DCGM_FI_DEV_XID_ERRORS"
     story: Story = []
-    # Newer releases tell none as long as there is none.
+    # Newer releases export no such series until the first one occurs.
     first = f"_x{scrapes(8) + 1} 79+0x{LENGTH - scrapes(8)}"
     for node, values in {"old": steady(79), "new": until(8, 0, 79), "other": until(8, 31, 79), "first": first}.items():
         at = f"{node}:19400"
@@ -311,7 +311,7 @@ def test_an_xid_that_repeats_is_dated_where_dcgm_exporter_counts_them(rulebook: 
                 ({"instance": f"{node}:9400", "cause": "xid_hw" if node in ("total", "recent") else "healthy"}, 1)
                 for node in counts
             ],
-            # Told of for as long as that is uncertain.
+            # Reported while that is uncertain.
             "max by (instance, xid) (max_over_time(stallscope_gpu_xid_last_timestamp_seconds[1h])) > bool 15 * 60": [
                 ({"instance": f"{node}:9400", "xid": "79"}, 1) for node in ("total", "recent")
             ],
@@ -362,7 +362,7 @@ def test_ours_goes_first_and_another_takes_over_when_it_dies_until_it_is_back(ru
 
 
 def away(story: Story) -> Story:
-    """What can't be had from the tenth to the 20th minute."""
+    """Return the series without samples from the tenth to the 20th minute."""
     begin, end = scrapes(10), scrapes(20)
 
     def interrupted(values: str) -> str:
@@ -389,7 +389,7 @@ def test_a_gpu_that_its_exporter_no_longer_tells_of_is_lost_if_it_tells_of_other
         "lost": gone,
         # A rank on it goes on: it is the exporter that has lost it.
         "steps": gone + ours(instance="steps:19400") + rank(gpus=[("1", "GPU-twin")], instance="steps:19400"),
-        # It was cut into instances, which its exporter tells of in its place.
+        # It was cut into instances, which its exporter reports in its place.
         "cut": gone + labelled(without(second, "up"), GPU_I_PROFILE="1g.10gb", GPU_I_ID="7"),
     }
     story: Story = []
@@ -444,7 +444,7 @@ def test_the_only_gpu_of_an_exporter_is_lost_when_that_answers_and_tells_of_it_n
         *cut(told(smi, instance="both:9835")),
         # nvidia-smi fails for another reason.
         *exits(9, "driver"),
-        # The exporter is gone; or was, so that nobody knows what else is new; or another pod is in its place.
+        # The exporter is gone; or it was, so other changes are unknown; or another pod has replaced it.
         *without(cut(told(A, instance="down:9400")), "up"),
         answering(until(10), "down"),
         *ours(instance="down:19400"),
@@ -454,7 +454,7 @@ def test_the_only_gpu_of_an_exporter_is_lost_when_that_answers_and_tells_of_it_n
         *without(cut(told(A, instance="rolled out:9400")), "up"),
         answering(f"1+0x{scrapes(10)} stale", "rolled out", pod="a"),
         answering(f"_x{scrapes(11)} 1+0x{LENGTH}", "rolled out", pod="b"),
-        # What tells of GPUs was taken off the page.
+        # The page no longer lists the GPU families.
         *cut(told(A, instance="reconfigured:9400"), "DCGM_FI_DEV_POWER_USAGE"),
         # Silent of several it is at fault itself.
         *cut(told(A, instance="several:9400")),
@@ -560,7 +560,7 @@ def test_what_may_mean_two_things_is_not_told(rulebook: Rulebook) -> None:
                 ({"instance": "d:9400"}, 0.95),
                 ({"instance": "e:9400"}, 0.5),
             ],
-            # Where energy is not told, power stands in.
+            # Where energy is not reported, the rules use power.
             'round(sum(rate(stallscope_gpu_energy_joules_total{instance="d:9400"}[5m])))': [({}, 350)],
             'stallscope_gpu_throttled_seconds_total{instance="a:9400", reason=~"sw_thermal|power_cap"}': [],
             "stallscope_gpu_nvlink_receive_bytes_total or stallscope_gpu_nvlink_transmit_bytes_total": [],
@@ -653,7 +653,7 @@ def test_a_reading_that_is_no_number_spoils_no_counter(rulebook: Rulebook) -> No
 
 
 GARBAGE = (0, 255, 65_535, -1, -(2**31), 2**31 - 16, 2**32 - 1, 2**63)
-"""What drivers and exporters show in place of a temperature that they do not have."""
+"""Values that drivers and exporters report in place of a missing temperature."""
 TEMPERATURES = {
     "nvidia_gpu_exporter": ("nvidia_smi_temperature_gpu", "nvidia_smi_temperature_memory"),
     A: ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_MEMORY_TEMP"),
@@ -736,7 +736,7 @@ def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> N
         ),
         series("nvidia_smi_index", steady(3), uuid="old", job="gpu", instance="old:9835"),
         *amd("amd", gpu_uuid="ccff74a1-0000-1000-80e0-c6d49f5b0d86"),
-        # The UUID is exported where it is asked for, and is of no use in a virtual machine.
+        # The UUID is exported only if configured, and has no use in a virtual machine.
         *amd("plain"),
         *amd("virtual", gpu_uuid="00000000-0000-0000-0000-000000000000"),
         # An exporter of ours there has the card already, under another name.
@@ -778,7 +778,7 @@ def fetched(command: Sequence[str], port: int, ready: str, environment: Mapping[
         try:
             deadline, text = time.monotonic() + 60, ""
             while not re.search(ready, text):
-                assert time.monotonic() < deadline, f"{command[0]} told only:\n{text}"
+                assert time.monotonic() < deadline, f"{command[0]} returned only:\n{text}"
                 time.sleep(0.1)
                 with (
                     suppress(OSError),
@@ -791,7 +791,7 @@ def fetched(command: Sequence[str], port: int, ready: str, environment: Mapping[
 
 
 def read_by_rules(text: str, source: str) -> str:
-    """The lines of a page that the source's rules ask for."""
+    """Return the lines of a page that the source's rules select."""
     path = next(path for path in CANONICAL_FILES if path.stem == source)
     names = {name for rule in rules((path,)) for name in names_in(rule["expr"]).metrics}
     return "\n".join(line for line in text.splitlines() if re.split(r"[{ ]", line)[0] in names)
@@ -805,7 +805,7 @@ def test_the_real_node_exporter_tells_why_a_run_waits_for_data(rulebook: Ruleboo
     text = fetched([program, f"--web.listen-address=127.0.0.1:{port}"], port, "node_memory_MemTotal_bytes ")
     text = read_by_rules(text, "canonical_node_exporter")
     at = {"job": "node", "instance": "node1:9100"}
-    # All processors work, and no memory is left.
+    # All CPUs are busy, and no memory is free.
     story = [
         (name, growing(0.97 if 'mode="user"' in name else 0.03 if 'mode="idle"' in name else 0))
         if name.startswith("node_cpu_seconds_total")
@@ -814,9 +814,9 @@ def test_the_real_node_exporter_tells_why_a_run_waits_for_data(rulebook: Ruleboo
     ]
     story += told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)})
     story += ours() + rank(wait=0.5, gpus=[("0", "GPU-node1")])
-    # A machine without GPUs is none of our business.
+    # Machines without GPUs are out of scope.
     story += page(text, {}, job="node", instance="web:9100")
-    # An exporter of ours in a pod tells of its host, but can't see the network.
+    # A Stallscope exporter in a pod reports its host, but cannot read the host's network.
     story += page(text, {}, job="node", instance="pod:9100") + ours(instance="pod:19400")
     story += [series("stallscope_host_cpus", steady(64), job="stallscope", instance="pod:19400")]
     rulebook.check(

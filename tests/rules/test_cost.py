@@ -1,4 +1,4 @@
-"""What the rules cost a server, as far as it doesn't depend on the machine; seconds are for `make bench`."""
+"""Cost of the rules for a server, independent of the machine; `make bench` measures seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPUs do with their time, and what beside data keeps them waiting: each class beside what looks like it."""
+"""GPU time and waits for reasons other than data: each class next to the cases that resemble it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def node(
         copied: time in copies by the device's clock.
         step: seconds.
         batch: samples.
-        main_thread: processors that it uses.
+        main_thread: CPUs that it uses.
         peak: of GPU memory, by the framework's allocator.
         ranks: how many, all alike.
         others: how many more there are, with GPUs that are well used.
@@ -67,7 +67,7 @@ def node(
         activity: as for a rank.
         busy: GPU with a kernel resident.
         low_samples: share of its utilisation samples at or under 0.7.
-        sm: SMs active; None for a GPU that tells none of it.
+        sm: SMs active; None for a GPU that does not report it.
         tensor: tensor cores active.
         double: double-precision units active.
         dram: memory bandwidth in use.
@@ -207,7 +207,7 @@ def test_where_no_phase_tells_of_copies_a_busy_link_beside_idle_sms_does(ruleboo
         {
             "link": (node("link", received=6.3e9, busy=0.6, sm=0.25), "h2d_bound", 20),
             "busy": (node("busy", received=6.3e9, busy=0.6, sm=0.35), "healthy", 0),
-            "told": (node("told", phases={"host_copy": 0.0}, received=6.3e9, busy=0.6, sm=0.25), "healthy", 0),
+            "reported": (node("reported", phases={"host_copy": 0.0}, received=6.3e9, busy=0.6, sm=0.25), "healthy", 0),
         },
     )
 
@@ -419,7 +419,7 @@ def test_alerts_on_the_gpu_side(rulebook: Rulebook) -> None:
             f"count by (alertname, severity, run) ({firing})": [
                 ({**alert, "run": name}, 1) for name, (_story, alert) in stories.items()
             ]
-            # What sets the one apart from the others is told instead.
+            # The rules report the difference from the other ranks instead.
             + [({"alertname": "TrainingStragglerRank", "severity": "warning", "run": "one-of-three"}, 1)]
         },
         at="40m",

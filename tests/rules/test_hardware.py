@@ -32,7 +32,7 @@ FILES = tuple(
     for path in RULE_FILES
     if path.stem in (*SHARED, "input", "limits", "hardware", "xid", "hours", "verdicts", "gpu_hardware")
 )
-"""What judges the health of GPUs."""
+"""Rules that judge the health of GPUs."""
 XID = "xid_last_timestamp_seconds"
 
 
@@ -108,7 +108,7 @@ def test_a_gpu_is_lost_unless_its_rank_makes_steps_while_the_driver_says_nothing
             "steps go on": (silent("steps go on", CLOCK, growing_until(10)), "insufficient_data"),
             "one of many is gone": (silent("one of many is gone", growing_until(10), CLOCK), "lost"),
             "steps end with it": (silent("steps end with it", growing_until(10), growing_until(10)), "lost"),
-            "nobody trains": (node("nobody trains", gpu(up=until(10), idle=None)), "lost"),
+            "no training": (node("no training", gpu(up=until(10), idle=None)), "lost"),
         },
         rule_files=FILES,
     )

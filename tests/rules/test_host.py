@@ -29,7 +29,7 @@ Expected = Sequence[tuple[Labels, float]]
 
 GIB = 2**30
 FILES = tuple(path for path in RULE_FILES if path.stem in (*SHARED, "input", "hours", "host"))
-"""What judges hosts, and whether a run waits for data."""
+"""Rules that judge hosts, and rules that find runs waiting for data."""
 
 
 def tells(instance: str, values: Mapping[str, str], **labels: str) -> Story:
@@ -114,8 +114,8 @@ def test_a_host_in_trouble_is_told_of(rulebook: Rulebook) -> None:
         "idle link": (network("idle link", errors=1, received=1e3), ""),
         "killed": (killed("killed"), "HostOomKill"),
         "killed long ago": (tells("killed long ago", {"oom_kills_total": steady(3)}), ""),
-        "processors": (node("processors", host(0.95)), "HostCpuSaturated"),
-        "processors left": (node("processors left", host(0.87)), ""),
+        "cpu": (node("cpu", host(0.95)), "HostCpuSaturated"),
+        "cpu left": (node("cpu left", host(0.87)), ""),
         "waits for disks": (
             tells("waits for disks", {"cpu_seconds_total": growing(60)}, mode="iowait")
             + tells("waits for disks", {"cpu_seconds_total": growing(4)}, mode="user"),

@@ -1,4 +1,4 @@
-"""What looks back over a quarter of an hour and more."""
+"""Rules that look back 15 minutes or more."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_goodput_is_productive_step_time_over_wall_time(rulebook: Rulebook) -> N
 
 
 def reborn(name: str, values: str) -> tuple[str, str]:
-    """A series of a rank that is gone from minute 20 to 30; its phases begin anew, clocks go on."""
+    """Return series of a rank missing from minute 20 to 30; its phases restart, its clocks continue."""
     first, slope = values.split("x")[0].split("+")
     again = float(first) if "phase_seconds" in name else float(first) + 61 * float(slope)
     return name, f"{first}+{slope}x40 _x20 {again:g}+{slope}x60"
@@ -97,7 +97,7 @@ def test_goodput_counts_the_time_in_which_no_process_lived(rulebook: Rulebook) -
 
 
 def stepping(told: str, counted: str) -> Story:
-    """A rank that tells its step, of which it has made some in this session."""
+    """Return a rank that reports its step and its steps in this session."""
     story = [each for each in rank(gpus=()) if "step_seconds_count" not in each[0]]
     return [
         *story,
@@ -107,7 +107,7 @@ def stepping(told: str, counted: str) -> Story:
 
 
 def test_steps_that_a_return_to_a_checkpoint_has_lost_are_not_productive(rulebook: Rulebook) -> None:
-    """A thousand steps, back to 600, and 575 more: 375 (to the first that is told) of 1,525 were for nothing."""
+    """A thousand steps, back to 600, and 575 more: 375 (to the first reported) of 1,525 were wasted."""
     resumed = stepping("0+25x40 600+25x24", "0+25x40 0+25x24")
     rulebook.check(resumed, {"sum_over_time(run:steps_lost:count[1h])": [(RUN, 375)]}, at="32m")
     rulebook.check_percent(resumed, GOODPUT, [(RUN, 75)], at="32m")
@@ -116,7 +116,7 @@ def test_steps_that_a_return_to_a_checkpoint_has_lost_are_not_productive(ruleboo
 @pytest.mark.parametrize(
     "story",
     [
-        pytest.param(stepping("0+25x40 0+25x24", "0+25x40 0+25x24"), id="the new session tells no step"),
+        pytest.param(stepping("0+25x40 0+25x24", "0+25x40 0+25x24"), id="the new session reports no step"),
         pytest.param(stepping("0+25x100", "0+25x40 0+25x24"), id="saved just before it ended"),
     ],
 )
@@ -137,7 +137,9 @@ def aged(minutes: float, story: Story) -> Story:
         pytest.param(aged(30, rank(phases={"restore": 0.08}) + gpu(idle=0.1)), [], id="at 0.8"),
         pytest.param(aged(0, rank(phases={"restore": 0.2}) + gpu(idle=0.1)), [], id="a young run"),
         pytest.param(aged(30, rank(phases={"evaluation": 0.2}) + gpu()), [], id="evaluation is useful"),
-        pytest.param(aged(30, rank(wait=0.25) + gpu(idle=0.25)), ["TrainingInputBound"], id="told by its own name"),
+        pytest.param(
+            aged(30, rank(wait=0.25) + gpu(idle=0.25)), ["TrainingInputBound"], id="reported under its own name"
+        ),
     ],
 )
 def test_low_goodput_is_told_once_the_run_is_an_hour_old(rulebook: Rulebook, story: Story, alerts: list[str]) -> None:
@@ -145,7 +147,7 @@ def test_low_goodput_is_told_once_the_run_is_an_hour_old(rulebook: Rulebook, sto
 
 
 def working(seconds: str, **work: str) -> Story:
-    """A rank whose steps take so much work; `work` counts what it tells."""
+    """Return a rank with this work per step; `work` is the number of kinds it reports."""
     story = [each for each in rank(gpus=()) if "phase_seconds" not in each[0] and "step_seconds_count" not in each[0]]
     return [
         *story,

@@ -58,16 +58,16 @@ def node(
         wait: for data, by the loop's clock.
         idle: of the GPU; as long as the wait unless said.
         ranks: how many, all alike.
-        cpus: processors of the host.
+        cpus: CPUs of the host.
         busy: share of them in use.
         iowait: share of them idle for input or output.
-        pressure: share of time in which a task waited for a processor.
+        pressure: share of time in which a task waited for a CPU.
         io_pressure: the same for input or output.
-        cores: processors that each rank uses; unless said, the ranks share all that work.
-        limit: processors that each rank may use.
+        cores: CPUs that each rank uses; by default, the ranks share all busy CPUs.
+        limit: CPUs that each rank may use.
         workers: of each rank's loader.
-        main_thread: processors that each rank's main thread uses.
-        busiest: use of the busiest processor.
+        main_thread: CPUs that each rank's main thread uses.
+        busiest: use of the busiest CPU.
         throttled: share of the quota's periods in which it stopped each rank.
         read: from disk.
         written: to disk.
@@ -216,7 +216,7 @@ def test_processors_that_others_burn_are_not_the_runs_limit(rulebook: Rulebook) 
                 [each for each in node("untold", busy=0.95) if "process_cpu" not in each[0]],
                 "input_cpu_saturated",
             ),
-            # All that it may use is in use, whoever fills the rest.
+            # All CPUs that it may use are busy, whichever process uses the others.
             "limit": (node("limit", busy=0.95, cores=7.8, limit=8), "input_cpu_saturated"),
         },
     )
@@ -229,7 +229,7 @@ def test_more_than_two_workers_a_processor_are_too_many_where_tasks_wait(ruleboo
             "many": (node("many", cpus=8, limit=8, workers=20, busy=0.75, pressure=0.3), "input_too_many_workers"),
             # They sleep until storage answers.
             "asleep": (node("asleep", cpus=8, limit=8, workers=40, busy=0.65, pressure=0.05), "input_bound"),
-            # Others press on the processors; these read from the disk.
+            # Other processes compete for the CPUs; these read from the disk.
             "reads": (
                 node("reads", cpus=8, limit=8, workers=40, cores=1, busy=0.3, pressure=0.3, io_pressure=0.5, read=5e8),
                 "input_disk_bound",
@@ -242,10 +242,10 @@ def test_more_than_two_workers_a_processor_are_too_many_where_tasks_wait(ruleboo
                 node("at-80-of-use", cpus=8, limit=8, workers=20, cores=3.2, busy=0.75, pressure=0.3),
                 "input_bound",
             ),
-            # One worker under a quota of a fifth of a processor.
+            # One worker under a quota of a fifth of a CPU.
             "one": (node("one", cpus=8, limit=0.2, cores=0.1, workers=1, busy=0.75, pressure=0.3), "input_bound"),
             "fewer": (node("fewer", cpus=8, limit=8, workers=13, busy=0.75, pressure=0.3), "input_bound"),
-            # Eight ranks of 8 workers may use 32 processors each, but there are only 32.
+            # Eight ranks of 8 workers may use 32 CPUs each, but there are only 32.
             "shared": (
                 node("shared", ranks=8, cpus=32, limit=32, workers=9, busy=0.95, pressure=0.5),
                 "input_too_many_workers",
@@ -289,7 +289,7 @@ def test_a_mount_with_many_slow_operations_in_flight_is_remote_latency(rulebook:
     check(
         rulebook,
         {
-            # Processors idle as with too few workers.
+            # CPUs are as idle as with too few workers.
             "slots": (node("slots", in_flight=126, workers=4), "input_remote_latency"),
             "at-125": (node("at-125", in_flight=80, workers=60), "input_remote_latency"),
             "at-80": (node("at-80", in_flight=51, workers=60), "input_bound"),
@@ -325,7 +325,7 @@ def test_one_thread_at_its_limit_is_told_from_few_workers(rulebook: Rulebook) ->
             "spins": (node("spins", workers=14, main_thread=0.7, cores=2.5), "input_few_workers"),
             # An iterable data set with one shard.
             "shard": (node("shard", workers=14, cores=1.3, busiest=0.99), "input_single_thread"),
-            # Somebody else's thread.
+            # A thread of another process.
             "theirs": (node("theirs", workers=60, cpus=128, busy=0.1, cores=0.3, busiest=1.0), "input_bound"),
             # Four workers, each at its limit.
             "four": (node("four", workers=4, cores=4.3, busiest=1.0), "input_few_workers"),
@@ -343,13 +343,13 @@ def test_few_workers_are_the_reason_only_where_all_else_has_room(rulebook: Ruleb
             "two": (node("two", workers=2), "input_few_workers"),
             "none": (node("none", workers=0), "input_few_workers"),
             "untold": (node("untold"), "input_bound"),
-            # 44.8 of 64 processors are 70 %.
+            # 44.8 of 64 CPUs are 70 %.
             "at-125": (node("at-125", workers=35), "input_few_workers"),
             "at-80": (node("at-80", workers=56), "input_bound"),
             "busy": (node("busy", workers=2, busy=0.65), "input_bound"),
             "disk": (node("disk", workers=2, io_pressure=0.07), "input_bound"),
             "network": (node("network", workers=2, received=0.7e9), "input_bound"),
-            # 8 ranks of 7 workers on 64 processors that all of them may use: 88 %.
+            # 8 ranks of 7 workers on 64 CPUs that all of them may use: 88 %.
             "together": (node("together", ranks=8, workers=7, cores=1.0), "input_bound"),
         },
     )
@@ -363,9 +363,9 @@ def test_few_workers_are_not_the_reason_where_it_is_unknown_whether_there_is_roo
             "network": (node("network", workers=2, link=None, received=2e8), "input_bound"),
             "limit": (node("limit", workers=2, limit=None), "input_bound"),
             "no workers, limit": (node("no workers, limit", workers=0, limit=None), "input_bound"),
-            "one processor": (node("one processor", workers=1, cores=0.5, limit=1), "input_bound"),
-            "own processors": (
-                [each for each in node("own processors", workers=2) if "process_cpu" not in each[0]],
+            "one cpu": (node("one cpu", workers=1, cores=0.5, limit=1), "input_bound"),
+            "own cpus": (
+                [each for each in node("own cpus", workers=2) if "process_cpu" not in each[0]],
                 "input_bound",
             ),
             "gradients": (
@@ -382,7 +382,7 @@ def test_few_workers_are_not_the_reason_where_it_is_unknown_whether_there_is_roo
 
 
 def test_a_reason_that_shows_only_while_the_window_fills_is_not_named(rulebook: Rulebook) -> None:
-    """Full processors: their mean of five minutes passes the share that leaves room for more workers."""
+    """Saturated CPUs: their mean of five minutes passes the share that leaves room for more workers."""
     host = {"job": "stallscope", "instance": "late:19400"}
     story = [(name, values) for name, values in node("late", workers=2) if "cpu_seconds" not in name]
     story = [

@@ -23,12 +23,12 @@ from tests.rules.rulebook import (
 
 GIB = 2**30
 FILES = tuple(path for path in RULE_FILES if path.stem in (*SHARED, "input", "goodput", "memory", "training_memory"))
-"""What judges memory: no verdict depends on it."""
+"""Rules that judge memory; no verdict depends on them."""
 TOTAL = 80 * GIB
 
 
 def allocator(run: str, number: int = 0, **shares: float | str) -> Story:
-    """What a rank's allocator tells, as shares of the GPU's memory; a text stands for values of its own."""
+    """Return a rank's allocator metrics as shares of the GPU's memory; a string gives the values directly."""
     return [
         series(
             f"stallscope_training_{name if name.endswith('total') else f'allocator_{name}_bytes'}",
@@ -72,7 +72,7 @@ def alert(name: str, severity: str) -> Labels:
 
 
 def test_room_and_want_are_told_by_the_allocators_peak(rulebook: Rulebook) -> None:
-    """What the driver calls used is nearly everything here, as with frameworks that take it in advance."""
+    """The driver reports nearly all memory as used, as with frameworks that preallocate it."""
     retries = until(40, 0, 3)
     check_alerts(
         rulebook,
@@ -84,7 +84,7 @@ def test_room_and_want_are_told_by_the_allocators_peak(rulebook: Rulebook) -> No
                 trained("one of two", allocator("one of two", peak=0.62), allocator("one of two", 1, peak=0.72)),
                 [],
             ),
-            "tells nothing": (trained("tells nothing", []), []),
+            "no metrics": (trained("no metrics", []), []),
             "near": (trained("near", allocator("near", peak=0.92)), [alert("NearOom", "info")]),
             "full": (trained("full", allocator("full", peak=0.975)), [alert("NearOom", "warning")]),
             "failed": (

@@ -72,7 +72,7 @@ def together(**others: float) -> Story:
 
 
 LATE = {"forward": 0.3, "backward": 0.5, "communication": 0.01}
-"""Phases of a rank that waits for nobody."""
+"""Phases of a rank that does not wait for other ranks."""
 
 
 def test_the_rank_that_waits_least_is_the_one_that_all_wait_for(rulebook: Rulebook) -> None:
@@ -168,7 +168,7 @@ def test_who_waits_for_a_straggler_is_not_bound_by_communication(rulebook: Ruleb
             member(0, {"forward": 0.3, "backward": 0.5}) + member(1, {"forward": 0.3, "backward": 0.6}),
             "healthy",
             0,
-            id="nothing tells",
+            id="no cause reported",
         ),
         pytest.param(member(0, LATE), "healthy", 0, id="alone"),
     ],

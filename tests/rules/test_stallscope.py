@@ -37,7 +37,7 @@ def own(name: str, values: str, instance: str, **labels: str) -> tuple[str, str]
 def check_alerts(
     rulebook: Rulebook, story: Story, expected: Iterable[Labels], *, at: str = "50m", by: str = "alertname, instance"
 ) -> None:
-    """Expect exactly these of Stallscope's alerts, but for those on rules, which here are few."""
+    """Expect exactly these of Stallscope's alerts, except those on rules, which are few here."""
     firing = 'ALERTS{alertstate="firing", alertname=~"Stallscope.+", alertname!~"Stallscope(Rules|Threshold)Missing"}'
     rulebook.check(story, {f"count by ({by}) ({firing})": [(labels, 1) for labels in expected]}, at=at, rule_files=FEW)
 
@@ -142,7 +142,7 @@ def test_rules_that_fail_are_told_where_prometheus_scrapes_itself(rulebook: Rule
             group("evaluation_failures_total", "stallscope-input", growing(0.01)),
             group("group_iterations_missed_total", "stallscope-alerts-gpu-use", growing(0.01)),
             group("evaluation_failures_total", "stallscope-time", steady(3)),
-            group("evaluation_failures_total", "somebody-elses", growing(0.01)),
+            group("evaluation_failures_total", "foreign", growing(0.01)),
         ],
         {
             'count by (rule_group) (ALERTS{alertname="StallscopeRulesFailing", alertstate="firing"})': [

@@ -329,9 +329,9 @@ def losses(nonfinite: str, loss: str | None) -> Story:
     [
         pytest.param("0+0x20 1+30x99", "9-0.1x20 7+0x99", "loss_nonfinite", id="every step"),
         pytest.param("0+0x20 1+30x99", "9-0.1x20 _x99", "loss_nonfinite", id="every step, the last loss is withdrawn"),
-        pytest.param("0+0x20 1+1x99", None, "loss_nonfinite", id="every thirtieth step is told"),
+        pytest.param("0+0x20 1+1x99", None, "loss_nonfinite", id="every thirtieth step is reported"),
         pytest.param("0+0x20 1+1x99", "9-0.01x99", "healthy", id="among others that are numbers"),
-        pytest.param("0+0x36 2+0x99", "9-0.1x36 5+0x99", "healthy", id="two, and then nothing is told"),
+        pytest.param("0+0x36 2+0x99", "9-0.1x36 5+0x99", "healthy", id="two, and then no reports"),
         pytest.param("0+0x20 30+0x99", "9+0x99", "healthy", id="long ago"),
     ],
 )

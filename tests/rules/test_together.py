@@ -138,9 +138,9 @@ def test_no_story_passes_where_more_is_wrong_than_an_expectation(answer: str) ->
     "own",
     [
         pytest.param(story("gpu:up:max", 'stallscope_gpu_up{cluster="a"}'), id="clusters of its own"),
-        pytest.param(story("vector(1)"), id="asks for no series"),
-        pytest.param(story("{gpu='0'}"), id="asks for series without a name"),
-        pytest.param(story('stallscope:threshold{name="x"}'), id="asks for what all share"),
+        pytest.param(story("vector(1)"), id="selects no series"),
+        pytest.param(story("{gpu='0'}"), id="selects series without a name"),
+        pytest.param(story('stallscope:threshold{name="x"}'), id="selects a series shared by all"),
         pytest.param(story("ALERTS"), id="alerts, without a target"),
     ],
 )

@@ -30,7 +30,7 @@ FILES = tuple(
     for path in RULE_FILES
     if path.stem in (*SHARED, "input", "device", "goodput", "hours", "use", "verdicts", "gpu_use")
 )
-"""What judges the use of GPUs, and what a run waits for."""
+"""Rules that judge the use of GPUs, and rules that find what a run waits for."""
 MIB = 2**20
 Told = tuple[str, str, int, dict[str, str]]
 
@@ -121,10 +121,10 @@ def test_a_gpu_is_idle_when_somebody_has_held_it_for_an_hour_without_work(rulebo
         ),
         "held for 62 minutes": (node("held for 62 minutes", idle(), owner(values="_x76 1+0x224")), ["idle_allocated"]),
         "held for 58 minutes": (node("held for 58 minutes", idle(), owner(values="_x84 1+0x216")), []),
-        "held by nobody": (node("held by nobody", idle()), []),
+        "held by no process": (node("held by no process", idle()), []),
         "notebook": (node("notebook", idle(), owner(namespace="lab", pod="jupyter-ada")), []),
         "a little": (node("a little", gpu(idle=0.99, busy=0.01), owner()), []),
-        "tells nothing": (node("tells nothing", gpu(idle=None), owner()), []),
+        "no metrics": (node("no metrics", gpu(idle=None), owner()), []),
         "paused": (node("paused", rank(run="p", activity=paused) + idle(), owner()), []),
         "experiment": (node("experiment", rank(run="e", job_class="experiment") + idle(), owner()), []),
         "claimed": (node("claimed", rank(run="c") + idle()), ["idle_allocated"]),
@@ -251,7 +251,7 @@ def test_regular_dips_are_told_unless_a_run_tells_of_the_same_time(rulebook: Rul
         "shallow": (node("shallow", gpu(idle=0.04), *dips(24)), []),
         "input": (node("input", rank(run="i", wait=0.125) + dipping, *dips(24)), []),
         "starting": (node("starting", rank(run="s", first_step=2900) + dipping, *dips(24)), []),
-        "nobody": (node("nobody", gpu(idle=0.125, held=False), *dips(24)), []),
+        "no process": (node("no process", gpu(idle=0.125, held=False), *dips(24)), []),
     }
     check_causes(rulebook, nodes, at="50m")
     rulebook.check_percent(
@@ -268,9 +268,9 @@ def test_a_gpu_without_a_report_is_underused_or_dips(rulebook: Rulebook) -> None
     low = gpu(idle=0.0, busy=0.4, low_samples=1.0)
     nodes = {
         "underused": (node("underused", low), ["underused"]),
-        "seldom high": (node("seldom high", gpu(idle=0.0, busy=0.4, low_samples=0.96)), ["underused"]),
+        "rarely high": (node("rarely high", gpu(idle=0.0, busy=0.4, low_samples=0.96)), ["underused"]),
         "often high": (node("often high", gpu(idle=0.0, busy=0.6, low_samples=0.9)), []),
-        "nobody": (node("nobody", gpu(idle=0.0, busy=0.4, low_samples=1.0, held=False)), []),
+        "no process": (node("no process", gpu(idle=0.0, busy=0.4, low_samples=1.0, held=False)), []),
         "idle": (node("idle", gpu(idle=1.0, busy=0.0, low_samples=1.0)), []),
         "run": (node("run", rank(run="r") + low), []),
         "dips": (node("dips", gpu(idle=0.4, busy=0.4, low_samples=1.0), *dips(24)), ["periodic_host_work"]),
@@ -323,7 +323,7 @@ def test_the_alert_names_the_pod_the_job_or_the_user_that_holds_the_gpu(rulebook
         story += node(instance, LOW, owner(0, steady(1), **labels))
         routed = {name: value for name, value in labels.items() if name in ("namespace", "user") and value}
         expected.append(underused(instance, f" It is held by {words}.", **routed))
-    # Nothing knows who holds this one.
+    # The process that holds this GPU is unknown.
     story += node("unknown", LOW)
     expected.append(underused("unknown", ""))
     rulebook.check_texts(story, "GpuUnderused", expected)
@@ -387,7 +387,7 @@ def test_a_gpu_with_room_is_told_with_how_many_more_jobs_fit(rulebook: Rulebook)
         "busy": (node("busy", gpu(busy=0.625) + spare, *memory(4, 11)), []),
         "full host": (node("full host", half + host(0.75), *memory(4, 11)), [*idle]),
         "unknown host": (node("unknown host", half, *memory(4, 11)), [*idle]),
-        "nobody": (node("nobody", gpu(busy=0.0, idle=1.0, held=False) + spare, *memory(0.1, 11)), []),
+        "no process": (node("no process", gpu(busy=0.0, idle=1.0, held=False) + spare, *memory(0.1, 11)), []),
     }
     check_alerts(rulebook, nodes)
     two = rank(0, run="r") + rank(1, run="r", gpus=(("1", "GPU-1"),)) + half + gpu(1, busy=0.4)

@@ -96,9 +96,9 @@ def test_a_run_without_gpus_is_judged_by_its_data_wait_alone(rulebook: Rulebook)
     [
         pytest.param(host(0.95), "input_cpu_saturated", id="host full"),
         pytest.param(host(0.85, pressure=0.3), "input_cpu_saturated", id="host nearly full and tasks wait"),
-        pytest.param(host(0.85, pressure=0.02), "input_bound", id="host nearly full and nobody waits"),
-        pytest.param(host(0.3), "input_bound", id="host has processors to spare"),
-        pytest.param([], "input_bound", id="host tells nothing"),
+        pytest.param(host(0.85, pressure=0.02), "input_bound", id="host nearly full and no waiting tasks"),
+        pytest.param(host(0.3), "input_bound", id="host has idle CPUs"),
+        pytest.param([], "input_bound", id="no host metrics"),
         pytest.param(host(0.95, instance="node2:19400"), "input_bound", id="another host is full"),
     ],
 )
@@ -113,7 +113,7 @@ def test_the_sub_cause_needs_the_evidence_of_the_ranks_own_host(
     [
         pytest.param(7.8, 0.2, "input_cpu_saturated", id="limit reached on a free host"),
         pytest.param(2.0, 0.2, "input_bound", id="far from the limit"),
-        pytest.param(0.5, 0.95, "input_bound", id="others burn the processors"),
+        pytest.param(0.5, 0.95, "input_bound", id="other processes saturate the CPUs"),
         pytest.param(7.0, 0.95, "input_bound", id="under the limit on a full host, a tenth of it ours"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_saturated_host_without_a_wait_for_data_is_healthy(rulebook: Rulebook)
         pytest.param(rank(wait=0.3, first_step=1000) + gpu(idle=0.3), {"warmup"}, id="warm-up"),
         pytest.param(rank(wait=0.3, steps=steady(19)) + gpu(idle=0.3), {"steps"}, id="too few steps"),
         pytest.param(rank(wait=None) + gpu(idle=0.3), {"data_wait"}, id="no data wait"),
-        pytest.param(rank(wait=0.3) + gpu(idle=None), {"gpu_idle"}, id="GPU does not tell"),
+        pytest.param(rank(wait=0.3) + gpu(idle=None), {"gpu_idle"}, id="GPU reports no idle time"),
         pytest.param(rank(wait=0.3), {"gpu_idle"}, id="GPU is not this exporter's"),
         pytest.param(
             rank(
@@ -199,7 +199,7 @@ def test_a_young_rank_that_is_seen_to_do_well_is_healthy_90_seconds_after_its_fi
         pytest.param(
             rank(wait=0.02, first_step=600, steps=growing(0.4), step_seconds=2.5) + gpu(idle=0.0), id="few steps"
         ),
-        pytest.param(rank(wait=0.02, first_step=600) + gpu(idle=None), id="GPU does not tell"),
+        pytest.param(rank(wait=0.02, first_step=600) + gpu(idle=None), id="GPU reports no idle time"),
         pytest.param(rank(wait=None, first_step=600) + gpu(idle=0.0), id="no data wait"),
     ],
 )
@@ -238,7 +238,7 @@ def test_warm_up_does_not_begin_again_when_steps_become_shorter(rulebook: Rulebo
 
 
 def since_minute_10(story: Story) -> Story:
-    """The same series on a new exporter."""
+    """Return these series on a new exporter."""
     return [(name, f"_x20 {values}") for name, values in story]
 
 

@@ -126,7 +126,7 @@ def _frame(story: Document) -> str:
 def _end(story: Document) -> int:
     """Return the time of the last expectation in seconds."""
     test = story["tests"][0]
-    return max(in_seconds(asked["eval_time"]) for asked in (*test.get("promql_expr_test", ()), *_alert_tests(test)))
+    return max(in_seconds(check["eval_time"]) for check in (*test.get("promql_expr_test", ()), *_alert_tests(test)))
 
 
 def _alert_tests(test: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -138,11 +138,11 @@ def _alert_tests(test: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 def _shareable(story: Document) -> bool:
     test = story["tests"][0]
     names = [series["series"] for series in test["input_series"]]
-    selectors = [names_in(asked["expr"]).selectors for asked in test.get("promql_expr_test", ())]
+    selectors = [names_in(check["expr"]).selectors for check in test.get("promql_expr_test", ())]
     return (
         set(test) <= {"interval", "input_series", "promql_expr_test", "alert_rule_test"}
         and not any("cluster=" in name for name in names)
-        and all(asked["exp_alerts"] for asked in _alert_tests(test))
+        and all(check["exp_alerts"] for check in _alert_tests(test))
         and all(
             each and all(selector.metric and not selector.metric.startswith("stallscope:") for selector in each)
             for each in selectors
@@ -165,24 +165,24 @@ def _series(test: Mapping[str, Any], cluster: str) -> list[dict[str, str]]:
 def _queries(test: Mapping[str, Any], cluster: str) -> list[dict[str, Any]]:
     """Return the queries limited to one cluster; their results carry no `cluster` label."""
     return [
-        {**asked, "expr": f'label_replace({_selecting(asked["expr"], cluster)}, "cluster", "", "", "")'}
-        for asked in test.get("promql_expr_test", ())
+        {**check, "expr": f'label_replace({_selecting(check["expr"], cluster)}, "cluster", "", "", "")'}
+        for check in test.get("promql_expr_test", ())
     ]
 
 
 def _alerts_match(test: Mapping[str, Any], cluster: str, fired: Mapping[tuple[str, int], Iterable[Alert]]) -> bool:
     """Check that the expected alerts fire in the cluster: their number, labels and annotations."""
-    for asked in _alert_tests(test):
-        name = asked["alertname"]
+    for check in _alert_tests(test):
+        name = check["alertname"]
         expected = [
-            ({"alertname": name, **each["exp_labels"]}, each["exp_annotations"]) for each in asked["exp_alerts"]
+            ({"alertname": name, **each["exp_labels"]}, each["exp_annotations"]) for each in check["exp_alerts"]
         ]
         found = [
             (
                 {label: value for label, value in alert.labels.items() if label != "cluster"},
                 {key: text.replace(f"&var-cluster={cluster}", "") for key, text in alert.annotations.items()},
             )
-            for alert in fired.get((name, in_seconds(asked["eval_time"])), ())
+            for alert in fired.get((name, in_seconds(check["eval_time"])), ())
             if alert.labels.get("cluster") == cluster
         ]
         if len(found) != len(expected) or any(each not in found for each in expected):

@@ -1,4 +1,4 @@
-"""Integrals: nothing credited twice, nothing invented, and dips told apart from noise."""
+"""Integrals: nothing credited twice, nothing invented, and dips distinguished from noise."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_what_the_buffer_still_holds_stands_for_intervals_that_are_longer_than_i
     assert integral.elapsed == pytest.approx(99 * interval, rel=0.02)
     assert integral.total / integral.elapsed == pytest.approx(3.0 / 4.7, abs=0.02)
     assert integral.idle / integral.elapsed == pytest.approx(1.7 / 4.7 - PERIOD / 4.7, abs=0.02)
-    # Dips keep their own time, which does not run while nobody looks.
+    # Dips have a clock of their own, which stops between readings.
     assert integral.dip_interval_sum / integral.dip_intervals == pytest.approx(4.7, abs=0.1)
 
 

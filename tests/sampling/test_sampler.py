@@ -23,7 +23,7 @@ UP = family("stallscope_gpu_up")
 
 
 class ScriptedSource:
-    """A source that does what the test tells it to."""
+    """A source controlled by the test."""
 
     harmless: tuple[type[Exception], ...] = ()
     longest_interval: float | None = None
@@ -63,7 +63,7 @@ class ScriptedSource:
 
 
 class HangingSource(ScriptedSource):
-    """A source whose reading does not come back until it is let go."""
+    """A source whose reading blocks until it is released."""
 
     def __init__(self, name: str = "hanging") -> None:
         super().__init__(name, sample=lambda value: Sample(MEMORY, (), value))
@@ -366,7 +366,7 @@ def test_series_over_the_limit_are_counted_on_the_page(clock: ScriptedClock) -> 
 def test_what_readings_cost_is_counted_over_main_and_parts(sampler: Sampler, clock: ScriptedClock) -> None:
     def slow() -> Iterable[Sample]:
         clock.advance(0.25)
-        sum(range(100_000))  # processor time, which no scripted clock can tell
+        sum(range(100_000))  # CPU time, which a scripted clock cannot measure
         return []
 
     source = ScriptedSource()
@@ -430,7 +430,7 @@ def test_a_source_that_can_not_tell_its_parts_is_down_until_it_can(
 
 
 class HangingPart:
-    """A part that hangs in every reading until the reading is let go, and counts the readings."""
+    """A collector that blocks in every reading until it is released, and counts the readings."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)

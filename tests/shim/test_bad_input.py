@@ -19,10 +19,10 @@ from tests.shim.conftest import Desk
 
 
 class Untouchable:
-    """A tensor on a busy GPU: to ask it for anything waits for that GPU, and here it raises."""
+    """A fake tensor on a busy GPU: a real one would block on any access, this one raises."""
 
     def __getattribute__(self, name: str) -> object:
-        raise AssertionError(f"{name} was asked of a tensor")
+        raise AssertionError(f"{name} was read from a tensor")
 
     def _touched(self, *_: object) -> Any:
         raise AssertionError("a tensor was touched")

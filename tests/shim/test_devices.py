@@ -1,4 +1,4 @@
-"""The GPU of a rank, by what the kernel driver tells and what launchers and orchestrators set."""
+"""The GPU of a rank, from the kernel driver's files and the variables of launchers and orchestrators."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def two(add_gpu: AddGpu) -> None:
         ("1,0", 0, [SECOND]),
         ("1,0", 1, [FIRST]),
         ("1,0", None, []),
-        ("0,-1,1", 1, [FIRST]),  # CUDA reads no further than the first that is none
+        ("0,-1,1", 1, [FIRST]),  # CUDA stops at the first invalid entry
         ("7", 0, []),
         ("", 0, []),
         ("NoDevFiles", 0, []),
@@ -223,7 +223,7 @@ def test_of_amd_s_gpus_a_framework_tells_the_kernel_s_number(monkeypatch: pytest
 
 
 def test_a_framework_that_uses_no_gpu_yet_is_left_alone(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-    cuda = SimpleNamespace(is_initialized=lambda: False, current_device=lambda: pytest.fail("asked"))
+    cuda = SimpleNamespace(is_initialized=lambda: False, current_device=lambda: pytest.fail("queried"))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     assert gpus({}, None, str(root)) == []
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # while it is being imported

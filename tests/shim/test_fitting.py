@@ -1,4 +1,4 @@
-"""What is left out of a report that is too long, and what never is."""
+"""Fields that are dropped from an oversized report, and fields that are always kept."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def served(answer: bytes, stays_open: bool = False) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.getsockname()[1]}"
         finally:
             done.set()
-            server.shutdown(socket.SHUT_RDWR)  # should nobody have come in time
+            server.shutdown(socket.SHUT_RDWR)  # in case no client connected in time
             thread.join()
 
 

@@ -21,7 +21,7 @@ OWN = {"STALLSCOPE_RANK": "7", "STALLSCOPE_LOCAL_RANK": "0", "STALLSCOPE_WORLD_S
 CLUSTER = {"ps": ["p:1"], "worker": ["a:1", "b:1"], "chief": ["c:1"]}
 
 MADE_UP = "6f1c0a52-0f4b-4d6e-9a3c-51d2b8e0f001"
-"""What torchrun calls a job that nobody named."""
+"""The job name that torchrun sets by default."""
 
 
 def tensorflow(kind: str, index: int) -> dict[str, str]:
@@ -217,7 +217,7 @@ def test_a_process_that_is_alone_is_named_by_its_life(monkeypatch: pytest.Monkey
     monkeypatch.setattr(launchers, "_lives", {})
     name = named({}, world=1)
     assert name == f"train-20231114T221320-{os.getpid()}"
-    # A notebook's cell that runs again begins the same run anew.
+    # A notebook cell that runs again restarts the same run.
     assert launchers.run_name({}, 1, "/a/train.py", 1_700_009_999.0) == name
 
 
@@ -248,7 +248,7 @@ def test_a_pod_s_host_name_is_its_name_unless_it_shares_the_node_s(tmp_path: Pat
     hosts.write_text("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n")
     root = str(tmp_path)
     assert launchers.pod_name(pod("bert-worker-0"), root) == "bert-worker-0"
-    assert launchers.pod_name({"POD_NAME": "told", **pod("bert-worker-0")}, root) == "told"
+    assert launchers.pod_name({"POD_NAME": "from-env", **pod("bert-worker-0")}, root) == "from-env"
     assert launchers.pod_name({"HOSTNAME": "workstation"}, root) == ""
     assert launchers.pod_name(pod("bert-3", JOB_COMPLETION_INDEX="3"), root) == ""
     assert launchers.pod_name(pod("b" * 63), root) == ""
@@ -265,7 +265,7 @@ def test_launchers_tell_how_often_they_started_the_rank_anew() -> None:
 
 @pytest.fixture
 def ray_worker(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What Ray Train offers inside one of its workers."""
+    """Fake of the Ray Train API inside a worker."""
     context = SimpleNamespace(
         get_world_rank=lambda: 3,
         get_local_rank=lambda: 1,
@@ -296,5 +296,5 @@ def test_ray_is_not_asked_by_its_driver_nor_where_it_has_nothing_to_say(
     assert launchers.ranks({}) == (0, None, 1)
     assert named({}, world=1, script=sys.argv[0]) == "ray-01000000"
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    ray_worker.get_world_rank = lambda: pytest.fail("asked")
+    ray_worker.get_world_rank = lambda: pytest.fail("queried")
     assert launchers.ranks({}) == (0, None, 1)

@@ -95,7 +95,7 @@ class Exporter:
 
 
 class Trainer:
-    """A training process that does what it is told, line by line."""
+    """A training process that executes commands, one per line."""
 
     def __init__(self, address: str, *, before: list[str] | None = None, **environment: str) -> None:
         self.process = subprocess.Popen(
@@ -118,7 +118,7 @@ class Trainer:
         self.do("run.step()")
 
     def end(self, last_line: str = "") -> None:
-        """End by a last line, or by being told no more."""
+        """End the process with a last command, or by closing its input."""
         self.process.communicate(last_line, timeout=TIMEOUT)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -250,7 +250,7 @@ def test_a_rank_that_cannot_be_seen_is_lost_after_the_expiry_time_and_found_agai
     trainer = train(f"http://127.0.0.1:{exporter.port}")
 
     def step() -> None:
-        """Tell of a step now, and not seldom as over HTTP: a report may not get there within its second."""
+        """Report a step now, not at the longer HTTP interval: a report may take more than its second."""
         trainer.do("run._sender.interval = run.timeline.due = 0.0; run.step()")
 
     until(lambda: exporter.state() == "running", step)

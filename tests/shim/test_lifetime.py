@@ -1,4 +1,4 @@
-"""Real processes, forks and ends, told to a real socket."""
+"""Real processes, forks and exits, reported to a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shim tells what it costs, from what a step and a phase cost here."""
+"""The shim reports its overhead, from the measured cost of a step and a phase."""
 
 from __future__ import annotations
 

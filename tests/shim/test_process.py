@@ -210,7 +210,7 @@ def test_all_below_the_process_count_and_never_less_than_before(tmp_path: Path) 
     assert probe.read()[1]["process_memory_bytes"] == 130 * page
     first = children_cpu()
     assert first >= 3499 * tick
-    # The grandchild ended, and the child has noticed; then the child ended, and nobody has noticed yet.
+    # The grandchild ended and the child has reaped it; then the child ended and is not reaped yet.
     (tmp_path / f"proc/{GRANDCHILD}/stat").unlink()
     (tmp_path / f"proc/{CHILD}/task/{CHILD}/children").write_text("")
     (tmp_path / f"proc/{CHILD}/stat").write_text(stat(CHILD, 1100, 2600))

@@ -1,4 +1,4 @@
-"""The commit that is checked out, told as git itself tells it."""
+"""The checked-out commit is reported exactly as git reports it."""
 
 from __future__ import annotations
 

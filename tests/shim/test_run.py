@@ -23,7 +23,7 @@ def new(clock: ScriptedClock, desk: Desk, **settings: object) -> stallscope.Run:
 
 
 class Tensor:
-    """Anything asked of it would wait for a GPU."""
+    """A fake GPU tensor; reading its value would wait for the GPU."""
 
     def __float__(self) -> float:
         raise AssertionError("a tensor was touched")
@@ -621,7 +621,7 @@ def slow_steps_of(run: stallscope.Run, desk: Desk) -> tuple[float, float]:
 
 
 def test_the_wait_for_an_epoch_s_first_batches_makes_no_slow_step(clock: ScriptedClock, desk: Desk) -> None:
-    """Workers that start again take their time; it is told as data_wait, and the steps stay in the histogram."""
+    """The time that workers take to restart is reported as data_wait; the steps stay in the histogram."""
     run = new(clock, desk)
     for _ in range(4):
         for batch in stallscope.track(range(50), run):

@@ -282,7 +282,7 @@ def test_time_moves_to_the_phase_that_it_turns_out_to_belong_to(clock: ScriptedC
     timeline.step()
     seconds = {name: phase.seconds for name, phase in timeline.phases.items() if phase.seconds}
     assert seconds == {"other": 1.0, "evaluation": 14.0}
-    assert timeline.step_seconds == 1.0  # an evaluation lies in no step
+    assert timeline.step_seconds == 1.0  # an evaluation belongs to no step
     assert timeline.phase("forward").occurrences == 0
     assert timeline.phase("evaluation").longest(clock.monotonic()) == 14.0
 

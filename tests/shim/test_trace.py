@@ -355,7 +355,7 @@ def test_the_oldest_traces_stay_when_there_are_enough(
     train(run, clock, 10)
     assert traced(folder) == [0, 1, 2]
     assert caplog.text.count("the limit") == 1
-    assert run.timeline.listener is None  # nothing more is asked at each step
+    assert run.timeline.listener is None  # no further check at each step
 
 
 def test_restarts_don_t_fill_the_disk(clock: ScriptedClock, desk: Desk, folder: Path) -> None:

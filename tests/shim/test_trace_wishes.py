@@ -134,13 +134,13 @@ def status(path: Path, uid: int, mode: int) -> os.stat_result:
         (os.geteuid(), 12345, 0o1777, True),  # this user's own file in /tmp
         (12345, 12345, 0o755, True),  # the exporter runs as a user of its own, whose folder this is
         (12345, 54321, 0o755, False),
-        (12345, 54321, 0o1777, False),  # anybody's file in /tmp
+        (12345, 54321, 0o1777, False),  # a file of any user in /tmp
     ],
 )
 def test_whom_a_wish_is_taken_from(
     file_owner: int, folder_owner: int, folder_mode: int, trusted: bool, tmp_path: Path
 ) -> None:
-    file = tmp_path / "wish"
+    file = tmp_path / "request"
     file.touch()
     assert (mistrust(status(file, file_owner, 0o644), status(tmp_path, folder_owner, folder_mode)) == "") is trusted
 
@@ -164,7 +164,7 @@ def test_wished_steps_are_traced_and_no_others(
 ) -> None:
     run.trace(directory=str(tmp_path / "traces"), on_request=True)
     train(run, clock, 3)
-    assert run.timeline.listener is None  # nothing is asked at each step until there is a wish
+    assert run.timeline.listener is None  # no check at each step until there is a trace request
     put(room, wish(first_step=10))
     train(run, clock, 20)
     assert {path.name for path in (tmp_path / "traces/job").iterdir()} == {

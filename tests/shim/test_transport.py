@@ -99,7 +99,7 @@ def test_the_first_listener_in_order_gets_the_report(tmp_path: Path) -> None:
 
 @pytest.fixture
 def unprivileged() -> Iterator[None]:
-    """Root may send everywhere: be nobody for a while."""
+    """Switch to an unprivileged user in the block: root may send everywhere."""
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)
@@ -277,7 +277,7 @@ def test_posting_to_nobody_is_tried_less_and_less_often() -> None:
 
 @pytest.fixture
 def dripping() -> Iterator[int]:
-    """A server that answers a byte at a time, without end, for as long as somebody listens."""
+    """A server that answers a byte at a time, without end, for as long as the client reads."""
     over = threading.Event()
 
     def answer() -> None:
@@ -294,7 +294,7 @@ def dripping() -> Iterator[int]:
         thread.start()
         yield listener.getsockname()[1]
         over.set()
-        listener.shutdown(socket.SHUT_RDWR)  # should nobody have come in time
+        listener.shutdown(socket.SHUT_RDWR)  # in case no client connected in time
         thread.join()
 
 

@@ -1,4 +1,4 @@
-"""A program of the stack: its end is told, a stop reaches whatever it started, and it never outlives its launcher."""
+"""A program of the stack: its exit is reported, a stop reaches all its children, and it never outlives its launcher."""
 
 from __future__ import annotations
 

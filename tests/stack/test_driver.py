@@ -1,4 +1,4 @@
-"""Whether GPUs have to be simulated, decided by the driver itself."""
+"""The real driver library decides if GPUs have to be simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Missing programs: installed on Debian and its descendants, and told how to get elsewhere."""
+"""Missing programs: installed on Debian and its derivatives; elsewhere, Stallscope shows how to install them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_instructions_elsewhere_take_the_programs_from_their_images(tmp_path: Pa
     assert "docker cp $id:/bin/alertmanager ~/.local/bin/ && docker cp $id:/bin/amtool ~/.local/bin/" in text
     assert "stallscope up" in text
     assert "apt-get" not in text
-    assert "prom/prometheus" not in text, "what is there already is not asked for"
+    assert "prom/prometheus" not in text, "installed programs are not listed"
 
 
 @pytest.fixture

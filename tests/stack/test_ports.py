@@ -1,4 +1,4 @@
-"""Ports are checked before anything starts, and a busy one is told with its service, its number and its holder."""
+"""Ports are checked before anything starts, and a busy port is reported with its service, its number and its holder."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.handled import handled, reply
 
 
 def said_of(often: list[str], seldom: list[str]) -> str | None:
-    """What is said of recording rules of such a health, every five seconds and once a minute."""
+    """Return the status text for rules with the given health, evaluated every five seconds and once a minute."""
     groups = [
         {
             "interval": interval,
@@ -34,13 +34,13 @@ def said_of(often: list[str], seldom: list[str]) -> str | None:
     ("often", "seldom", "said"),
     [
         pytest.param(["ok", "ok"], ["ok"], "3 recording and 0 alert rules, none fails", id="all is well"),
-        pytest.param(["ok", "unknown"], ["ok"], None, id="one that comes often is waited for"),
+        pytest.param(["ok", "unknown"], ["ok"], None, id="a frequent rule is waited for"),
         pytest.param([], [], None, id="none is loaded yet"),
         pytest.param(
             ["ok"],
             ["unknown"],
             "2 recording and 0 alert rules, none fails; 1 are evaluated once a minute and still pending",
-            id="one that comes seldom is not waited for",
+            id="an infrequent rule is not waited for",
         ),
         pytest.param(["ok", "err"], [], "2 recording and 0 alert rules, these fail: rule err", id="one fails"),
     ],

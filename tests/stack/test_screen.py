@@ -1,4 +1,4 @@
-"""What is said of verdicts and alerts: the subject, the figure, and what to do."""
+"""Screen lines for verdicts and alerts: the subject, the value, and the action to take."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def test_each_stop_signal_ends_a_wait(number: signal.Signals) -> None:
     with stop_signals() as stop:
         signal.raise_signal(number)
         assert stop.wait(60)
-        assert stop.wait(60), "once asked for, it stays asked for"
+        assert stop.wait(60), "a requested stop stays requested"
 
 
 def test_time_passes_where_nobody_asks_for_a_stop() -> None:

@@ -1,4 +1,4 @@
-"""The demonstration's training job learns, and tells so through the shim."""
+"""The demonstration's training job learns, and reports its progress through the shim."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def door(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def received(door: socket.socket) -> report.Report:
-    """The next report; SIGTERM is also announced by a datagram that is none."""
+    """Return the next report; skip the datagram that announces SIGTERM."""
     while not (payload := door.recv(report.MAX_BYTES)).startswith(b"{"):
         pass
     return report.parse(payload)

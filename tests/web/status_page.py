@@ -110,7 +110,7 @@ def sample(name: str, labels: Iterable[str], value: float | Distribution = 1) ->
 def gpu(
     index: int, *, mig: str = "", sharing: str = "exclusive", model: str = "NVIDIA L40S", **told: Any
 ) -> list[Sample]:
-    """A GPU's samples: `up`, `lost_info`, `utilization_ratio` and so on, as far as told; `owners` as tuples."""
+    """A GPU's samples: `up`, `lost_info`, `utilization_ratio` and so on, as far as given; `owners` as tuples."""
     uuid = f"MIG-{index}-{mig}" if mig else f"GPU-{index}"
     labels, last = (str(index), uuid), ((mig,) if mig else ())
     samples = [sample("info", (*labels, model, *[""] * 7, sharing, *last))]
@@ -136,7 +136,7 @@ BUSY: Mapping[str, Any] = {
     "power_watts": 512.4,
     "power_limit_watts": 700,
 }
-"""What a GPU at work tells."""
+"""Samples of a busy GPU."""
 
 
 def held(

@@ -20,7 +20,7 @@ def basic(user: str, password: str, scheme: str = "Basic") -> str:
 
 
 class Checks:
-    """Counts what bcrypt is asked, and may hold it up."""
+    """Record the passwords that bcrypt checks, and delay the checks on demand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[bytes] = []

@@ -54,7 +54,7 @@ GOOD = {
     "    X-Content-Type-Options: nosniff\n    X-Frame-Options: sameorigin\n    X-XSS-Protection: '0'\n"
     "    Content-Security-Policy: default-src 'none'\n",
 }
-"""What both take, by what it asks for."""
+"""Files that promtool and Stallscope accept, by the settings they contain."""
 
 BAD = {
     "a list": ("- a", r"web\.yml:1: the file: is not a mapping; write `key: value` pairs"),
@@ -110,7 +110,7 @@ BAD = {
         f"tls_server_config: {{{PAIR}, client_auth_type: X}}",
         r"client_auth_type: 'X' is unknown; use one of NoClientCert",
     ),
-    "authorities for nobody": (
+    "authorities without clients": (
         f"tls_server_config: {{{PAIR}, client_ca_file: authority.crt}}",
         "client_ca_file: has no effect, .*; set client_auth_type to RequireAndVerifyClientCert",
     ),
@@ -118,7 +118,7 @@ BAD = {
         f"tls_server_config: {{{PAIR}, client_auth_type: RequireAndVerifyClientCert, client_ca_file: missing.crt}}",
         r"client_ca_file: \S+missing\.crt can't be read",
     ),
-    "a preference that is none": (
+    "an invalid preference": (
         f"tls_server_config: {{{PAIR}, prefer_server_cipher_suites: perhaps}}",
         "is neither true nor false; write true or false",
     ),
@@ -145,7 +145,7 @@ BAD = {
         "burst: 'many' is not a number of requests; write an integer",
     ),
 }
-"""What both refuse, with our message."""
+"""Files that promtool and Stallscope reject, with Stallscope's message."""
 
 STRICTER = {
     "an empty section": ("tls_server_config: {}", "has no cert and no key"),
@@ -185,7 +185,7 @@ STRICTER = {
     "a negative interval": ("rate_limit: {interval: -1s, burst: 1}", "'-1s' is not a duration"),
     "a negative burst": ("rate_limit: {interval: 1s, burst: -1}", "'-1' is not a number of requests"),
 }
-"""What promtool accepts, and what would be ignored or serve nobody if it were accepted here."""
+"""Files that promtool accepts and Stallscope rejects, as they would have no effect or serve no client."""
 
 
 @pytest.fixture(scope="module")

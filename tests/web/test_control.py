@@ -181,7 +181,7 @@ def test_members_of_the_control_group_may_release_and_request_traces(node: Node)
 
 def test_a_member_by_the_groups_list_counts_and_a_user_without_a_name_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = pwd.getpwnam("daemon")
-    operators = grp.struct_group(("operators", "x", 4711, ["somebody", "daemon"]))
+    operators = grp.struct_group(("operators", "x", 4711, ["unknown-user", "daemon"]))
     monkeypatch.setattr(grp, "getgrnam", {"operators": operators}.__getitem__)
     assert Control("operators").includes(daemon.pw_uid)
     assert not Control("operators").includes(STRANGER)
@@ -227,7 +227,7 @@ def test_a_password_proves_a_client_but_a_spared_request_does_not(tmp_path: Path
     [
         ("VerifyClientCertIfGiven", True, 202),
         ("VerifyClientCertIfGiven", False, 403),
-        ("RequireAnyClientCert", True, 403),  # which nobody verifies
+        ("RequireAnyClientCert", True, 403),  # certificates are not verified
     ],
 )
 def test_a_verified_certificate_proves_a_client(

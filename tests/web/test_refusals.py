@@ -131,7 +131,7 @@ def test_clients_without_a_certificate_and_without_tls_are_told_apart(serve: Ser
         socket.create_connection(place, timeout=60) as connection,
         authority.trusting().wrap_socket(connection, server_hostname="localhost") as stranger,
     ):
-        stranger.recv(1)  # in TLS 1.3 a client hears only now that its handshake was refused
+        stranger.recv(1)  # in TLS 1.3 the client receives the alert only on its first read
     await_count(refusals, "certificate", 1)
 
     server, refusals = serve(TLS)

@@ -216,7 +216,7 @@ def test_a_flood_of_gpus_and_ranks_leaves_the_page_bounded_and_says_what_is_miss
 
 
 class Counting:
-    """A look that counts how often it is taken, and waits while it is told to."""
+    """A page renderer that counts its calls, and blocks while the test holds it."""
 
     def __init__(self) -> None:
         self.looks = 0

@@ -90,11 +90,11 @@ ACCEPTED: dict[str, tuple[str, tuple[Client, ...]]] = {
         f"{TLS}  client_auth_type: RequireAnyClientCert\n",
         (Client(certificate="stranger"), Client(None), Client(certificate="other")),
     ),
-    "the key may stand in the file": (
+    "the key is inline in the file": (
         "tls_server_config:\n  cert_file: node.crt\n  key: |\n{key}  client_auth_type: RequireAnyClientCert\n",
         (Client(certificate="stranger"), Client(None)),
     ),
-    "certificate and key may stand in the file": (
+    "certificate and key are inline in the file": (
         "tls_server_config:\n  cert: |\n{cert}  key: |\n{key}",
         (Client(), Client(400, scheme="http")),
     ),
@@ -176,7 +176,10 @@ REFUSED = {
     "no such certificate": (TLS.replace("node.crt", "missing"), "missing can't be read: No such file.*; see path"),
     "no such key": (TLS.replace("node.key", "missing"), "missing can't be read: No such file.*; see path"),
     "neither file": (f"{TLS.replace('node.crt', 'x').replace('node.key', 'x')}", "x can't be read: No such file"),
-    "authorities of nobody": (f"{TLS}  client_ca_file: /dev/null\n", "client_ca_file: has no effect, .*; set"),
+    "authorities without certificates": (
+        f"{TLS}  client_ca_file: /dev/null\n",
+        "client_ca_file: has no effect, .*; set",
+    ),
     "authorities that are not there": (f"{TLS}  client_ca_file: missing\n", "client_ca_file: has no effect, .*; set"),
     "a password for a hash": (
         f"{TLS}basic_auth_users:\n  john: doe\n",

@@ -58,7 +58,7 @@ class ScriptedDevice(Device):
         self.mig = ""
         self.parent_uuid = ""
         self.mute = False
-        """Whether it refuses to be listened to."""
+        """True if the device does not support events."""
         self.rejections: dict[Rejection, int] = {}
 
     def _answer(self, name: str, *arguments: object) -> Any:
@@ -134,7 +134,7 @@ class ScriptedDevice(Device):
 
 
 class ScriptedListener:
-    """Hears what the test puts into `events`."""
+    """Receive the events that the test puts into `events`."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = [device for device in devices if isinstance(device, ScriptedDevice) and not device.mute]

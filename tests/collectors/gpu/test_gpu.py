@@ -26,7 +26,7 @@ from tests.collectors.gpu.scripted_driver import ScriptedDevice, counters, memor
 
 
 def growing(per_second: float, first: float = 0.0) -> Any:
-    """An answer that grows by so much at each asking."""
+    """Return a query whose result grows by `per_second` at each call."""
     count = iter(range(1_000_000))
     return lambda: first + per_second * next(count)
 

@@ -88,7 +88,7 @@ def test_a_driver_that_was_let_go_says_so_on_its_gpus_and_comes_back_by_itself()
     page = node.after(2)
     assert not node.holds_the_driver()
     assert (up(page), reason(page)) == (0, "released")
-    assert source_up(page) is None, "what was asked for is no failure"
+    assert source_up(page) is None, "a requested release is no failure"
     assert not [name for name in page if "power_watts" in name]
     page = node.after(61)
     assert node.holds_the_driver()
@@ -243,7 +243,7 @@ def test_events_that_fail_are_a_failure_of_the_source_and_are_heard_again() -> N
     assert listener.closed
     assert source_up(node.after()) == 1
     supported = 'stallscope_gpu_signal_supported{gpu="0",uuid="GPU-0",signal="xid_events_total"}'
-    assert supported not in page, "what can't be heard for a moment is no lack of the GPU's"
+    assert supported not in page, "a GPU whose events are unavailable for a moment still supports them"
     node.driver.listeners[-1].events.append(Event(device, 13))
     assert node.after()['stallscope_gpu_xid_events_total{gpu="0",uuid="GPU-0",xid="13"}'] == 1
 
@@ -429,7 +429,7 @@ def test_a_gpu_that_refuses_events_for_a_moment_is_listened_to_afterwards() -> N
     assert [page[XID_SUPPORTED.format(index)] for index in (0, 1)] == [1, 1]
     made = len(node.driver.listeners)
     node.after(1000)
-    assert len(node.driver.listeners) == made, "a listener that hears all GPUs is kept"
+    assert len(node.driver.listeners) == made, "a listener that covers all GPUs is kept"
 
 
 def test_a_driver_without_events_is_queried_for_them_rarely() -> None:

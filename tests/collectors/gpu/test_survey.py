@@ -1,4 +1,4 @@
-"""A survey tells of every GPU, and waits for none that hangs."""
+"""A survey reports every GPU, and does not wait for a GPU that hangs."""
 
 from __future__ import annotations
 

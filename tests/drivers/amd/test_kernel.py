@@ -379,7 +379,7 @@ class TestFailures:
             with pytest.raises(DeviceLost) as caught:
                 ask()
             assert caught.value.reason == "suspended"
-        assert gpu.calls - before == 7, "only whether it sleeps was asked"
+        assert gpu.calls - before == 7, "expected only the query of its sleep state"
 
     def test_garbage_is_rejected_and_counted_by_reason(self, radeon: Path) -> None:
         folder, sensors = device_folder(radeon), sensor_folder(radeon)

@@ -1,4 +1,4 @@
-"""A child process that uses the driver, told line by line what to ask: pynvml loads the library once a process."""
+"""A child process that evaluates driver queries line by line: pynvml loads the library once per process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Asking:
         return self._say("ask", expression)
 
     def do(self, statements: str) -> Any:
-        """None, or a DriverError as `ask` tells it."""
+        """Return None, or a DriverError in the form that `ask` returns."""
         return self._say("do", statements)
 
     def _say(self, kind: str, text: str) -> Any:

@@ -109,7 +109,7 @@ def test_a_counter_that_leaps_beyond_what_can_happen_adds_nothing_and_goes_on(
 @pytest.mark.parametrize("metric", [20, 21])
 def test_activity_that_moved_more_bytes_than_a_link_can_adds_nothing(metric: int) -> None:
     node = Node()
-    node.library.refused_entry = lambda _, each: 3 if each in {197, 198} else 0  # leaves GPM to tell of PCIe
+    node.library.refused_entry = lambda _, each: 3 if each in {197, 198} else 0  # leaves only GPM for PCIe
     node.after(10)
     before = named(node.after(10), "pcie_transmit_bytes_total" if metric == 20 else "pcie_receive_bytes_total")
     assert before

@@ -1,4 +1,4 @@
-"""A capture comes back from its file as it was, and a file that is none is refused with the reason."""
+"""A capture survives a round trip through its file; an invalid file is refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One GPU over the real pynvml: what it tells, what that costs, and what it is not believed."""
+"""One GPU over the real pynvml: its readings, their cost, and the implausible values it rejects."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_gpu_whose_place_another_took_stays_lost_and_shows_nothing_of_the_othe
     assert asking.ask("gpu.read('power')") == ["DeviceLost", "gpu_lost"]
     assert asking.ask("gpu.read('power')") == ["DeviceLost", "gpu_lost"], "index 0 is another GPU's now"
     assert asking.ask("gpu.identity().uuid") == gone
-    nvml_stand_in.add()  # as many as before: only the place that was taken tells of the change
+    nvml_stand_in.add()  # as many as before: only the new position reveals the change
     asking.do("now = driver.devices()")
     assert asking.ask("now[0].identity().uuid") == other
     assert asking.ask("now[0].read('power')")["power_watts"] == 69.85
@@ -149,7 +149,7 @@ def test_buffered_samples_come_once_in_order_and_only_newer_ones(asking: Asking,
     assert first[0]["value"] == 0.75
     newer = asking.ask(f'gpu.utilization_samples("gpu", {stamps[50]})')
     assert [sample["timestamp_us"] for sample in newer][:49] == stamps[51:]
-    # One call each: pynvml's own would ask for the size first.
+    # One call each: pynvml's own functions query the size first.
     assert nvml_stand_in.calls("nvmlDeviceGetSamples") == 2
 
 
@@ -200,7 +200,7 @@ def test_processes_are_told_with_their_kind_in_one_call_a_kind(asking: Asking, n
         {"pid": 79, "memory": 1 << 21, "kind": "mps"},
     ]
     assert nvml_stand_in.counts()["nvmlDeviceGetComputeRunningProcesses_v3"] == 1
-    # NVML documents memory that is not told: that is no nonsense.
+    # NVML documents a value for unavailable memory: it is not implausible.
     assert asking.ask("gpu.rejected") == {}
 
 

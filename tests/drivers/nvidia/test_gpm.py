@@ -231,7 +231,7 @@ class Metrics:
     def __init__(self) -> None:
         self.values: dict[int, float] = {}
         self.knows = 1000
-        """A call that asks for this id or a higher one is refused as a whole."""
+        """A call that requests this id or a higher one fails as a whole."""
         self.asked: list[tuple[int, ...]] = []
         self.held = 0
         """Samples that were not given back."""

@@ -1,4 +1,4 @@
-"""A masked capture tells no machine from another, and still fits together."""
+"""A masked capture does not identify its machine, and its references stay consistent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """PyTorch's integration where CUDA is in use, with a stand-in for `torch.cuda`: no GPU was measured here.
 
-The stand-in has the shape of PyTorch 2.13's: events on one stream, which the device passes when it is told to.
+The stand-in has the shape of PyTorch 2.13's: events on one stream, which the device passes when the test advances it.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def parts(clock: ScriptedClock) -> Parts:
 
 
 class Told:
-    """What a run has told by its end."""
+    """Everything that a run has reported by its end."""
 
     def __init__(self, run: stallscope.Run, desk: Desk) -> None:
         run.finish()

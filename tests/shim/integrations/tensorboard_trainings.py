@@ -30,7 +30,7 @@ def torch_writer(desk: Desk) -> None:
         stallscope.sync_tensorboard(run)
         writer.add_scalar("Loss/train", 0.5, 10)
         writer.add_scalar("accuracy", 0.75, 10, new_style=True)
-        writer.add_scalar("tensor", torch.ones(()), 10)  # which the writer reads, and nobody else
+        writer.add_scalar("tensor", torch.ones(()), 10)  # only the writer reads this value
         writer.add_scalars("score", {"a": 1.0}, 10)
 
 

@@ -1,4 +1,4 @@
-"""What all integrations have in common, with no framework installed or needed."""
+"""Behaviour common to all integrations; no framework is needed."""
 
 from __future__ import annotations
 

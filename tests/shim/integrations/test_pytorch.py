@@ -27,7 +27,7 @@ def names_in(file: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What went wrong, by test; empty for those that passed."""
+    """Failure messages by test; empty for tests that passed."""
     for package in ("torch", "accelerate"):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed: make frameworks")

@@ -19,7 +19,7 @@ class Clock:
 
 
 class Observer:
-    """Stands in for a loop whose calls take a second each."""
+    """A fake loop whose calls take a second each."""
 
     run = None
     processing_seconds = 0.0

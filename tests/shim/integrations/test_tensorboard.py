@@ -20,7 +20,7 @@ from tests.shim.integrations.trainings import held, read
 
 
 class Tensor:
-    """Anything asked of it would wait for a GPU."""
+    """A fake GPU tensor; reading its value would wait for the GPU."""
 
     def item(self) -> float:
         raise AssertionError("a tensor was touched")
@@ -29,7 +29,7 @@ class Tensor:
 
 
 class SummaryWriter:
-    """Has what the real writers have; keeps what it was told."""
+    """A fake with the interface of the real writers; it records its calls."""
 
     def __init__(self) -> None:
         self.written: list[tuple[Any, ...]] = []

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Reports(list[Report]):
-    """What one training reported, in order, and how long it took."""
+    """The reports of one training, in order, and its duration."""
 
     @property
     def newest(self) -> Report:
@@ -57,7 +57,7 @@ class Reports(list[Report]):
 
 
 def assert_phases_are_the_time(reports: Reports) -> None:
-    """All phases together are the session's time, as far as two clocks agree: nothing is told twice or left out."""
+    """All phases together are the session's time, as far as two clocks agree: nothing is reported twice or left out."""
     newest = reports.newest
     told = sum(phase.seconds for phase in newest.phases.values())
     assert newest.sent - newest.start - 0.25 < told <= newest.sent - newest.start + 0.02
@@ -155,7 +155,7 @@ def _run(
 
 
 def read(folder: Path, training: str) -> Reports:
-    """What a training reported."""
+    """The reports of one training."""
     return Reports(parse(line) for line in (folder / training).read_bytes().splitlines())
 
 

@@ -122,7 +122,7 @@ class _OptimizerSteps(transformers.TrainerCallback):
 
 
 def second_rank(desk: Desk) -> None:
-    """What a launcher says about this process; the trainer itself is alone here."""
+    """Variables that a launcher sets for this process; the trainer itself runs alone here."""
     os.environ.update(STALLSCOPE_RANK="1", STALLSCOPE_LOCAL_RANK="1", STALLSCOPE_WORLD_SIZE="2")
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What a training did, as the training itself measured it; its reports are compared with that."""
+"""Measurements that a training took of itself, to compare its reports with."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read(path: Path) -> Measured:
 
 
 def differences(truth: Measured, reports: Reports, *phases: str) -> list[str]:
-    """What is reported differently, more than by 3 % or 20 ms; by default all phases that were measured."""
+    """List phases whose report differs by more than 3 % or 20 ms; by default checks all measured phases."""
     newest = reports.newest
     found = []
     if (steps := newest.gauges["step"]) != truth.steps:

@@ -38,7 +38,7 @@ WARM = {
 }
 """Modules that take long to import, by the word in a program that shows that it needs them."""
 disabled = False
-"""Whether Stallscope is switched off, to check the programs."""
+"""True if Stallscope is switched off, to check the programs."""
 
 
 class Task(NamedTuple):
@@ -46,7 +46,7 @@ class Task(NamedTuple):
 
     program: Path
     watched: bool
-    """Whether `stallscope run` runs it."""
+    """Return True if `stallscope run` runs the program."""
     folder: Path
 
 

@@ -42,7 +42,7 @@ class Seconds(NamedTuple):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the error is more than allowed."""
+        """True if the error exceeds the limit."""
         return self.error > max(SHARE * self.true, SECONDS)
 
 
@@ -65,7 +65,7 @@ class Result(NamedTuple):
     problems: tuple[str, ...]
     """Empty where everything is as it should be."""
     timing_only: bool
-    """Whether the only problems are small errors of phases, as noise causes them."""
+    """Return True if the only problems are small phase errors, as noise causes them."""
     files: tuple[str, ...]
     """Files that differ."""
     exit_codes: tuple[int | None, int | None]
