@@ -70,3 +70,11 @@ def test_files_that_a_person_wrote_are_checked_and_recorded_ones_are_not(rules: 
 
 def test_unfinished_parts_exist(rules: Rules) -> None:
     assert [part for part in rules.unfinished if not (ROOT / part).exists()] == []
+
+
+def test_the_readme_has_fewer_than_900_words() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) < 900
+
+
+def test_the_changelog_has_fewer_than_60_lines() -> None:
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) < 60
