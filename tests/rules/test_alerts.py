@@ -378,8 +378,8 @@ def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops(rulebook: Rulebook) 
             "summary": "GPU is lost: it cannot be read any more.",
             "description": (
                 "GPU 0 (GPU-0) of node1:19400 can no longer be read: all of its time (100%) is lost, and run train, "
-                "which has rank 3 on it, cannot continue. Drain the node, read the kernel log for Xid 79, and reboot; if "
-                "the GPU is lost again, reseat or replace it."
+                "which has rank 3 on it, cannot continue. Drain the node, read the kernel log for Xid 79, and reboot; "
+                "if the GPU is lost again, reseat or replace it."
             ),
             "lost": "24.0 GPU-hours a day",
             "runbook_url": url + "GpuLost.md",
@@ -442,8 +442,8 @@ def test_the_text_on_a_slow_rank_names_its_gpu_and_node(rulebook: Rulebook) -> N
     labels, annotations = straggler_text(
         "straggler_rank",
         "The other ranks of run train wait 20% of each step for rank 0, GPU 0 of node1:19400; neither its input nor "
-        "its GPU shows a reason. Compare its work (longer sequences, more experts or layers, logging on rank 0) and its "
-        "host (other jobs, CPU binding) with the others'; rebalance the work, or move the rank to another node.",
+        "its GPU shows a reason. Compare its work (longer sequences, more experts or layers, logging on rank 0) and "
+        "its host (other jobs, CPU binding) with the others'; rebalance the work, or move the rank to another node.",
         "One rank delays all others.",
     )
     rulebook.check_text(delayed(), "TrainingStragglerRank", labels, annotations)

@@ -480,8 +480,8 @@ def test_the_text_of_a_full_link_names_its_ceiling(rulebook: Rulebook) -> None:
             "description": (
                 "Run a loses 50% of its GPU time waiting for data that the network cannot deliver faster: without that "
                 "it would be up to 2.0 times as fast. The link carries at most 100 samples a second of 12.5MB each. "
-                "Cache the data on the node, compress or shrink it before the transfer, give each node its own shard, or "
-                "use a faster link."
+                "Cache the data on the node, compress or shrink it before the transfer, give each node its own shard, "
+                "or use a faster link."
             ),
             "runbook_url": URL + "TrainingInputNetworkBound.md",
             "dashboard_url": "/d/stallscope-run?var-run=a",
