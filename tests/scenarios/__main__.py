@@ -108,10 +108,10 @@ def report(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[bool],
     lives = [case for case in chosen if case in LIVES]
     outcomes: score.Outcomes = {score.RULES: []}
     if short:
-        outcomes = score.run(score.trials(seeds, noises, short), told=_progress)
+        outcomes = score.run(score.trials(seeds, noises, short), progress=_progress)
     whole = list(outcomes[score.RULES])
     if lives:  # baselines judge no whole life
-        whole += score.run(score.trials(seeds, noises, lives), baselines=False, told=_progress)[score.RULES]
+        whole += score.run(score.trials(seeds, noises, lives), baselines=False, progress=_progress)[score.RULES]
     seen, held_out = (score.apart(outcomes, held_out=held_out) for held_out in (False, True))
     ours, new = seen[score.RULES], held_out[score.RULES]
     figures = score.split(seen)

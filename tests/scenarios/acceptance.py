@@ -42,9 +42,9 @@ BATCH_4 = replace(
     memory=0.08,
     kernels=Kernels(busy=0.9, memory=0.85, power=0.5),
 )
-"""The same of 4 images: 62.5 steps a second, and the GPU reads 90 %."""
+"""Batches of 4 images: 62.5 steps a second, and the GPU reads 90 %."""
 TWO_GPUS = replace(SYNTHETIC, backward=0.1073, kernels=Kernels(busy=0.9, memory=0.55, power=0.9))
-"""The same on each of two GPUs: 6,100 images a second."""
+"""The workload on each of two GPUs: 6,100 images a second."""
 REAL_DATA = replace(
     TWO_GPUS,
     data_wait=0.0702,
@@ -56,7 +56,7 @@ REAL_DATA = replace(
     kernels=Kernels(busy=1.0, memory=0.55, power=0.9),
     busy_while_waiting=0.05,
 )
-"""Images decoded and augmented by the processors: 4,300 a second, GPUs at about 75 % as far as the chart tells."""
+"""Images decoded and augmented by the CPUs: 4,300 a second, GPUs at about 75 % as far as the chart shows."""
 
 
 def study(work: Work, *, ranks: tuple[tuple[int, ...], ...] = ((0,),), host: Host | None = None) -> Story:

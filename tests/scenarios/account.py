@@ -1,4 +1,4 @@
-"""What the rules, or a baseline, said of a trial, in one form for all diagnosers."""
+"""Verdicts and alerts of the rules, or a baseline, on a trial, in one form for all diagnosers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def truth(case: Case, series: Sequence[Series]) -> Truth:
-    """What only the rendering knows."""
+    """Facts that only the rendering knows."""
     gpus = {_key(each.labels, _GPU) for each in series if each.name == "stallscope_gpu_up"}
     first_steps = [
         value
@@ -74,7 +74,7 @@ def of_rules(case: Case, series: Sequence[Series], answers: Answers) -> Account:
 
 
 def _is_subject(case: Case, sample: Sample) -> bool:
-    """Whether a verdict or share is of the case's subject."""
+    """Return True if a verdict or share is of the case's subject."""
     labels = sample.labels
     if case.subject == "run":
         return sample.name.startswith("run") and labels.get("run") == case.run
@@ -127,7 +127,7 @@ def _alert_rules() -> Mapping[str, Sequence[Mapping[str, str]]]:
 
 
 def surely_lost(case: Case) -> float | None:
-    """What a right measurement of the share lost may be at the least."""
+    """Return the lowest share that a right measurement of the loss may have."""
     return None if case.lost is None else case.lost - case.tolerance
 
 
@@ -139,7 +139,8 @@ _ON_CLASSES = frozenset(
 
 
 def alert_delay(name: str, lost: float | None) -> float:
-    """Seconds that an alert takes by its rules: `for`, and the window of a mean or of what it asks of a lesser loss."""
+    """Seconds that an alert takes by its rules: `for`, and the window of a mean or of its condition on a lesser
+    loss."""
     rules = _alert_rules().get(name, ())
     held = CLASS_HELD_SECONDS if name in _ON_CLASSES else 0.0
     return held + max((_delay(rule, lost) for rule in rules), default=0.0)
@@ -161,7 +162,7 @@ def duration(text: str) -> float:
 def promises_broken(series: Sequence[Series], answers: Answers) -> list[str]:
     """Who had no verdict, or several, at an evaluation: each kind of fault once, with its first moment.
 
-    A rank is judged while it is starting or running, a run while one of its ranks is, a GPU while the exporter tells
+    A rank is judged while it is starting or running, a run while one of its ranks is, a GPU while the exporter exposes
     of it. One evaluation is allowed until the rules have seen a new subject.
     """
     expected = _judged_subjects(series)

@@ -1,4 +1,4 @@
-"""What simpler diagnosers would have said of the same scrapes.
+"""Diagnoses of simpler diagnosers from the same scrapes.
 
 Three of them: a bound on GPU utilisation, as most clusters alert on; SageMaker Debugger's rules with their defaults;
 a bound on the data wait alone. Each sees what it would see in the field, and names the cause that its text names.
@@ -124,7 +124,7 @@ def sagemaker(series: Sequence[Series]) -> Fired:
     """SageMaker Debugger's profiler rules with the defaults of their code, scanned every 60 s.
 
     Its samples are 500 ms apart; here the distribution of GPU samples is known exactly (the exporter's histogram), and
-    of processors the mean of each 30 s. Its rules stay silent where their signal is missing.
+    of CPUs the mean of each 30 s. Its rules stay silent where their signal is missing.
     """
     scrapes = Scrapes(series)
     rules = (
@@ -148,7 +148,7 @@ Rule = Callable[[int], bool]
 
 
 def _host_busy(scrapes: Scrapes) -> Mapping[tuple[str, ...], Callable[[int, int], float]]:
-    """Share of each host's processor time in use, over some scrapes before a position."""
+    """Share of each host's CPU time in use, over some scrapes before a position."""
     total = scrapes.grown("stallscope_host_cpu_seconds_total", _HOST)
     resting: dict[tuple[str, ...], list[float]] = {}
     for mode in ("idle", "iowait"):
@@ -177,7 +177,7 @@ def _bottleneck(scrapes: Scrapes, blocked: Callable[[int], bool]) -> Rule:
 
 
 def _cpu_bottleneck(scrapes: Scrapes) -> Rule:
-    """Any processor over 90 %."""
+    """Any CPU over 90 %."""
     busiest = scrapes.grown("stallscope_host_busiest_cpu_seconds_total", _HOST)
     return _bottleneck(
         scrapes,
@@ -186,7 +186,7 @@ def _cpu_bottleneck(scrapes: Scrapes) -> Rule:
 
 
 def _io_bottleneck(scrapes: Scrapes) -> Rule:
-    """Over half of the processors' time spent waiting for I/O."""
+    """Over half of the CPUs' time spent waiting for I/O."""
     waiting = scrapes.grown("stallscope_host_cpu_seconds_total", _HOST, mode="iowait")
     total = scrapes.grown("stallscope_host_cpu_seconds_total", _HOST)
     return _bottleneck(
@@ -218,7 +218,7 @@ def _at_most(scrapes: Scrapes, bound: float) -> Mapping[tuple[str, ...], Callabl
 
 
 def _batch_size(scrapes: Scrapes) -> Rule:
-    """The 95th percentiles of processors, GPUs and GPU memory are all under 70 %."""
+    """The 95th percentiles of CPUs, GPUs and GPU memory are all under 70 %."""
     low = _at_most(scrapes, 0.7)
     used = scrapes.gauge("stallscope_gpu_memory_used_bytes", _GPU)
     total = scrapes.gauge("stallscope_gpu_memory_total_bytes", _GPU)

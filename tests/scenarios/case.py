@@ -66,7 +66,7 @@ def render(case: Case, seed: int, *, noise: bool, labels: Mapping[str, str], scr
     """Let the exporters of a case's machines be scraped.
 
     Args:
-        case: what is told.
+        case: the labelled story.
         seed: draws step times, and the noise; the same seed gives the same series.
         noise: disturb levels, scrapes and pages as a real installation does.
         labels: put on every series, beside `job` and `instance`.

@@ -1,4 +1,4 @@
-"""What tells a real installation's pages from ideal ones: drawn once a case and seed."""
+"""Differences of a real installation's pages from ideal ones: drawn once a case and seed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NON_ESSENTIAL = (
     "stallscope_training_process_memory_bytes",
     "stallscope_exporter_source_read_seconds",
 )
-"""One of these goes missing under noise: nobody may need it."""
+"""One of these families goes missing under noise: no rule may need it."""
 
 
 class Disturbance:
     """When each page is made and stored, and what is wrong with it.
 
-    Without noise every page is made at its scrape and nothing is wrong; steps are drawn by seed all the same.
+    Without noise every page is made at its scrape and nothing is wrong; steps are drawn by seed nevertheless.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ SETTLING_SECONDS = 2 * EVALUATION_SECONDS
 """From raw data to verdict may take two evaluations, since groups of rules evaluate at different moments."""
 
 EVIDENCE_MINUTES: Mapping[str, float] = {
-    # Minutes that a cause must last before the contract lets anybody see it; five for all others.
+    # Minutes that a cause must last before the contract requires its verdict; five for all others.
     "stalled": 5.0,
     "hang_spin": 5.0,
     "hang_io": 5.0,
@@ -136,13 +136,13 @@ class Firing:
 
     @property
     def loud(self) -> bool:
-        """A person is told of it."""
+        """A notification that reaches a person."""
         return self.severity in ("warning", "critical")
 
 
 @dataclass(frozen=True)
 class Account:
-    """What a diagnoser said of one trial."""
+    """Diagnoses of one trial by one diagnoser."""
 
     verdicts: Mapping[str, Mapping[int, str]]
     """For each part of the subject (a run; GPUs) its cause by second; a second without verdict is left out."""
@@ -157,7 +157,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Truth:
-    """What of a trial's rendering a judge must know."""
+    """Facts of a trial's rendering that a judge must know."""
 
     gpus: int
     ready: float = 0.0
@@ -186,13 +186,13 @@ class Outcome:
     alarmed: float | None
     """Seconds from onset to the first alert above info."""
     alarms: tuple[str, ...]
-    """Alerts above info that nobody expected."""
+    """Alerts above info that the case does not expect."""
     missing: tuple[str, ...]
     """Expected alerts that did not fire."""
     forbidden: tuple[str, ...]
     """Forbidden causes, as verdict or alert."""
     lost: float | None
-    """Mean share that was told, where a true one is known."""
+    """Mean share of the verdict, where the true one is known."""
     culprit: bool | None
     """The culprit was named; None where there is none or nobody was named at all."""
     faults: tuple[str, ...]
@@ -224,7 +224,7 @@ def judge(trial: Trial, account: Account, truth: Truth, *, expected: Callable[[F
         trial: The case.
         account: What a diagnoser said of it.
         truth: What only the rendering knows.
-        expected: Tells the alerts that should fire; those that the case names, unless given.
+        expected: returns the alerts that should fire; by default those that the case names.
     """
     case = trial.case
     start, end = 60 * case.onset, 60 * (case.length if case.end is None else case.end)
@@ -293,7 +293,7 @@ def _mean_share(shares: Mapping[int, float], judged_from: float, end: float) -> 
 
 
 def _culprit_named(case: Case, hits: Sequence[Firing], scores: Mapping[int, str], judged_from: float) -> bool | None:
-    """Whether every alert named the culprit, or the greatest straggler score did where alerts name no rank."""
+    """Return True if every alert named the culprit, or the highest straggler score did where alerts name no rank."""
     if case.culprit is None:
         return None
     culprit = dict(case.culprit)
@@ -310,7 +310,7 @@ def _culprit_named(case: Case, hits: Sequence[Firing], scores: Mapping[int, str]
 
 @dataclass(frozen=True)
 class Rating:
-    """How well one cause is told from all others."""
+    """Quality of the distinction of one cause from all others."""
 
     precision: float
     recall: float

@@ -4,8 +4,9 @@ Pure functions on an account. Definitions, which RESULTS.md repeats:
 
 - A verdict is *right* if it is the case's cause or an acceptable one. Before the onset, and after the end, it is right
   if it is one that the case takes without its fault (`healthy` and `compute_bound` unless the case says otherwise).
-- A verdict is *general* if it is no statement about the fault: `insufficient_data`, `healthy` and `compute_bound` after
-  the onset, the parent of an accepted cause (PARENTS), and after the end whatever was right until then. It is late.
+- A verdict is *general* if it makes no statement about the fault: `insufficient_data`, `healthy` and `compute_bound`
+  after the onset, the parent of an accepted cause (PARENTS), and after the end whatever was right until then. It is
+  late.
 - Any other verdict is a *wrong specific* one.
 - A *harmful alert* is an alert above info whose cause the case forbids, or that the case neither expects nor allows.
   An expected alert that fires before the onset is harmful, too.
@@ -33,9 +34,9 @@ EARLY_SECONDS = 600
 """The first ten minutes, of a subject and after an onset."""
 STEADY_SECONDS = 120
 _CERTAIN_SECONDS = 60.0
-"""A rank without a step for so long stands still for certain; five of its steps take less in every case."""
+"""Seconds without a step after which a standstill is certain; five steps take less in every case."""
 _HEALTHY_SECONDS = 300
-"""A run must be healthy for so long until its first right verdict is judged."""
+"""Seconds that a run must be healthy until its first right verdict is judged."""
 STANDSTILLS = frozenset({"stalled", "hang_spin", "hang_io", "lost"})
 _PAGES = frozenset(alert for cause in STANDSTILLS if (alert := CAUSES[cause].alert))
 

@@ -60,7 +60,7 @@ RTX_4080_LAPTOP = Card(
 
 LAPTOP = Node(card=RTX_4080_LAPTOP, gpus=1, cpus=16, memory=32 * GIB, link=0.125e9, shared_memory=16 * GIB)
 WORKSTATION = Node(card=RTX_2080_TI, gpus=2, cpus=24, memory=64 * GIB, link=0.125e9, shared_memory=32 * GIB)
-"""The one of the published study: two GPUs, one good processor."""
+"""The machine of the published study: two GPUs, one good CPU."""
 CLOUD = Node(card=L40S, gpus=1, cpus=8, memory=64 * GIB, link=1.25e9, shared_memory=32 * GIB)
 """A small instance with 10 Gb/s."""
 SERVER = Node(card=L40S, gpus=2, cpus=32, memory=256 * GIB, link=3.125e9, nfs="/data", shared_memory=128 * GIB)

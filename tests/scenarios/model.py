@@ -35,13 +35,13 @@ COLUMNS = (
     "initialization",
     "restore",
 )
-"""What a rank's time goes to, in the order of a step. `slow` is what an outlier takes longer (told as forward), `sync`
-the wait for slower ranks (told as communication where a hook measures it, else as backward)."""
+"""Parts of a rank's time, in the order of a step. `slow` is the excess of an outlier (reported as forward), `sync`
+the wait for slower ranks (reported as communication where a hook measures it, else as backward)."""
 COLUMN = {name: index for index, name in enumerate(COLUMNS)}
 DRAWN = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "logging", "other")
 COMPUTING = ("forward", "backward", "optimizer")
 EFFECTS = ("busy", "memory", "sm", "occupancy", "dram", "tensor", "fp32", "power", "nvlink")
-"""What a GPU's time goes to meanwhile: shares, and bytes a second in each direction over NVLink."""
+"""Parts of a GPU's time meanwhile: shares, and bytes a second in each direction over NVLink."""
 SHORTEST = 0.1
 """Seconds that one row of the model covers at least."""
 
@@ -150,7 +150,7 @@ class Course:
         return interpolated(times, bounds, sums)
 
     def column_at(self, rank: int, time: float) -> str:
-        """What the rank does at a moment; empty outside its life."""
+        """Return the rank's activity at a moment; empty outside its life."""
         row = int(np.searchsorted(self.ends, time, side="right"))
         if time < self.start or row >= len(self.ends):
             return ""
@@ -158,7 +158,7 @@ class Course:
         return COLUMNS[min(int(np.searchsorted(reached, time, side="right")), len(COLUMNS) - 1)]
 
     def effect(self, rank: int, name: str, times: Floats) -> Floats:
-        """Integrate what the rank asks of its GPUs, of one kind."""
+        """Integrate the rank's use of its GPUs, of one kind."""
         if rank not in self._effects:
             by_row = np.empty((len(self.lengths), len(EFFECTS)))
             for number, segment in enumerate(self.segments):
@@ -189,7 +189,7 @@ class Course:
 
 
 def effects(segment: Segment, rank: int) -> Floats:
-    """What each column of a rank asks of its GPU: column by effect, bytes or shares for each second."""
+    """Use of its GPU by each column of a rank: column by effect, bytes or shares for each second."""
     work = segment.works[rank]
     kernels = work.kernels
     table = np.zeros((len(COLUMNS), len(EFFECTS)))

@@ -1,4 +1,4 @@
-"""A node's GPU series: what the driver would tell of the work on each GPU and of its health."""
+"""A node's GPU series: the driver's values for the work on each GPU and its health."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _FOREIGN = {
     "power": 0.5,
     "nvlink": 0.0,
 }
-"""What somebody else's program asks of a GPU while its kernels are resident."""
+"""Use of a GPU by another user's program while its kernels are resident."""
 
 
 def show_gpus(sheet: Sheet, world: World) -> None:
@@ -215,7 +215,7 @@ class _Page:
             self._add("engine_busy_seconds_total", 0, engine=engine)
 
     def _effect(self, name: str) -> Callable[[Floats], Floats]:
-        """The integral of what all work asks of this GPU, each second no more than there is of it."""
+        """Return the integral of all work on this GPU, each second at most a second."""
 
         def asked(times: Floats) -> Floats:
             total = _FOREIGN[name] * self._world.gpu_integral(self._gpu, lambda state: state.foreign_busy, times)
@@ -383,7 +383,7 @@ class _Page:
 
 
 def owner_of(run: Run, rank: int) -> dict[str, str]:
-    """Who holds a rank's GPU, as the orchestrator or the process table tells."""
+    """Return the holder of a rank's GPU, as the orchestrator or the process table lists it."""
     if run.pods:
         return {"namespace": run.namespace, "pod": f"{run.name}-{rank}", "container": "trainer"}
     if run.slurm_job:
@@ -402,7 +402,7 @@ def held_by(claim: Claim, memory: float, times: Floats) -> Floats:
 
 
 def allocator(claim: Claim, times: Floats) -> dict[str, Floats]:
-    """Shares of the GPU's memory that the framework's allocator tells."""
+    """Shares of the GPU's memory as the framework's allocator reports them."""
     peak, used, reserved = np.zeros_like(times), np.zeros_like(times), np.zeros_like(times)
     for segment in claim.course.segments:
         work = segment.works[claim.rank]

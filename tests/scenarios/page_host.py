@@ -40,7 +40,7 @@ def show_host(sheet: Sheet, world: World) -> None:
 
 
 def cores_busy(world: World, node: int, times: Floats) -> Floats:
-    """Processor seconds of everything on the node: no more than there are."""
+    """Return the CPU seconds of everything on the node: at most those of its CPUs."""
     level = world.disturbance.level[node]
     cpus = world.story.nodes[node].cpus
 
@@ -60,7 +60,7 @@ def _processors(sheet: Sheet, world: World) -> None:
     sheet.add("stallscope_host_cpus", cpus)
 
     def load(moments: Floats) -> Floats:
-        """Busy seconds since the exporter's start, each second no more than there are processors."""
+        """Return busy seconds since the exporter's start, each second at most the number of CPUs."""
         fine = np.arange(BEGIN, world.horizon + 2, 1.0)
         grown = np.minimum(np.diff(cores_busy(world, node, fine)), 0.995 * cpus)
         return interpolated(moments, fine, np.concatenate([[0.0], np.cumsum(grown)]))

@@ -80,7 +80,7 @@ class _Page:
         self._sheet.add(f"stallscope_training_{name}", values, self._present & present, **self._labels, **labels)
 
     def _counted(self, integral: Callable[[Floats], Floats]) -> Floats:
-        """A counter of the session: begins anew with the process."""
+        """A counter of the session: restarts with the process."""
         return integral(self._reported) - integral(self._begun)
 
     def _identity(self) -> None:
@@ -240,7 +240,7 @@ class _Page:
         wrong = np.minimum(1.0, course.per_row(rank, "losses_not_finite")) * course.steps
         told = self._counted(lambda times: np.floor(course.done(wrong, times) + 1e-6))
         self._add("nonfinite_losses_total", told)
-        # A loss that is not a number is not told: the gauge is absent meanwhile.
+        # A loss that is not a number is not reported: the gauge is absent meanwhile.
         spoilt = course.elapsed(rank, "losses_not_finite", self._reported) - course.elapsed(
             rank, "losses_not_finite", self._reported - 5
         )

@@ -1,7 +1,7 @@
 """Run the bundle's own rule files over rendered cases in Prometheus's rule engine, and read back what they said.
 
 The engine is the one in promtool's unit tests: the only way to run rule files over past hours at speed. Many cases go
-into one run, told apart by their `cluster` label, which also proves that the rules keep clusters apart. A test that
+into one run, distinguished by their `cluster` label, which also proves that the rules keep clusters apart. A test that
 expects no samples makes promtool print those that it got: that report is what is read here.
 """
 
@@ -68,7 +68,7 @@ Answers = dict[int, list[Sample]]
 
 @dataclass(frozen=True)
 class Said:
-    """What was asked for."""
+    """The requested series."""
 
     samples: Mapping[str, Answers]
     """By expression."""
@@ -90,7 +90,7 @@ def ask(
     groups: Sequence[str] = GROUPS,
     evaluation_seconds: int = EVALUATION_SECONDS,
 ) -> Said:
-    """Evaluate all rules from the series' start to the last moment asked for.
+    """Evaluate all rules from the series' start to the last requested moment.
 
     Args:
         series: What was scraped.
@@ -118,7 +118,7 @@ def ask(
                     for expression, seconds in expressions.items()
                     for second in seconds
                 ],
-                # One that can't fire is expected: promtool tells nothing where it gets what it expects, here none.
+                # An impossible alert is expected: promtool prints nothing for a met expectation, here for no alerts.
                 "alert_rule_test": [
                     {
                         "alertname": name,
@@ -146,7 +146,7 @@ def ask(
 
 
 def _report(document: object) -> str:
-    """What promtool says of a test."""
+    """Parse promtool's report on a test."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cases.test.yml"
         path.write_text(json.dumps(document), encoding="utf-8")  # JSON is YAML, and a hundred times faster to write
@@ -260,7 +260,7 @@ def _labels(name: str, text: str) -> Mapping[str, str]:
 
 
 def _unquote(text: str) -> str:
-    """Undo Go's quoting, which is JSON's but for bytes and two control characters."""
+    """Undo Go's quoting, which is JSON's except for bytes and two control characters."""
     as_json = _ESCAPE.sub(lambda found: rf"\u00{found[1]}" if found[1] else _CONTROL.get(found[0], found[0]), text)
     return str(json.loads(as_json))
 

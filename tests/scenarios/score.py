@@ -20,12 +20,12 @@ from tests.scenarios.figures import Firing, Outcome, Trial, judge, ratings, scor
 RULES = "Stallscope's rules"
 PROCESSES = 2
 _NICENESS = 10
-"""What else runs on the machine goes first."""
+"""Niceness: other programs on the machine take precedence."""
 _BATCH_HOURS = 80.0
 """Hours of GPUs and ranks in one run of the engine: about half a minute."""
 Outcomes = dict[str, list[Outcome]]
 """By diagnoser."""
-Told = Callable[[str, Outcomes], None]
+Progress = Callable[[str, Outcomes], None]
 
 
 def trials(seeds: Iterable[int], noises: Iterable[bool], cases: Iterable[Case] | None = None) -> list[Trial]:
@@ -39,13 +39,14 @@ _GATE_HOURS = 3.0
 
 
 def gate() -> list[Trial]:
-    """What the tests judge at every change, in two minutes: all but the large cases, a quarter with noise as well."""
+    """The trials that the tests judge at every change, in two minutes: without the large cases, a quarter with
+    noise."""
     small = [case for case in CASES if _hours([Trial(case, 0, False)]) <= _GATE_HOURS]
     return [*trials([GATE_SEED], [False], small), *trials([GATE_SEED], [True], small[::4])]
 
 
 def run(
-    chosen: Sequence[Trial], *, baselines: bool = True, groups: Sequence[str] = GROUPS, told: Told | None = None
+    chosen: Sequence[Trial], *, baselines: bool = True, groups: Sequence[str] = GROUPS, progress: Progress | None = None
 ) -> Outcomes:
     """Judge trials, two runs of the engine at a time.
 
@@ -53,7 +54,7 @@ def run(
         chosen: The trials.
         baselines: Judge the baselines as well.
         groups: The order in which the groups of rules are evaluated.
-        told: Is told of each part as it is judged.
+        progress: called for each part once it is judged.
     """
     outcomes: Outcomes = {}
     work = partial(judge_batch, baselines=baselines, groups=groups)
@@ -63,8 +64,8 @@ def run(
         pending = [pool.submit(work, batch) for batch in batches]
         for number, done in enumerate(as_completed(pending), start=1):
             judged = done.result()
-            if told:
-                told(f"{number} of {len(batches)}", judged)
+            if progress:
+                progress(f"{number} of {len(batches)}", judged)
             for diagnoser, found in judged.items():
                 outcomes.setdefault(diagnoser, []).extend(found)
     place = {trial.name: position for position, trial in enumerate(chosen)}
@@ -358,7 +359,7 @@ def table_of_delays(outcomes: Sequence[Outcome]) -> str:
 
 
 def complaints(outcome: Outcome) -> list[str]:
-    """What a trial got wrong, in words; nothing for a trial that is all right."""
+    """Return the mistakes of a trial in words; empty for a right one."""
     case = outcome.trial.case
     found: list[str] = []
     if case.kind != "near" and case.verdict_expected and not outcome.acceptable:

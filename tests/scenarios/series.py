@@ -1,4 +1,4 @@
-"""What a scraper stores."""
+"""The samples that a scraper stores."""
 
 from __future__ import annotations
 

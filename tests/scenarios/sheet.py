@@ -62,5 +62,5 @@ class Sheet:
         return values
 
     def clock(self, times: Floats | float) -> Floats:
-        """What this node's clock tells of a moment."""
+        """Return this node's clock at a moment."""
         return np.asarray(times, dtype=np.float64) + self.skew

@@ -1,4 +1,4 @@
-"""What a labelled case tells: machines, runs, and what holds from which minute on.
+"""The vocabulary of labelled cases: machines, runs, and their states from which minute on.
 
 Everything is data. Times are minutes after the first scrape, negative ones before it; shares are of time, sizes in
 bytes, rates a second. Figures are those of machines and of the literature, never those of the rules.
@@ -73,7 +73,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a computing phase asks of the GPU, as shares of the phase."""
+    """A computing phase's use of the GPU, as shares of the phase."""
 
     busy: float = 1.0
     memory: float = 0.5
@@ -88,10 +88,10 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Pause:
-    """Periodic work of a whole run, during which nobody trains."""
+    """Periodic work of a whole run, during which no rank trains."""
 
     phase: str
-    """`checkpoint` and `logging` lie inside their step; `evaluation` lies between steps; `other` is no phase."""
+    """`checkpoint` and `logging` are inside their step; `evaluation` is between steps; `other` is not a phase."""
     seconds: float
     every_steps: int = 0
     every_seconds: float = 0.0
@@ -299,13 +299,13 @@ class Run:
     quota: bool = False
     """The limit is a cgroup quota, so that throttling is counted."""
     gpu_shares: tuple[float, ...] = ()
-    """What each GPU of a rank has of its work, where not all have the same."""
+    """Share of the work of each of a rank's GPUs, if they differ."""
     instrumented: bool = True
     """Uses the shim."""
     phases: bool = True
     """The shim measures phases; else all of a step is `other`."""
     measures_communication: bool = False
-    """A hook tells collectives apart; else waiting for others lies in `backward`."""
+    """True if a hook measures collectives; otherwise waiting for others is part of `backward`."""
     device_events: bool = True
     tells_batch: bool = True
     precision: str = "bf16"
@@ -338,7 +338,7 @@ class Story:
     exporter_down: tuple[tuple[int, float], ...] = ()
     """Nodes whose exporter answers no more from a minute on."""
     exporter_restarts: tuple[tuple[int, float], ...] = ()
-    """Nodes whose exporter begins anew, and the minute of it."""
+    """Nodes whose exporter restarts, and the minute of it."""
     scrape_gaps: tuple[tuple[float, float], ...] = ()
     """Minutes between which Prometheus scrapes nothing."""
     failing_source: tuple[tuple[str, float], ...] = ()
@@ -350,7 +350,7 @@ class Story:
 
 
 def at(states: tuple[From[T], ...], subject: int, minute: float) -> T:
-    """Find the state of a subject at a minute: the last one that has begun; of two, the one told last.
+    """Find the state of a subject at a minute: the last one that has begun; of two, the later one in the story.
 
     Raises:
         ValueError: no state holds for that subject then.

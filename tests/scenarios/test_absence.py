@@ -13,7 +13,7 @@ from tests.scenarios.case import Case
 
 pytestmark = [pytest.mark.slow(90), pytest.mark.timeout(600)]
 _DOMAINS = frozenset(["input", "device", "memory"])
-"""Domains whose causes claim that there is room, or that are told apart by what else has room."""
+"""Domains whose causes claim that there is room, or that are distinguished by what else has room."""
 _FURTHER = frozenset(["stalled", "callback_stall", "packing_candidate"])
 _CAUSES = [cause for cause in absence.representatives() if CAUSES[cause].domain in _DOMAINS or cause in _FURTHER]
 """All others take six times as long: `python -m tests.scenarios absence` tries them, with every family."""

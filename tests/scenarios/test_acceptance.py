@@ -41,14 +41,14 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What the rules said of one story."""
+    """Verdicts of the rules on one story."""
 
     samples: Mapping[str, runner.Answers]
     words: Mapping[str, Sequence[runner.Alert]]
     """Alerts that fired at any of the moments, by name."""
 
     def verdicts(self, series: str, *, minutes: tuple[float, float] = (20, MINUTES), **labels: str) -> set[str]:
-        """The causes that a subject had in the meantime, but for what a tenth of the evaluations say."""
+        """Return the causes of a subject in the meantime, except those of under a tenth of the evaluations."""
         seen = Counter(
             sample.labels["cause"]
             for second, samples in self.samples[runner.EVERYTHING].items()

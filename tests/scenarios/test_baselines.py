@@ -1,4 +1,4 @@
-"""The baselines say what their originals would, on data of which that can be told by hand."""
+"""The baselines diagnose as their originals would, on data with an obvious diagnosis."""
 
 from __future__ import annotations
 
@@ -107,21 +107,21 @@ def test_the_data_wait_is_a_mean_over_ranks() -> None:
         pytest.param(gpu(FULL) + host(), [], id="a full GPU"),
         pytest.param(gpu(HALF, memory=0.9) + host(), ["underused"], id="low at the 95th percentile"),
         pytest.param(gpu(FLUCTUATING) + host(), ["underused"], id="high at the 95th and low at the 5th"),
-        pytest.param(gpu(HALF) + host(), ["small_batch", "underused"], id="GPU, its memory and processors low"),
-        pytest.param(gpu(HALF) + host(0.9), ["underused"], id="processors not low"),
-        pytest.param(gpu(HALF), ["underused"], id="processors unknown"),
+        pytest.param(gpu(HALF) + host(), ["small_batch", "underused"], id="GPU, its memory and CPUs low"),
+        pytest.param(gpu(HALF) + host(0.9), ["underused"], id="CPUs not low"),
+        pytest.param(gpu(HALF), ["underused"], id="CPUs unknown"),
         pytest.param(
             gpu({0.0: 0.6, 0.9: 0.4}) + host(busiest=0.95),
             ["input_cpu_saturated", "underused"],
-            id="one hot processor, GPU idle for more than half",
+            id="one hot CPU, GPU idle for more than half",
         ),
         pytest.param(
-            gpu({0.0: 0.4, 0.9: 0.6}) + host(busiest=0.95), ["underused"], id="one hot processor, GPU idle for less"
+            gpu({0.0: 0.4, 0.9: 0.6}) + host(busiest=0.95), ["underused"], id="one hot CPU, GPU idle for less"
         ),
         pytest.param(
             gpu({0.0: 0.6, 0.9: 0.4}, memory=0.9) + host(0.1, iowait=0.6),
             ["input_disk_bound", "underused"],
-            id="processors wait for I/O",
+            id="CPUs wait for I/O",
         ),
         pytest.param(
             gpu(HALF, memory=0.9) + gpu({0.2: 1.0}, 1, memory=0.9) + host(),

@@ -175,7 +175,7 @@ def test_positive_cases_expect_the_alert_of_their_cause() -> None:
     for case in ALL:
         if case.kind == "positive" or (case.level or 0) > 1:
             if case.name == "straggler_hw_narrow_slot":
-                continue  # the slot is told of; whether the run is, too, is open
+                continue  # the slot is recorded; the run may be too
             assert CAUSES[case.cause].alert in case.alerts, case.name
         elif case.kind in ("negative", "near"):
             assert not case.alerts, case.name

@@ -1,4 +1,4 @@
-"""The figures, on trials whose figures can be told by hand."""
+"""The figures, on trials whose figures are obvious."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def judged(
 def test_the_verdict_is_the_most_frequent_one_once_the_cause_can_be_seen() -> None:
     late = changing((0, "healthy"), (16, "input_bound"))
     assert judged(trial(), late).verdict == "input_bound"
-    assert judged(trial(), late).flips == 0, "what comes before it can be seen is no mistake"
+    assert judged(trial(), late).flips == 0, "verdicts before the cause is visible are not mistakes"
     assert judged(trial(), changing((0, "healthy"), (30, "input_bound"))).verdict == "healthy"
 
 

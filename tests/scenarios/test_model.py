@@ -1,4 +1,4 @@
-"""What is measured in two ways agrees, and noise does what it says and no more."""
+"""Two ways of measuring agree, and noise changes only what it should."""
 
 from __future__ import annotations
 

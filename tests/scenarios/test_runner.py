@@ -1,4 +1,4 @@
-"""What goes into promtool, and what is read from its report."""
+"""The input of promtool, and the parsing of its report."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.scenarios import score
 from tests.scenarios.__main__ import FIGURES
 from tests.scenarios.figures import Outcome, scored, summarise
 
-# It takes what other tests leave of the processors, and may end after all of them.
+# It uses the CPUs that other tests leave, and may end after all of them.
 pytestmark = [pytest.mark.slow(600), pytest.mark.timeout(1500)]
 PROMISED_TOP_1 = {"clean": 0.95, "noisy": 0.90}
 SHORTCOMINGS: dict[str, str] = {}
@@ -34,7 +34,7 @@ def of_kind(outcomes: Iterable[Outcome], kind: str) -> list[Outcome]:
 
 
 def told(outcomes: Iterable[Outcome]) -> str:
-    """What went wrong, a line a trial."""
+    """Return the mistakes, one line a trial."""
     return "\n" + "\n".join(f"{each.trial.name}: {'; '.join(score.complaints(each))}" for each in outcomes)
 
 

@@ -1,4 +1,4 @@
-"""What a driver's utilisation samples tell: the integrals, the histogram and the dips that an exporter keeps."""
+"""A driver's utilisation samples: the integrals, the histogram and the dips that an exporter keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUSY_SECONDS = 1.0
 
 
 class Utilization:
-    """One GPU's samples, each the mean over a period, in whole per cent as drivers tell them."""
+    """One GPU's samples, each the mean over a period, in whole per cent as drivers report them."""
 
     def __init__(self, busy: Floats, moments: Floats) -> None:
         """Take the integral of busy time at the samples' bounds."""

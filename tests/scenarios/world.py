@@ -104,19 +104,19 @@ class World:
         return self.story.nodes[node].cpus / max(1, len(self.ranks_on(node)))
 
     def gpu_state(self, gpu: int, value: Callable[[Gpu], float], times: Floats) -> Floats:
-        """A number of a GPU's state at each time."""
+        """Return a number of a GPU's state at each time."""
         return _sampled(self.story.gpus, gpu, value, times)
 
     def gpu_integral(self, gpu: int, value: Callable[[Gpu], float], times: Floats) -> Floats:
-        """The same, integrated."""
+        """Return the integral of a number of a GPU's state at each time."""
         return _integrated(self.story.gpus, gpu, value, times, self.horizon)
 
     def host_state(self, node: int, value: Callable[[Host], float], times: Floats) -> Floats:
-        """A number of a host's state at each time."""
+        """Return a number of a host's state at each time."""
         return _sampled(self.story.hosts, node, value, times)
 
     def host_integral(self, node: int, value: Callable[[Host], float], times: Floats) -> Floats:
-        """The same, integrated."""
+        """Return the integral of a number of a host's state at each time."""
         return _integrated(self.story.hosts, node, value, times, self.horizon)
 
     def oom_kills(self, node: int, times: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Where evidence is missing: the right answer says so, or says the parent of what it can't tell."""
+"""Cases with missing evidence: the right answer says so, or names the parent of an uncertain cause."""
 
 from __future__ import annotations
 

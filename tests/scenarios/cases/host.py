@@ -26,7 +26,7 @@ def _with(node: Node, **changes: float) -> Host:
 
 
 def _on_one_of_two(story: Story) -> Story:
-    """The same, but only the first machine is in trouble."""
+    """The host state, but only the first machine is in trouble."""
     return replace(story, hosts=(story.hosts[0], replace(story.hosts[1], only=(0,))))
 
 

@@ -37,7 +37,7 @@ def _waiting(work: Work, share: float, **changes: Any) -> Work:
 
 
 def _parent() -> Iterator[Case]:
-    # Enough workers, some processors left, storage and network calm: nothing says why.
+    # Enough workers, some CPUs left, storage and network calm: nothing shows why.
     yield positive(
         "input_bound_laptop",
         "input_bound",
@@ -70,7 +70,7 @@ def _parent() -> Iterator[Case]:
 
 
 def _processors() -> Iterator[Case]:
-    # Decoding needs more than there is: 24 processors a rank.
+    # Decoding needs more than there is: 24 CPUs a rank.
     node = _waiting(NODE_WORK, 0.31, loader_cores=23)
     saturated = Host(cores=4, cpu_waiting=0.6)
     pair = Host(cores=1, cpu_waiting=0.6)
@@ -93,7 +93,7 @@ def _processors() -> Iterator[Case]:
         forbidden=more_workers,
         lost=0.31,
     )
-    # Not all of the processors' time, but somebody waits for one most of the time.
+    # Not all of the CPUs' time, but a task waits for one most of the time.
     yield positive(
         "input_cpu_saturated_by_pressure",
         "input_cpu_saturated",
@@ -117,7 +117,7 @@ def _processors() -> Iterator[Case]:
 
 
 def _quota() -> Iterator[Case]:
-    # A pod's limit of 8 processors on a machine that is two thirds idle.
+    # A pod's limit of 8 CPUs on a machine that is two thirds idle.
     def pods(node: Node, share: float, throttled: float) -> Story:
         before = replace(NODE_WORK, loader_cores=5.0, loader_workers=8, quota_throttled=0.02)
         after = _waiting(before, share, loader_cores=7.4, quota_throttled=throttled, quota_waited=1.5 * throttled)
@@ -214,7 +214,7 @@ def _workers() -> Iterator[Case]:
         forbidden=harm,
         lost=0.26,
     )
-    # 24 workers on 8 processors, and 64 on 24 each: nobody gets his turn.
+    # 24 workers on 8 CPUs, and 64 on 24 each: all of them wait.
     yield positive(
         "input_too_many_workers_cloud",
         "input_too_many_workers",
@@ -258,7 +258,7 @@ def _workers() -> Iterator[Case]:
             alerts=frozenset({"TrainingInputSingleThread"}),
             lost=_WARN * level,
         )
-        # SageMaker Debugger: workers over 200 % of the processors.
+        # SageMaker Debugger: workers over 200 % of the CPUs.
         yield near(
             "input_too_many_workers",
             "input_too_many_workers",
@@ -287,7 +287,7 @@ def _storage() -> Iterator[Case]:
         forbidden=not_disk,
         lost=0.35,
     )
-    # A busy machine hides iowait; pressure tells all the same.
+    # A busy machine hides iowait; pressure shows it nevertheless.
     yield positive(
         "input_disk_bound_node",
         "input_disk_bound",
@@ -394,7 +394,7 @@ def _at_the_line(work: Work, share: float, line: float, used: float) -> Work:
 
 
 def _acceptance() -> Iterator[Case]:
-    # Two GPUs, real data: 4300 images a second instead of 6100; the processors are full, the disk is flat.
+    # Two GPUs, real data: 4300 images a second instead of 6100; the CPUs are full, the disk is flat.
     real = replace(taking(WORKSTATION_WORK, "data_wait", 0.295), loader_cores=11.4, busy_while_waiting=0.05)
     yield positive(
         "ac_05_real_data_on_two_gpus",

@@ -1,4 +1,4 @@
-"""What looks like trouble and is none: no alert above info may fire."""
+"""Cases that look like trouble but are none: no alert above info may fire."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def _sharing() -> Iterator[Case]:
         _steady(WORKSTATION, gpu=Gpu(foreign=("gdm",), foreign_memory=0.02), gpus=(0,), ranks=((0,),)),
         forbidden=frozenset({"shared_unexpectedly"}),
     )
-    # An experiment may wait: its verdict is the same, and nobody is called.
+    # An experiment may wait: its verdict stays, and no one is paged.
     waits = replace(taking(LAPTOP_WORK, "data_wait", 0.3), loader_workers=2, loader_cores=1.6)
     yield negative(
         "experiment_that_waits",

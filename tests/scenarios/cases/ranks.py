@@ -31,7 +31,7 @@ def _step(work: Work) -> float:
 
 
 def _late(work: Work, share: float, *, by: str = "backward") -> Work:
-    """The same work, but late by that share of the step that all then take."""
+    """Delay the work by this share of the step that all ranks then take."""
     late = share / (1 - share) * _step(work)
     return replace(work, **{by: getattr(work, by) + late})
 
@@ -197,7 +197,7 @@ def _shape() -> Iterator[Case]:
             lost=share,
         )
     for level in _LEVELS:
-        # What ranks wait for each other by chance is told as communication too.
+        # Random waits of ranks for each other count as communication too.
         yield near(
             "comm_bound",
             "comm_bound",
@@ -225,7 +225,7 @@ def _shape() -> Iterator[Case]:
 def _scaled(efficiency: float) -> Story:
     """Three GPUs, each of which does a share of what one alone did, by the user's own word.
 
-    No hook tells communication apart: it lies in `backward`.
+    No hook measures communication separately: it is part of `backward`.
     """
     alone = replace(NODE_WORK, communication=0.0)
     together = replace(alone, backward=alone.backward + _step(alone) * (1 / efficiency - 1))

@@ -57,7 +57,7 @@ TINY = Kernels(busy=0.9, memory=0.3, sm=0.3, occupancy=0.12, dram=0.15, tensor=0
 
 
 def taking(work: Work, phase: str, share: float) -> Work:
-    """The same work with a phase that takes a share of each step."""
+    """Add a phase that takes a share of each step."""
     rest = sum(
         getattr(work, name)
         for name in (
@@ -75,7 +75,7 @@ def taking(work: Work, phase: str, share: float) -> Work:
 
 
 def slowed(work: Work, factor: float) -> Work:
-    """The same work on a GPU that takes longer for it."""
+    """Run the work on a GPU that takes longer for it."""
     return replace(
         work, forward=work.forward * factor, backward=work.backward * factor, optimizer=work.optimizer * factor
     )
@@ -150,7 +150,7 @@ def positive(name: str, cause: str, story: Story, **fields: Any) -> Case:
 
 
 def negative(name: str, story: Story, **fields: Any) -> Case:
-    """A case that looks like trouble and is none."""
+    """A case that looks like trouble but is none."""
     given = {"cause": "healthy", "acceptable": WELL, "subject": "run", "lost": 0.0, "onset": 0.0, **fields}
     return Case(name=name, kind="negative", story=story, **given)
 

@@ -32,7 +32,7 @@ _HOUR: dict[str, Any] = {"onset": 0.0, "length": 85.0}
 
 
 def _pausing(work: Work, phase: str, share: float, *, every: float = 0.0, steps: int = 0, busy: float = 0.0) -> Work:
-    """The same work with periodic work beside it that takes a share of all time."""
+    """Add periodic work that takes a share of all time."""
     step = work.forward + work.backward + work.optimizer + work.data_wait + work.host_copy + work.communication
     step += work.other
     between = every or steps * step
@@ -330,7 +330,7 @@ def _progress() -> Iterator[Case]:
 
 
 def _for_a_while(node: Node, work: Work, minutes: float) -> Story:
-    """A run that stands still, and then goes on."""
+    """A run at a standstill that then continues."""
     story = told(node, replace(work, hangs="idle", main_thread=0.0))
     run = story.runs[0]
     again = replace(run.work[-1], minute=ONSET + minutes, state=work)

@@ -38,7 +38,7 @@ def _underused() -> Iterator[Case]:
         ("underused_laptop", LAPTOP, LAPTOP_WORK, 0.62),
         ("underused_node", SINGLE, NODE_WORK, 0.7),
     ):
-        # Short steps and a long wait in each: every sample is low, and none tells why.
+        # Short steps and a long wait in each: every sample is low, and none shows why.
         short = replace(work, **{each: getattr(work, each) / 8 for each in ("forward", "backward", "optimizer")})
         short = replace(short, data_wait=0.0, host_copy=0.001, other=0.001, communication=0.0)
         yield positive(
@@ -84,7 +84,7 @@ def _even(busy: float, *, steps: float) -> Work:
 def _periodic() -> Iterator[Case]:
     alert = frozenset({"GpuPeriodicHostWork"})
     plain = replace(CLOUD_WORK, forward=0.06, backward=0.12, optimizer=0.01)
-    # A callback every fifty steps: a deep dip of 1.4 s. The shim counts steps, and nobody measures phases.
+    # A callback every fifty steps: a deep dip of 1.4 s. The shim counts steps, and phases are not measured.
     dips = replace(plain, pauses=(Pause("other", 1.4, every_steps=50),))
     yield positive(
         "ac_09_dip_every_fifty_steps",
@@ -232,7 +232,7 @@ def _shared() -> Iterator[Case]:
         forbidden=frozenset({"underused", "idle_allocated", "packing_candidate"}),
         culprit=_on(0),
     )
-    # GPU 35 %, 4 of 11 GB, processors 30 %: an experiment that leaves room for another.
+    # GPU 35 %, 4 of 11 GB, CPUs 30 %: an experiment that leaves room for another.
     small = replace(
         _even(1.0, steps=0.06),
         kernels=replace(TINY, busy=0.35, sm=0.3, power=0.25),

@@ -1,4 +1,4 @@
-"""Cases by somebody who had read neither the rules nor their score: from the catalogue of causes only.
+"""Cases by a person who had read neither the rules nor their score: from the catalogue of causes only.
 
 Machines, step times and mixes are others than those of the cases that the rules were tuned on, and figures are drawn
 by seed from the ranges of the literature. No test judges the rules by them; the score shows them apart.

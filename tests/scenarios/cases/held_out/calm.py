@@ -1,4 +1,4 @@
-"""What looks like trouble and is none, and what can't be known."""
+"""Cases that look like trouble but are none, and cases without enough evidence."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _runs() -> Iterator[Case]:
         scene(G4, draw.dress(), before=replace(hidden, loader_cores=0.0, main_thread=0.8)),
         forbidden=INPUT,
     )
-    # Somebody else's build fills the desk; the run has eight processors to itself.
+    # Another user's build fills the desk; the run has eight CPUs to itself.
     draw = Draw("neighbour")
     yield negative(
         "build_beside_a_training",
@@ -137,14 +137,14 @@ def _runs() -> Iterator[Case]:
         lost=None,
         length=55.0,
     )
-    # One record in a whole epoch makes a loss that is no number.
+    # One record in a whole epoch makes a loss that is not a number.
     draw = Draw("record")
     yield negative(
         "one_bad_record_an_epoch",
         scene(A2, draw.dress(), before=replace(A2.work, losses_not_finite=1 / 1400)),
         forbidden=frozenset({"loss_nonfinite"}),
     )
-    # An experiment may wait: the verdict is the same, and nobody is called.
+    # An experiment may wait: the verdict stays, and no one is paged.
     draw = Draw("experiment")
     share = draw.between(0.2, 0.35)
     waits = taking(replace(A2.work, loader_cores=11.2, loader_workers=11), "data_wait", share)
@@ -199,7 +199,7 @@ def _gpus() -> Iterator[Case]:
         scene(A2, draw.dress(), gpu=Gpu(xids=(63,), remapped=1, corrected=draw.whole(20, 400))),
         forbidden=frozenset({"xid_hw", "row_remap_failed", "ecc_uncorrected", "lost"}),
     )
-    # Each of two runs has an instance of one GPU: nobody takes anything from anybody.
+    # Each of two runs has an instance of one GPU: neither slows the other.
     draw = Draw("instances")
     yield negative(
         "two_runs_on_two_mig_instances",
@@ -221,7 +221,7 @@ def _gpus() -> Iterator[Case]:
         forbidden=frozenset({"shared_unexpectedly", "gpu_load_imbalance", "idle_allocated", "underused"}),
         lost=None,
     )
-    # Somebody tries things out by hand.
+    # A user tries things out by hand.
     draw = Draw("by_hand")
     states = [From(ALWAYS, Gpu(foreign=("grace",), foreign_memory=0.2))]
     for minute in (3.0, 19.0, 38.0, 61.0):
@@ -284,7 +284,7 @@ def _unknowns() -> Iterator[Case]:
         onset=start + 1.5,
         length=9.0,
     )
-    # Of two ranks one never tells anything.
+    # One of two ranks never reports.
     draw = Draw("silent")
     yield unknown(
         "one_rank_of_two_is_silent",

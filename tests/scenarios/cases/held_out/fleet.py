@@ -37,7 +37,7 @@ _INSTEAD = frozenset({"healthy", "compute_bound", "comm_bound", "small_batch"})
 
 
 def _ranks() -> Iterator[Case]:
-    # Three ranks: one computes for longer, and nobody knows why.
+    # Three ranks: one computes for longer, for an unknown reason.
     draw = Draw("late_rank")
     share, rank = draw.between(0.14, 0.35), draw.whole(0, 2)
     work = draw.pace(RIG.work)
@@ -298,7 +298,7 @@ def _hardware() -> Iterator[Case]:
 
 
 def _use() -> Iterator[Case]:
-    # No shim, short steps: every sample is low, and none tells why.
+    # No shim, short steps: every sample is low, and none shows why.
     draw = Draw("unseen")
     busy, step = draw.between(0.3, 0.55), draw.between(0.03, 0.06)
     low = Work(

@@ -120,7 +120,7 @@ class Ground:
 
 
 def training(step: float, **changes: Any) -> Work:
-    """A rank's steps of so many seconds, of which all but a few per cent compute."""
+    """A rank's steps of this many seconds, of which all but a few per cent compute."""
     return replace(
         Work(
             data_wait=0.009 * step,
@@ -135,7 +135,7 @@ def training(step: float, **changes: Any) -> Work:
 
 
 def half(ground: Ground) -> Ground:
-    """The same with one GPU of two, and half of all else."""
+    """The machine with one GPU of two, and half of all else."""
     node = replace(ground.node, gpus=1, cpus=ground.node.cpus // 2, memory=ground.node.memory / 2)
     return Ground(node, replace(ground.work, communication=0.0), replace(ground.host, cores=ground.host.cores / 2))
 
@@ -168,7 +168,7 @@ G4 = Ground(
     training(0.23, batch=32, loader_workers=3, loader_cores=1.2, memory=0.62, main_thread=0.3),
     Host(cores=0.12),
 )
-"""The cheapest one, whose driver tells utilisation once a second."""
+"""The cheapest machine, whose driver reports utilisation once a second."""
 LAB = Ground(
     Node(card=A6000, gpus=2, cpus=48, memory=256 * GIB, link=1.25e9, nfs="/home", shared_memory=128 * GIB),
     training(0.95, communication=0.02, batch=40, loader_workers=14, loader_cores=5.0, memory=0.74),
@@ -194,7 +194,7 @@ SLICES = Ground(
     training(0.52, batch=64, loader_workers=9, loader_cores=3.5, memory=0.64),
     Host(cores=0.5),
 )
-"""Two instances of one GPU, twelve processors for each."""
+"""Two instances of one GPU, twelve CPUs for each."""
 
 INPUT = INPUT_CHILDREN | {"input_bound"}
 WAITING = frozenset({"TrainingInputBound", "TrainingInputFewWorkers", "TrainingInputDiskBound"})
@@ -218,13 +218,13 @@ class Draw:
         return choices[int(self._random.integers(len(choices)))]
 
     def pace(self, work: Work) -> Work:
-        """The same work on another model or batch: all phases longer or shorter."""
+        """Scale the work to another model or batch: all phases longer or shorter."""
         factor = self.between(0.75, 1.35)
         phases = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "logging", "other")
         return replace(work, **{phase: factor * getattr(work, phase) for phase in phases})
 
     def dress(self) -> dict[str, Any]:
-        """Whose run it is and how it was started: nothing of it matters."""
+        """Owner of the run and its launcher: irrelevant for the verdict."""
         started: dict[str, Any] = self.one_of(
             (
                 {},
@@ -258,7 +258,7 @@ def scene(
     more: dict[str, Any] | None = None,
     **run: Any,
 ) -> Story:
-    """One run on machines of one kind, ordinary until the onset; as `told` of the other cases, on these grounds."""
+    """One run on machines of one kind, ordinary until the onset; as `told` of the other cases, on these machines."""
     work: tuple[From[Work], ...] = (From(ALWAYS, ground.work if before is None else before),)
     if after is not None:
         work = (*work, From(onset, after, only))
@@ -285,14 +285,14 @@ def step_of(work: Work) -> float:
 
 
 def pausing(work: Work, phase: str, share: float, *, every: float = 0.0, steps: int = 0, busy: float = 0.0) -> Work:
-    """The same work with periodic work beside it that takes a share of all time."""
+    """Add periodic work that takes a share of all time."""
     between = every or steps * step_of(work)
     pause = Pause(phase, share / (1 - share) * between, every_steps=steps, every_seconds=every, busy=busy)
     return replace(work, pauses=(*work.pauses, pause))
 
 
 def late(work: Work, share: float, *, by: str = "backward") -> Work:
-    """The same work, but late by that share of the step that all then take."""
+    """Delay the work by this share of the step that all ranks then take."""
     return replace(work, **{by: getattr(work, by) + share / (1 - share) * step_of(work)})
 
 
@@ -309,7 +309,7 @@ def on(gpu: int, node: int = 0) -> tuple[tuple[str, str], ...]:
 
 
 def run_name(story: Story) -> str:
-    """Of the first run; empty where there is none."""
+    """Series of the first run; empty where there is none."""
     return story.runs[0].name if story.runs else ""
 
 
@@ -326,7 +326,7 @@ def positive(name: str, cause: str, alert: str, story: Story, **fields: Any) -> 
 
 
 def negative(name: str, story: Story, **fields: Any) -> Case:
-    """A case that looks like trouble and is none."""
+    """A case that looks like trouble but is none."""
     given = {"cause": "healthy", "acceptable": WELL, "subject": "run", "lost": 0.0, "onset": 0.0, **fields}
     return Case(name=f"held_{name}", kind="negative", story=story, **{"run": run_name(story), **given})
 
@@ -338,7 +338,7 @@ def unknown(name: str, story: Story, **fields: Any) -> Case:
 
 
 def near(name: str, cause: str, alert: str, level: float, story: Story, **fields: Any) -> Case:
-    """A case somewhat under or over a published threshold; under it the cause may be a verdict all the same."""
+    """A case slightly under or over a published threshold; under it the cause may still be a verdict."""
     over = level > 1
     acceptable = fields.pop("acceptable", frozenset({cause}))
     return Case(

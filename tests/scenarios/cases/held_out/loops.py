@@ -1,4 +1,4 @@
-"""Training loops that lose time by themselves: input, copies, kernels, and what lies between steps."""
+"""Training loops that lose time by themselves: input, copies, kernels, and work between steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _waiting(work: Work, share: float, **changes: object) -> Work:
 
 
 def _input() -> Iterator[Case]:
-    # Workers enough, processors left, storage calm: nothing says why.
+    # Workers enough, CPUs left, storage calm: nothing shows why.
     draw = Draw("input_bound")
     share = draw.between(0.15, 0.35)
     work = draw.pace(A2.work)
@@ -51,7 +51,7 @@ def _input() -> Iterator[Case]:
         lost=share,
         length=_SHORT,
     )
-    # An old kernel tells no pressure; the processors are full all the same.
+    # An old kernel reports no pressure; the CPUs are full nevertheless.
     draw = Draw("saturated_without_pressure")
     share = draw.between(0.2, 0.45)
     yield positive(
@@ -85,7 +85,7 @@ def _input() -> Iterator[Case]:
         lost=share,
         length=_SHORT,
     )
-    # Bursts run into the quota, though on the mean the pod's six processors are not full, and the machine is half idle.
+    # Bursts run into the quota, though on the mean the pod's six CPUs are not full, and the machine is half idle.
     draw = Draw("quota")
     share = draw.between(0.15, 0.3)
     before = replace(A2.work, loader_workers=6, loader_cores=3.6, quota_throttled=0.01)
@@ -117,7 +117,7 @@ def _input() -> Iterator[Case]:
         lost=share,
         length=_SHORT,
     )
-    # A data set of one shard: the job has 16 of 24 processors, and one thread of it works.
+    # A data set of one shard: the job has 16 of 24 CPUs, and one thread of it works.
     draw = Draw("one_shard")
     share = draw.between(0.15, 0.4)
     yield positive(
