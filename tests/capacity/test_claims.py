@@ -95,7 +95,7 @@ def test_a_file_system_without_locks_is_told_with_what_to_do(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     told = rf"{folder} can't be locked \(No locks available\).*--lock-folder"
     with pytest.raises(ClaimsFailed, match=told), claims.choosing():
-        pytest.fail("nobody was kept away")
+        pytest.fail("no user was kept away")
 
 
 class TestHostileFiles:

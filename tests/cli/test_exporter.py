@@ -170,7 +170,7 @@ def hanging_tree(folder: Path) -> Path:
 
 
 class Seen(Collector):
-    """A source that shows what the exporter gives it and asks of it."""
+    """A collector that records its environment and the calls of the exporter."""
 
     name = "seen"
     summary = "Seen."

@@ -19,7 +19,7 @@ def datagram(data: bytes, sender: object = 4242) -> Datagram:
 
 
 def report(number: int, session: str = "first", **more: object) -> bytes:
-    """As the shim writes it: what seldom changes, then the number, then the rest."""
+    """In the shim's format: rarely changing fields, then the number, then the rest."""
     heading = {"version": 1, "run": "resnet50", "rank": 0, "session": session, **more}
     return json.dumps({**heading, "sequence": number, "start": 1.5}, separators=(",", ":")).encode()
 

@@ -52,7 +52,7 @@ def claim(driver: str, device: str, *interfaces: str) -> bytes:
 
 
 def container(name: str, *held: bytes) -> bytes:
-    """The field of a pod with one container, its processors and memory."""
+    """The field of a pod with one container, its CPUs and memory."""
     memory = field(4, field(1, "memory") + number_field(2, 64 * 2**30))
     return field(3, field(1, name) + b"".join(held) + number_field(3, 12) + memory)
 

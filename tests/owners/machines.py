@@ -15,7 +15,7 @@ PCI = ("00000000:07:00.0", "00000000:0F:00.0")
 
 
 def gpu(index: int = 0) -> Identity:
-    """A whole GPU, as NVML tells it."""
+    """Return a whole GPU, as NVML reports it."""
     return Identity(index, UUIDS[index], "NVIDIA A100-SXM4-80GB", "", PCI[index], "", "ampere", "8.0")
 
 

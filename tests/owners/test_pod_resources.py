@@ -273,7 +273,7 @@ Script = Callable[[H2Connection, int], None]
 
 @pytest.fixture
 def serve(kubelet: Kubelet) -> Iterator[Callable[[Script | bytes], PodResources]]:
-    """Puts a server in the kubelet's place that answers every call as told, or with plain bytes."""
+    """Puts a server in the kubelet's place that answers every call with the given response, or with plain bytes."""
     kubelet.stop()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(kubelet.path))
@@ -287,7 +287,7 @@ def serve(kubelet: Kubelet) -> Iterator[Callable[[Script | bytes], PodResources]
                 connection, _ = listener.accept()
             except OSError:
                 return
-            with connection, contextlib.suppress(ConnectionError):  # of a client that has heard enough
+            with connection, contextlib.suppress(ConnectionError):  # of a client that has received enough
                 _answer(connection, script)
 
     def begin(script: Script | bytes) -> PodResources:

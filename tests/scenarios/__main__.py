@@ -199,16 +199,16 @@ clean or with noise, and the bundle's own rule files judge it in Prometheus's ru
   share of abstention cases with a verdict that their label allows.
 - An alert is late by the evaluations after the moment when its cause has filled the alert's window and then lasted for
   the alert's own delay.
-- The error of the lost share is that of the mean of the share told, over the judged time.
-- Baselines see the same scrapes. They have no verdict of their own for most causes; what any of their rules says of an
-  ill subject counts as told, and their first rule as their verdict.
+- The error of the lost share is the error of the mean share, over the judged time.
+- Baselines see the same scrapes. They have no verdict of their own for most causes; an alert of any of
+  their rules on an affected subject counts, and their first rule is their verdict.
 """
 
 _HELD_OUT = """The rules were tuned by people who saw the cases of all other tables, so those figures are of a fit. The
-held-out cases (`cases/held_out/`) were written by somebody who had read neither the rules nor their score, from the
+held-out cases (`cases/held_out/`) were written by a person who had read neither the rules nor their score, from the
 catalogue of causes only: other machines, step times and mixes, with figures drawn by seed from the ranges of the
 literature. No test judges the rules by them. What the rules got wrong there comes after the figures. One fault has been
-mended since their first score, which was the same but for it: shared memory was told late at an unanswered scrape."""
+fixed since their first score, which was otherwise equal: the alert on shared memory was late at a missed scrape."""
 
 
 _WHOLE_LIFE = """Every evaluation from second 0 to the end of the case is judged here, also those before a cause can be

@@ -194,7 +194,7 @@ class Outcome:
     lost: float | None
     """Mean share of the verdict, where the true one is known."""
     culprit: bool | None
-    """The culprit was named; None where there is none or nobody was named at all."""
+    """The culprit was named; None without a culprit, or if no rank was named at all."""
     faults: tuple[str, ...]
     life: Life | None = None
     """The whole life of the trial; None for a baseline."""

@@ -124,7 +124,7 @@ def _judged(
     yield RULES, judge(trial, account.of_rules(trial.case, series, answers), truth)
     if baselines:
         for name, diagnose in BASELINES.items():
-            # A baseline has no alerts by name: whatever it says of an ill subject counts as told.
+            # A baseline has no alerts by name: any of its rules on an affected subject counts as an alert.
             ill = trial.case.kind == "positive" or (trial.case.level or 0.0) > 1
             told = partial(_after_onset, trial.case) if ill else _never
             yield name, judge(trial, account.of_baseline(diagnose, series), truth, expected=told)
@@ -149,7 +149,7 @@ _FIGURES: Mapping[str, str] = {
     "forbidden": "cases with a forbidden verdict or alert",
     "told": "positives whose alert fired",
     "alarmed": "positives with any alert above info",
-    "positives_with_other_alarms": "positives with an alert above info that nobody expected",
+    "positives_with_other_alarms": "positives with an unexpected alert above info",
     "negatives_alarmed": "negatives with an alert above info",
     "false_alarms_per_gpu_day": "false alerts above info a GPU-day of negatives",
     "abstention_precision": "abstention precision",
@@ -372,7 +372,7 @@ def complaints(outcome: Outcome) -> list[str]:
     if outcome.alarms:
         found.append(f"unexpected: {', '.join(sorted(set(outcome.alarms)))}")
     if case.kind == "near" and (case.level or 0.0) < 1 and outcome.told:
-        found.append("told under the threshold")
+        found.append("verdict under the threshold")
     if outcome.forbidden:
         found.append(f"forbidden: {', '.join(outcome.forbidden)}")
     if (

@@ -181,7 +181,7 @@ def test_ac_10_a_batch_of_64_is_small_until_it_is_1024(answers: Mapping[str, Ans
     assert answer.verdicts("run:verdict:ratio5m", minutes=(16, 30)) == {"small_batch"}
     assert answer.verdicts("run:verdict:ratio5m", minutes=(40, MINUTES)) <= HEALTHY
     last = [firing for firing in answer.firings() if firing.loud and firing.last >= LAST]
-    assert not last, "what was told ends"
+    assert not last, "the verdict ends"
 
 
 def test_ac_11_a_low_gpu_with_full_processors_and_a_long_fetch_is_preprocessing(answers: Mapping[str, Answer]) -> None:

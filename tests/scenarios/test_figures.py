@@ -88,7 +88,7 @@ def test_nothing_being_wrong_has_two_words() -> None:
     case = trial("healthy", kind="negative", acceptable=frozenset({"healthy", "compute_bound", "underused"}))
     assert judged(case, always("compute_bound")).right
     assert not judged(case, always("underused")).right
-    assert not judged(trial("healthy", kind="negative"), always("compute_bound")).right, "where it is told apart"
+    assert not judged(trial("healthy", kind="negative"), always("compute_bound")).right, "where they are distinguished"
 
 
 def test_the_right_family_is_told_apart_from_the_right_cause() -> None:

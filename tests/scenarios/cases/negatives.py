@@ -1,4 +1,4 @@
-"""Cases that look like trouble but are none: no alert above info may fire."""
+"""Cases that look like trouble but are healthy: no alert above info may fire."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def positive(name: str, cause: str, story: Story, **fields: Any) -> Case:
 
 
 def negative(name: str, story: Story, **fields: Any) -> Case:
-    """A case that looks like trouble but is none."""
+    """A healthy case that looks like trouble."""
     given = {"cause": "healthy", "acceptable": WELL, "subject": "run", "lost": 0.0, "onset": 0.0, **fields}
     return Case(name=name, kind="negative", story=story, **given)
 

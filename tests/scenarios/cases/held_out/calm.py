@@ -1,4 +1,4 @@
-"""Cases that look like trouble but are none, and cases without enough evidence."""
+"""Healthy cases that look like trouble, and cases without enough evidence."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def positive(name: str, cause: str, alert: str, story: Story, **fields: Any) -> 
 
 
 def negative(name: str, story: Story, **fields: Any) -> Case:
-    """A case that looks like trouble but is none."""
+    """A healthy case that looks like trouble."""
     given = {"cause": "healthy", "acceptable": WELL, "subject": "run", "lost": 0.0, "onset": 0.0, **fields}
     return Case(name=f"held_{name}", kind="negative", story=story, **{"run": run_name(story), **given})
 
