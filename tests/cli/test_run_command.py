@@ -52,9 +52,9 @@ def main():
 if __name__ == "__main__":
     main()
 """
-# Without DistributedDataParallel: with it, Gloo's threads outlive destroy_process_group() in PyTorch 2.13,
-# with or without the shim. They can end the process with "terminate called without an active exception"
-# (pytorch/pytorch#190489).
+# The optimizer comes first. With PyTorch 2.13, the first optimizer after init_process_group() imports torch._dynamo,
+# and the process group outlives destroy_process_group(), with or without the shim. Its threads can then end the process
+# with "terminate called without an active exception" (pytorch/pytorch#190489). DistributedDataParallel does the same.
 RANK = """
 import sys
 import torch
@@ -62,9 +62,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 def work(rank=-1, world_size=-1, meeting=None):
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
     for (inputs,) in DataLoader(TensorDataset(torch.ones(12, 4)), batch_size=2):
         model(inputs).sum().backward()
         dist.all_reduce(model.weight.grad)

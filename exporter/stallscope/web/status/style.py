@@ -74,7 +74,8 @@ caption{text-align:left;font-size:.9rem}
 .small{font-size:.9rem;font-variant-numeric:tabular-nums}.small td:last-child{width:45%}
 .why,.under{display:block;font-weight:400;font-size:.82rem;margin:0}
 th,td{overflow-wrap:normal}td{white-space:nowrap}.small td{white-space:normal}bdi{overflow-wrap:anywhere}
-tbody th{width:45%;min-width:4.6rem}.small tbody th{width:27%}dt{overflow-wrap:normal}
+tbody th{width:45%;min-width:4.6rem}.small tbody th{width:27%}
+.small :is(th,td){padding-right:.35rem}dt{overflow-wrap:normal}
 .hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 code{font-size:.92em}
 rect{stroke:var(--card);stroke-width:1.5px;vector-effect:non-scaling-stroke}
