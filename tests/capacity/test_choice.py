@@ -50,7 +50,7 @@ def against(one: GpuNow, wanted: Wanted, *claims: Claim, allowed: frozenset[str]
     [
         (gpu(trouble="gpu_lost: it fell off the bus"), SHARED, "down: gpu_lost: it fell off the bus"),
         (gpu(cut=True), SHARED, "MIG is on: only its instances can be taken"),
-        (gpu(ills=("Xid 79 2 min ago: reboot",)), SHARED, "Xid 79 2 min ago: reboot"),
+        (gpu(faults=("Xid 79 2 min ago: reboot",)), SHARED, "Xid 79 2 min ago: reboot"),
         (gpu(throttled=frozenset({"hw_thermal"})), FREE, "it is slowed down now (hw_thermal)"),
         (gpu(compute_mode="prohibited"), SHARED, "its compute mode is prohibited: nvidia-smi -c DEFAULT lets"),
         (

@@ -50,7 +50,9 @@ def test_errors_of_the_hardware_within_the_hour_are_ills_of_the_gpu_and_its_inst
         for xid, ago in (("79", 120), ("48", 4000), ("31", 10))
     )
     for gpu in with_exporter([GPU, INSTANCE], BEFORE, page(at=NOW, busy=101, active=51, more=xids), NOW):
-        assert gpu.ills == ("Xid 79 2 min ago: drain and reboot the node, and reseat the GPU if the error comes back",)
+        assert gpu.faults == (
+            "Xid 79 2 min ago: drain and reboot the node, and reseat the GPU if the error comes back",
+        )
 
 
 def test_the_hardwares_errors_are_those_of_the_rules() -> None:

@@ -77,7 +77,7 @@ def test_health_mode_and_slowdown_are_told() -> None:
         throttle_reasons=frozenset({"hw_thermal", "power_cap"}),
     )
     (gpu,) = looked_at(device)
-    assert [ill.split(":")[0] for ill in gpu.ills] == [
+    assert [ill.split(":")[0] for ill in gpu.faults] == [
         "a memory row waits to be remapped",
         "a memory row could not be remapped",
     ]
@@ -92,7 +92,7 @@ def test_instances_are_told_with_what_ails_their_gpu() -> None:
     parent, part = looked_at(whole)
     assert (parent.cut, part.cut) == (True, False)
     assert (part.identity.mig, part.busy, part.busy_seconds, part.sm_active) == ("1g.10gb", 0.5, 2.0, 0.4)
-    assert part.ills == parent.ills != ()
+    assert part.faults == parent.faults != ()
 
 
 def test_a_gpu_with_mig_on_and_no_instances_can_not_be_used() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from stallscope.drivers.device import DriverError
-from stallscope.drivers.plausibility import Scrutiny
+from stallscope.drivers.plausibility import Plausibility
 
 HOUR = 3_600_000_000
 YEAR = 365 * 24 * HOUR
@@ -30,14 +30,14 @@ def monotonic() -> Clock:
 
 
 @pytest.fixture
-def scrutiny(monotonic: Clock) -> Scrutiny:
-    return Scrutiny(monotonic, Clock(WALL))
+def plausibility(monotonic: Clock) -> Plausibility:
+    return Plausibility(monotonic, Clock(WALL))
 
 
 @pytest.mark.parametrize("value", [0, 1, 99.5, 100])
-def test_what_lies_within_bounds_is_believed(scrutiny: Scrutiny, value: float) -> None:
-    assert scrutiny.number(value, 100) == value
-    assert scrutiny.counts == {}
+def test_what_lies_within_bounds_is_believed(plausibility: Plausibility, value: float) -> None:
+    assert plausibility.number(value, 100) == value
+    assert plausibility.counts == {}
 
 
 @pytest.mark.parametrize(
@@ -55,23 +55,23 @@ def test_what_lies_within_bounds_is_believed(scrutiny: Scrutiny, value: float) -
         (-5, "out_of_range"),
     ],
 )
-def test_what_cannot_be_meant_is_absent_and_counted(scrutiny: Scrutiny, value: float, reason: str) -> None:
-    assert scrutiny.number(value, 100) is None
-    assert scrutiny.counts == {reason: 1}
+def test_what_cannot_be_meant_is_absent_and_counted(plausibility: Plausibility, value: float, reason: str) -> None:
+    assert plausibility.number(value, 100) is None
+    assert plausibility.counts == {reason: 1}
 
 
-def test_a_sentinel_within_bounds_is_still_one(scrutiny: Scrutiny) -> None:
-    assert scrutiny.number(0xFFFF_FFFF, 1 << 60) is None
+def test_a_sentinel_within_bounds_is_still_one(plausibility: Plausibility) -> None:
+    assert plausibility.number(0xFFFF_FFFF, 1 << 60) is None
 
 
-def test_what_is_missing_is_no_offence(scrutiny: Scrutiny) -> None:
-    assert scrutiny.number(None, 100) is None
-    assert scrutiny.counts == {}
+def test_what_is_missing_is_no_offence(plausibility: Plausibility) -> None:
+    assert plausibility.number(None, 100) is None
+    assert plausibility.counts == {}
 
 
-def test_a_needed_number_that_cannot_be_meant_is_an_error(scrutiny: Scrutiny) -> None:
+def test_a_needed_number_that_cannot_be_meant_is_an_error(plausibility: Plausibility) -> None:
     with pytest.raises(DriverError, match="power came as 4294967295"):
-        scrutiny.needed("power", 0xFFFF_FFFF, 1000)
+        plausibility.needed("power", 0xFFFF_FFFF, 1000)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_a_needed_number_that_cannot_be_meant_is_an_error(scrutiny: Scrutiny) ->
     ],
 )
 def test_text_is_made_fit_for_a_label(
-    scrutiny: Scrutiny, reported: str | bytes | None, taken: str, malformed: bool
+    plausibility: Plausibility, reported: str | bytes | None, taken: str, malformed: bool
 ) -> None:
-    assert scrutiny.text(reported) == taken
-    assert scrutiny.counts == ({"malformed_text": 1} if malformed else {})
+    assert plausibility.text(reported) == taken
+    assert plausibility.counts == ({"malformed_text": 1} if malformed else {})
 
 
 def entries(*timestamps: int) -> list[tuple[int, int]]:
@@ -98,64 +98,68 @@ def entries(*timestamps: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("zero", [WALL * 1_000_000, 77_000_000], ids=["wall clock", "clock since boot"])
-def test_entries_come_in_order_by_any_clock(scrutiny: Scrutiny, zero: int) -> None:
-    assert scrutiny.timely(entries(zero + 2, zero + 1, zero + 3)) == entries(zero + 1, zero + 2, zero + 3)
-    assert scrutiny.counts == {}
+def test_entries_come_in_order_by_any_clock(plausibility: Plausibility, zero: int) -> None:
+    assert plausibility.timely(entries(zero + 2, zero + 1, zero + 3)) == entries(zero + 1, zero + 2, zero + 3)
+    assert plausibility.counts == {}
 
 
-def test_unset_entries_are_counted(scrutiny: Scrutiny) -> None:
-    assert scrutiny.timely(entries(0, 5, 0)) == entries(5)
-    assert scrutiny.counts == {"zero_timestamp": 2}
+def test_unset_entries_are_counted(plausibility: Plausibility) -> None:
+    assert plausibility.timely(entries(0, 5, 0)) == entries(5)
+    assert plausibility.counts == {"zero_timestamp": 2}
 
 
 @pytest.mark.parametrize("zero", [WALL * 1_000_000, 77_000_000], ids=["wall clock", "clock since boot"])
-def test_one_entry_far_ahead_of_the_others_is_from_the_future(scrutiny: Scrutiny, zero: int) -> None:
-    assert scrutiny.timely(entries(zero, zero + 1, zero + 2, zero + 5 * HOUR)) == entries(zero, zero + 1, zero + 2)
-    assert scrutiny.counts == {"future_timestamp": 1}
+def test_one_entry_far_ahead_of_the_others_is_from_the_future(plausibility: Plausibility, zero: int) -> None:
+    assert plausibility.timely(entries(zero, zero + 1, zero + 2, zero + 5 * HOUR)) == entries(zero, zero + 1, zero + 2)
+    assert plausibility.counts == {"future_timestamp": 1}
 
 
-def test_a_whole_answer_may_be_from_the_future(scrutiny: Scrutiny) -> None:
-    assert scrutiny.timely(entries(WALL * 1_000_000 + YEAR, WALL * 1_000_000 + YEAR + 1)) == []
-    assert scrutiny.counts == {"future_timestamp": 2}
+def test_a_whole_answer_may_be_from_the_future(plausibility: Plausibility) -> None:
+    assert plausibility.timely(entries(WALL * 1_000_000 + YEAR, WALL * 1_000_000 + YEAR + 1)) == []
+    assert plausibility.counts == {"future_timestamp": 2}
 
 
-def test_time_that_passed_here_may_pass_there(scrutiny: Scrutiny, monotonic: Clock) -> None:
-    scrutiny.timely(entries(77_000_000))
+def test_time_that_passed_here_may_pass_there(plausibility: Plausibility, monotonic: Clock) -> None:
+    plausibility.timely(entries(77_000_000))
     monotonic.now += 86_400
-    assert len(scrutiny.timely(entries(77_000_000 + 24 * HOUR))) == 1
+    assert len(plausibility.timely(entries(77_000_000 + 24 * HOUR))) == 1
 
 
-def test_an_entry_far_ahead_of_the_time_that_passed_is_from_the_future(scrutiny: Scrutiny, monotonic: Clock) -> None:
-    scrutiny.timely(entries(77_000_000))
+def test_an_entry_far_ahead_of_the_time_that_passed_is_from_the_future(
+    plausibility: Plausibility, monotonic: Clock
+) -> None:
+    plausibility.timely(entries(77_000_000))
     monotonic.now += 1
-    assert scrutiny.timely(entries(77_000_000 + 2 * HOUR)) == []
-    assert scrutiny.counts == {"future_timestamp": 1}
-    assert len(scrutiny.timely(entries(79_000_000))) == 1
+    assert plausibility.timely(entries(77_000_000 + 2 * HOUR)) == []
+    assert plausibility.counts == {"future_timestamp": 1}
+    assert len(plausibility.timely(entries(79_000_000))) == 1
 
 
-def test_a_wall_clock_that_was_set_forward_is_followed(scrutiny: Scrutiny) -> None:
-    scrutiny.timely(entries(WALL * 1_000_000 - YEAR))
-    assert len(scrutiny.timely(entries(WALL * 1_000_000))) == 1
+def test_a_wall_clock_that_was_set_forward_is_followed(plausibility: Plausibility) -> None:
+    plausibility.timely(entries(WALL * 1_000_000 - YEAR))
+    assert len(plausibility.timely(entries(WALL * 1_000_000))) == 1
 
 
-def test_a_driver_clock_that_was_set_forward_is_followed_once_it_goes_on(scrutiny: Scrutiny, monotonic: Clock) -> None:
-    scrutiny.timely(entries(77_000_000))
+def test_a_driver_clock_that_was_set_forward_is_followed_once_it_goes_on(
+    plausibility: Plausibility, monotonic: Clock
+) -> None:
+    plausibility.timely(entries(77_000_000))
     step = 77_000_000 + 3 * HOUR
     monotonic.now += 1
-    assert scrutiny.timely(entries(step)) == [], "it may be one slip"
+    assert plausibility.timely(entries(step)) == [], "it may be one slip"
     monotonic.now += 1
-    assert len(scrutiny.timely(entries(step + 1_000_000))) == 1
+    assert len(plausibility.timely(entries(step + 1_000_000))) == 1
     monotonic.now += 1
-    assert len(scrutiny.timely(entries(step + 2_000_000))) == 1
-    assert scrutiny.counts == {"future_timestamp": 1}
+    assert len(plausibility.timely(entries(step + 2_000_000))) == 1
+    assert plausibility.counts == {"future_timestamp": 1}
 
 
 @pytest.mark.parametrize("second", [77_000_000 + 3 * HOUR, 77_000_000 + 9 * HOUR], ids=["stands", "leaps"])
 def test_entries_from_the_future_that_do_not_go_on_as_time_does_stay_rejected(
-    scrutiny: Scrutiny, monotonic: Clock, second: int
+    plausibility: Plausibility, monotonic: Clock, second: int
 ) -> None:
-    scrutiny.timely(entries(77_000_000))
+    plausibility.timely(entries(77_000_000))
     for timestamp in (77_000_000 + 3 * HOUR, second):
         monotonic.now += 1
-        assert scrutiny.timely(entries(timestamp)) == []
-    assert len(scrutiny.timely(entries(79_000_000))) == 1
+        assert plausibility.timely(entries(timestamp)) == []
+    assert len(plausibility.timely(entries(79_000_000))) == 1

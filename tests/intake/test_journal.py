@@ -69,7 +69,7 @@ def test_time_goes_on_while_the_exporter_is_away(
     running, finished, lost = Journal(path, clock=later, root=root).load()
     assert (finished.ended, lost.ended) == (-500.0, -500.0)
     assert running.arrived == 1_700_000_000.0
-    assert running.heard == -500.0  # an exporter that restarts every few minutes would keep a silent rank for ever
+    assert running.last_seen == -500.0  # an exporter that restarts every few minutes would keep a silent rank for ever
 
 
 def test_after_a_reboot_every_rank_that_had_not_ended_is_lost(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.sampling.integrals import DriverCounter, Stretch, TimeIntegral, Timeline, UtilizationIntegral
+from stallscope.sampling.integrals import DriverCounter, Interval, TimeIntegral, Timeline, UtilizationIntegral
 
 PERIOD = 1 / 6
 """Seconds between two samples of a real driver."""
@@ -36,8 +36,8 @@ def wave(period: float, busy: float, duration: float) -> list[tuple[int, float]]
 def integrated(samples: list[tuple[int, float]]) -> UtilizationIntegral:
     integral, timeline = UtilizationIntegral(), Timeline(longest=3.0)
     for sample in samples:
-        for stretch in timeline.samples([sample], now=(sample[0] - START_US) / 1e6):
-            integral.add(stretch)
+        for span in timeline.samples([sample], now=(sample[0] - START_US) / 1e6):
+            integral.add(span)
     return integral
 
 
@@ -47,10 +47,10 @@ def test_busy_and_unused_time_sum_to_the_time_credited(readings: list[tuple[floa
     unused = credited = now = 0.0
     for gap, value in [(0.0, 0.5), *readings]:
         now += gap
-        for stretch in timeline.samples([(START_US + round(now * 1e6), value)], now):
-            integral.add(stretch)
-            unused += (1 - stretch.value) * stretch.seconds
-            credited += stretch.seconds
+        for span in timeline.samples([(START_US + round(now * 1e6), value)], now):
+            integral.add(span)
+            unused += (1 - span.value) * span.seconds
+            credited += span.seconds
     assert integral.elapsed == pytest.approx(credited)
     assert integral.total + unused == pytest.approx(credited)
     assert integral.idle <= integral.below[0.1] <= integral.below[0.5] <= integral.elapsed
@@ -67,9 +67,9 @@ def test_samples_and_polls_together_never_credit_more_time_than_passed(
     for gap, value, polled in readings:
         now += gap
         new = [timeline.poll(value, now)] if polled else timeline.samples([(START_US + round(now * 1e6), value)], now)
-        for stretch in new:
-            integral.add(stretch)
-            credited += stretch.seconds
+        for span in new:
+            integral.add(span)
+            credited += span.seconds
     assert credited <= now + 1e-4
     assert integral.total <= credited + 1e-9
 
@@ -84,8 +84,8 @@ def test_a_sample_seen_before_is_not_counted_again() -> None:
     timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
     samples = wave(2.0, 1.0, 20.0)
     for overlap in range(0, len(samples), 3):
-        for stretch in timeline.samples(samples[max(0, overlap - 10) : overlap + 3], now=overlap * PERIOD):
-            integral.add(stretch)
+        for span in timeline.samples(samples[max(0, overlap - 10) : overlap + 3], now=overlap * PERIOD):
+            integral.add(span)
     assert sum(integral.observations) == len(samples)
     assert integral.elapsed == pytest.approx(20.0 - PERIOD)
 
@@ -130,14 +130,14 @@ def test_history_before_the_first_reading_is_not_credited() -> None:
 def test_a_silent_buffer_is_bridged_by_polls_and_no_second_counts_twice() -> None:
     timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
     now = 100.0
-    for stretch in timeline.samples([(START_US, 1.0), (START_US + 500_000, 1.0)], now):
-        integral.add(stretch)
+    for span in timeline.samples([(START_US, 1.0), (START_US + 500_000, 1.0)], now):
+        integral.add(span)
     assert not timeline.silent(now + 1.0)
     for second in range(2, 12):
         assert timeline.silent(now + second)
         integral.add(timeline.poll(0.0, now + second))
-    for stretch in timeline.samples([(START_US + 500_000 + 11_500_000, 1.0)], now + 12):
-        integral.add(stretch)
+    for span in timeline.samples([(START_US + 500_000 + 11_500_000, 1.0)], now + 12):
+        integral.add(span)
     assert integral.idle == pytest.approx(11.0)
     assert integral.total == pytest.approx(0.5 + 0.5)
     assert integral.elapsed == pytest.approx(12.0)
@@ -160,10 +160,10 @@ def test_a_failed_minute_of_polls_is_not_counted_as_busy() -> None:
 def test_the_mean_is_that_since_it_was_last_taken() -> None:
     integral = TimeIntegral()
     assert integral.take_mean() is None
-    integral.add(Stretch(1.0, 1.0))
-    integral.add(Stretch(0.0, 3.0))
+    integral.add(Interval(1.0, 1.0))
+    integral.add(Interval(0.0, 3.0))
     assert integral.take_mean() == pytest.approx(0.25)
-    integral.add(Stretch(0.5, 1.0))
+    integral.add(Interval(0.5, 1.0))
     assert integral.take_mean() == pytest.approx(0.5)
     assert integral.take_mean() is None
 
@@ -178,10 +178,10 @@ def test_regular_dips_give_their_period_and_no_spread() -> None:
     assert variance**0.5 < 0.1 * mean
 
 
-def _dips(*stretches: tuple[float, float]) -> int:
+def _dips(*intervals: tuple[float, float]) -> int:
     integral = UtilizationIntegral()
-    for value, seconds in stretches:
-        integral.add(Stretch(value, seconds))
+    for value, seconds in intervals:
+        integral.add(Interval(value, seconds))
     return integral.dips
 
 
@@ -206,7 +206,7 @@ def test_a_gpu_that_stays_down_dips_once() -> None:
 def test_the_time_between_dips_is_unknown_across_an_outage() -> None:
     integral = UtilizationIntegral()
     for value, seconds in ((1.0, 5.0), (0.0, 1.0), (1.0, 0.0), (1.0, 5.0), (0.0, 1.0)):
-        integral.add(Stretch(value, seconds, unbroken=seconds > 0))
+        integral.add(Interval(value, seconds, unbroken=seconds > 0))
     assert integral.dips == 2
     assert integral.dip_intervals == 0
 
@@ -214,7 +214,7 @@ def test_the_time_between_dips_is_unknown_across_an_outage() -> None:
 def test_a_reading_on_a_bucket_bound_belongs_to_that_bucket() -> None:
     integral = UtilizationIntegral()
     for value in (0.0, 0.05, 0.051, 1.0):
-        integral.add(Stretch(value, 1.0))
+        integral.add(Interval(value, 1.0))
     assert integral.observations == [1, 1, 1, 0, 0, 0, 0, 1, 0]
 
 
@@ -276,8 +276,8 @@ def follow(load: Load, buffer: DriverBuffer, polls: Iterable[float]) -> tuple[Ut
     timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
     readings = []
     for now in polls:
-        for stretch in timeline.samples(buffer.newer_than(timeline.ask_from(now), now), now):
-            integral.add(stretch)
+        for span in timeline.samples(buffer.newer_than(timeline.request_from(now), now), now):
+            integral.add(span)
         if timeline.newest_us:
             covered = (timeline.newest_us - START_US) / 1e6
             readings.append(Reading(now, covered, integral.total, integral.elapsed))
@@ -331,8 +331,8 @@ def test_what_the_buffer_still_holds_stands_for_intervals_that_are_longer_than_i
     timeline, integral = Timeline(longest=3 * interval), UtilizationIntegral()
     for reading in range(1, 101):
         now = reading * interval
-        for stretch in timeline.samples(buffer.newer_than(timeline.newest_us, now), now):
-            integral.add(stretch)
+        for span in timeline.samples(buffer.newer_than(timeline.newest_us, now), now):
+            integral.add(span)
     assert integral.elapsed == pytest.approx(99 * interval, rel=0.02)
     assert integral.total / integral.elapsed == pytest.approx(3.0 / 4.7, abs=0.02)
     assert integral.idle / integral.elapsed == pytest.approx(1.7 / 4.7 - PERIOD / 4.7, abs=0.02)
@@ -349,11 +349,11 @@ def test_a_driver_clock_that_was_set_is_followed_and_polls_bridge_the_time_until
         now = float(second)
         if second == 50:
             buffer.start_us += round(step * 1e6)
-        new = timeline.samples(buffer.newer_than(timeline.ask_from(now), now), now)
+        new = timeline.samples(buffer.newer_than(timeline.request_from(now), now), now)
         if not new and timeline.silent(now):
             new = [timeline.poll(0.5, now)]
-        for stretch in new:
-            integral.add(stretch)
+        for span in new:
+            integral.add(span)
     # From the hundred samples of the first buffer, only so much is credited as one outage may be long.
     assert 105 <= integral.elapsed <= 112 + 1
     assert not timeline.silent(119.0)
@@ -364,8 +364,8 @@ def test_a_driver_clock_that_runs_twice_as_fast_credits_no_more_than_our_own() -
     timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
     for reading in range(1, 601):
         now = reading / 6
-        for stretch in timeline.samples([(START_US + round(2 * now * 1e6), 1.0)], now):
-            integral.add(stretch)
+        for span in timeline.samples([(START_US + round(2 * now * 1e6), 1.0)], now):
+            integral.add(span)
     assert integral.elapsed <= 100 * 1.001 + 2.0
 
 
@@ -376,8 +376,8 @@ def test_a_sample_from_the_future_is_passed_over_and_costs_nothing() -> None:
         batch = [(START_US + round((second - 1 + step * PERIOD) * 1e6), 0.5) for step in range(1, 7)]
         if 10 <= second < 20:
             batch.insert(3, rogue)
-        for stretch in timeline.samples(batch, now=float(second)):
-            integral.add(stretch)
+        for span in timeline.samples(batch, now=float(second)):
+            integral.add(span)
     assert timeline.future == 1
     assert integral.elapsed == pytest.approx(30 - PERIOD, abs=1e-3)
     assert integral.total == pytest.approx(integral.elapsed / 2)
@@ -387,11 +387,11 @@ def test_a_driver_loaded_anew_with_another_clock_is_followed_at_the_next_reading
     timeline = Timeline(longest=3.0)
     timeline.samples([(START_US, 1.0), (START_US + 500_000, 1.0)], now=100.0)
     timeline.reopened()
-    assert timeline.ask_from(102.0) == 0
+    assert timeline.request_from(102.0) == 0
     assert timeline.samples([(1_000_000, 1.0)], now=102.0) == []
-    (stretch,) = timeline.samples([(1_500_000, 1.0)], now=102.5)
-    assert stretch.seconds == pytest.approx(0.5)
-    assert not stretch.unbroken
+    (span,) = timeline.samples([(1_500_000, 1.0)], now=102.5)
+    assert span.seconds == pytest.approx(0.5)
+    assert not span.unbroken
 
 
 def test_samples_that_come_late_in_bulk_do_not_credit_again_what_polls_bridged() -> None:
@@ -407,7 +407,7 @@ def test_samples_that_come_late_in_bulk_do_not_credit_again_what_polls_bridged()
         new = timeline.samples(batch, now)
         if not new and timeline.silent(now):
             new = [timeline.poll(1.0, now)]
-        credited += sum(stretch.seconds for stretch in new)
+        credited += sum(span.seconds for span in new)
     assert 56 <= credited <= 62
 
 
@@ -424,9 +424,9 @@ def test_whatever_a_driver_says_totals_only_grow_and_never_by_more_than_time_pas
     for pause, said in readings:
         now += pause
         new = timeline.samples(said, now) if isinstance(said, list) else [timeline.poll(said, now)]
-        for stretch in new:
-            assert stretch.seconds >= 0
-            integral.add(stretch)
+        for span in new:
+            assert span.seconds >= 0
+            integral.add(span)
         after = _totals(integral)
         assert all(later >= earlier for earlier, later in zip(before, after, strict=True))
         before = after

@@ -34,7 +34,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Assessment:
     """One GPU and the reasons against it."""
 
     gpu: GpuNow
@@ -49,7 +49,7 @@ class Judged:
 
 def judge(
     gpus: Sequence[GpuNow], wanted: Wanted, claims: Iterable[Claim], allowed: frozenset[str] | None = None
-) -> list[Judged]:
+) -> list[Assessment]:
     """Return every GPU with the reasons against it.
 
     Args:
@@ -66,11 +66,11 @@ def judge(
         mine = tuple(by_uuid.get(gpu.identity.uuid, ()))
         room = _room(gpu, mine)
         against = tuple(_against(gpu, wanted, mine, room, allowed))
-        found.append(Judged(gpu, room, mine, against, _possible(gpu, wanted, allowed)))
+        found.append(Assessment(gpu, room, mine, against, _possible(gpu, wanted, allowed)))
     return found
 
 
-def choose(judged: Sequence[Judged], wanted: Wanted) -> tuple[GpuNow, ...]:
+def choose(judged: Sequence[Assessment], wanted: Wanted) -> tuple[GpuNow, ...]:
     """Return the GPUs to take; empty if too few are suitable.
 
     Unclaimed GPUs come first, then the tightest fit, so that GPUs with much free memory are left for larger programs.
@@ -80,7 +80,7 @@ def choose(judged: Sequence[Judged], wanted: Wanted) -> tuple[GpuNow, ...]:
     if len(fitting) < wanted.count:
         return ()
 
-    def rank(each: Judged) -> tuple[float, ...]:
+    def rank(each: Assessment) -> tuple[float, ...]:
         room = float("inf") if each.room is None else float(each.room)
         return (len(each.claims), -room if wanted.spread else room, each.gpu.identity.index)
 
@@ -93,7 +93,7 @@ def choose(judged: Sequence[Judged], wanted: Wanted) -> tuple[GpuNow, ...]:
     return tuple(each.gpu for each in fitting[: wanted.count])
 
 
-def never(judged: Sequence[Judged], host: Host, wanted: Wanted) -> str:
+def never(judged: Sequence[Assessment], host: Host, wanted: Wanted) -> str:
     """Return why the request can never be met, even on an idle machine; empty if it may be."""
     possible = sum(each.possible for each in judged)
     if possible < wanted.count:
@@ -172,7 +172,7 @@ def _against(
         yield "CUDA_VISIBLE_DEVICES leaves it out"
     if gpu.identity.mig and wanted.count > 1:
         yield "a program can use one MIG instance only, and several GPUs are wanted"
-    yield from gpu.ills
+    yield from gpu.faults
     if gpu.throttled:
         yield f"it is slowed down now ({', '.join(sorted(gpu.throttled))})"
     yield from _against_sharing(gpu, wanted, claims)

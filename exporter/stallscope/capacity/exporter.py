@@ -48,19 +48,19 @@ def with_exporter(gpus: Sequence[GpuNow], earlier: Page, later: Page, now: float
         later: another page, from some seconds after.
         now: wall clock.
     """
-    before, after = _told(earlier), _told(later)
+    before, after = _reported(earlier), _reported(later)
     actions = xids_of_hardware() if any(each.xids for each in after.values()) else {}
     nothing = _PageValues()
     found = []
     for gpu in gpus:
         uuid = gpu.identity.uuid
-        then, told = before.get(uuid, nothing), after.get(uuid, nothing)
-        seconds = told.numbers.get(_LAST_READING, 0.0) - then.numbers.get(_LAST_READING, 0.0)
-        busy, active = (_share(then, told, each, seconds) for each in (_BUSY, _SM_ACTIVE))
+        then, reported = before.get(uuid, nothing), after.get(uuid, nothing)
+        seconds = reported.numbers.get(_LAST_READING, 0.0) - then.numbers.get(_LAST_READING, 0.0)
+        busy, active = (_share(then, reported, each, seconds) for each in (_BUSY, _SM_ACTIVE))
         if gpu.busy is None and busy is not None:
             gpu = replace(gpu, busy=busy, busy_seconds=seconds, busy_now=busy)
         xids = after.get(gpu.identity.parent_uuid or uuid, nothing).xids
-        ills = [
+        faults = [
             f"Xid {xid} {ago(now - when)}: {actions[xid]}"
             for xid, when in sorted(xids.items())
             if xid in actions and now - when < _XID_SECONDS
@@ -69,8 +69,8 @@ def with_exporter(gpus: Sequence[GpuNow], earlier: Page, later: Page, now: float
             replace(
                 gpu,
                 sm_active=active if gpu.sm_active is None else gpu.sm_active,
-                ills=(*gpu.ills, *ills),
-                runs=tuple(sorted(told.runs)),
+                faults=(*gpu.faults, *faults),
+                runs=tuple(sorted(reported.runs)),
             )
         )
     return found
@@ -82,7 +82,7 @@ def xids_of_hardware() -> Mapping[str, str]:
     return {xid: action for action, xids in _XID_CLASS.findall(rules) for xid in xids.split("|")}
 
 
-def _told(page: Page) -> dict[str, _PageValues]:
+def _reported(page: Page) -> dict[str, _PageValues]:
     """Return the values of a page, by UUID."""
     found: dict[str, _PageValues] = {}
     for each in _NUMBERS:

@@ -42,7 +42,7 @@ class GpuNow:
     compute_mode: ComputeMode | None = None
     throttled: frozenset[str] = frozenset()
     """Throttle reasons in force, apart from an ordinary power cap."""
-    ills: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     """Faults of a GPU that still responds, each with the action to take."""
     runs: tuple[str, ...] = ()
     """Training runs on the GPU, as reported to the exporter."""

@@ -112,26 +112,26 @@ class _Look:
 
     def begin(self) -> list[GpuNow]:
         self._identity = self._device.identity()
-        instances = _told(self._device.instances)
+        instances = _reported(self._device.instances)
         self._cut = instances is not None
         self._parts = [_Part(each) for each in (self._device, *(instances or ()))]
         return []
 
     def end(self) -> list[GpuNow]:
         whole, *instances = [part.now() for part in self._parts]
-        health = _told(lambda: self._device.read("health")) or {}
+        health = _reported(lambda: self._device.read("health")) or {}
         whole = replace(
             whole,
             cut=self._cut,
-            compute_mode=_told(self._device.compute_mode),
-            throttled=(_told(self._device.throttle_reasons) or frozenset()) & _SLOWED,
-            ills=tuple(_ills(health)),
+            compute_mode=_reported(self._device.compute_mode),
+            throttled=(_reported(self._device.throttle_reasons) or frozenset()) & _SLOWED,
+            faults=tuple(_faults(health)),
         )
         # What ails the whole ails its parts.
         return [
             whole,
             *(
-                replace(part, compute_mode=whole.compute_mode, throttled=whole.throttled, ills=whole.ills)
+                replace(part, compute_mode=whole.compute_mode, throttled=whole.throttled, faults=whole.faults)
                 for part in instances
             ),
         ]
@@ -145,18 +145,18 @@ class _Part:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._samples = _told(lambda: device.utilization_samples("gpu", 0))
-        _told(device.activity)  # the values cover the time since the last call
+        self._samples = _reported(lambda: device.utilization_samples("gpu", 0))
+        _reported(device.activity)  # the values cover the time since the last call
 
     def now(self) -> GpuNow:
         device = self._device
-        activity = _told(device.activity) or Activity(0.0)
-        memory = _told(lambda: device.read("memory")) or {}
+        activity = _reported(device.activity) or Activity(0.0)
+        memory = _reported(lambda: device.read("memory")) or {}
         total, used, reserved = (_bytes(memory, kind) for kind in ("total", "used", "reserved"))
         busy = self._busy()
         if busy is None and activity.graphics is not None:
             busy = _Busy(activity.graphics, activity.seconds, activity.graphics)
-        processes: Iterable[GpuProcess] = _told(device.processes) or ()
+        processes: Iterable[GpuProcess] = _reported(device.processes) or ()
         return GpuNow(
             identity=device.identity(),
             memory_total=total,
@@ -172,7 +172,7 @@ class _Part:
         device, before = self._device, self._samples
         if before is not None:
             newest = before[-1].timestamp_us if before else 0
-            newer = _told(lambda: device.utilization_samples("gpu", newest)) or ()
+            newer = _reported(lambda: device.utilization_samples("gpu", newest)) or ()
             if newer:
                 samples = [*before, *newer]
                 since = max(samples[-1].timestamp_us - _REMEMBERED_US, samples[0].timestamp_us)
@@ -180,8 +180,8 @@ class _Part:
                 if ratio is not None:
                     return _Busy(ratio, (samples[-1].timestamp_us - since) / 1e6, ratio if recent is None else recent)
         # Nothing new comes from a GPU that sleeps, or that keeps no record.
-        told = _told(device.utilization)
-        return None if told is None else _Busy(told.gpu, 1.0, told.gpu)
+        reported = _reported(device.utilization)
+        return None if reported is None else _Busy(reported.gpu, 1.0, reported.gpu)
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _mean(samples: Sequence[TimedSample], since_us: int) -> float | None:
     return busy / span if span else None
 
 
-def _told(ask: Callable[[], _Answer]) -> _Answer | None:
+def _reported(ask: Callable[[], _Answer]) -> _Answer | None:
     """The answer, or None where this GPU has none now.
 
     Raises:
@@ -221,7 +221,7 @@ def _bytes(memory: Readings, kind: str) -> int | None:
     return int(value) if isinstance(value, (int, float)) else None
 
 
-def _ills(health: Readings) -> Iterable[str]:
+def _faults(health: Readings) -> Iterable[str]:
     if health.get("row_remap_pending"):
         yield "a memory row waits to be remapped: reset the GPU while it is not in use"
     if health.get("row_remap_failed"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stallscope.capacity.choice import Judged, Wanted
+from stallscope.capacity.choice import Assessment, Wanted
 from stallscope.capacity.gpu import GpuNow
 from stallscope.capacity.host import Host
 from stallscope.common.formatting import percent, size
@@ -19,7 +19,7 @@ _COLUMNS = 80
 class Picked:
     """State of the GPUs at one poll, and the GPUs chosen from it."""
 
-    judged: Sequence[Judged]
+    judged: Sequence[Assessment]
     host: Host
     host_problems: Sequence[str]
     """Requirements that the host does not meet."""
@@ -85,7 +85,7 @@ def table(picked: Picked) -> str:
     return "\n".join(lines)
 
 
-def _decision(each: Judged, picked: Picked) -> str:
+def _decision(each: Assessment, picked: Picked) -> str:
     if each.against:
         return f"no: {'; '.join(each.against)}"
     if each.gpu in picked.chosen:
@@ -93,7 +93,7 @@ def _decision(each: Judged, picked: Picked) -> str:
     return "suitable, but others fit better" if picked.chosen else "suitable"
 
 
-def _share_of_host(machine: Host, judged: Sequence[Judged]) -> str:
+def _share_of_host(machine: Host, judged: Sequence[Assessment]) -> str:
     """Return the host's cores and memory for each GPU if all GPUs are in use."""
     count = sum(not each.gpu.cut for each in judged)
     if not count or machine.memory_total is None:

@@ -50,14 +50,14 @@ class CgroupKills:
         return self._kills
 
     def _add(self, counted: dict[str, int]) -> None:
-        grown = {}
+        growth = {}
         for path, count in counted.items():
             before = self._before.get(path, 0)
             # A smaller count is that of a new cgroup of the same name.
-            grown[path] = count - before if count >= before else count
-        own = dict(grown)
+            growth[path] = count - before if count >= before else count
+        own = dict(growth)
         if self._hierarchical:
-            for path, count in grown.items():
+            for path, count in growth.items():
                 above = path.rpartition("/")[0]
                 if above in own:
                     own[above] -= count

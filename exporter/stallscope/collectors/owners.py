@@ -180,13 +180,13 @@ class Owners(Collector):
 
     def _tell_sharing(self, occupancies: Mapping[str, Occupancy]) -> None:
         """Publish how GPUs are shared. Device names do not show it; only MPS has its own kind of process."""
-        told = {}
+        reported = {}
         for uuid in self._replicated:
             occupancy = occupancies.get(uuid)
             mps = occupancy is not None and any(process.kind == "mps" for process in occupancy.processes)
             seen_before = self.environment.occupancies.sharing(uuid) == "mps"
-            told[uuid] = "mps" if mps or seen_before else "time_sliced"
-        self.environment.occupancies.tell_sharing(told)
+            reported[uuid] = "mps" if mps or seen_before else "time_sliced"
+        self.environment.occupancies.tell_sharing(reported)
 
     def _samples(self, identity: Identity, found: Attribution) -> Iterable[Sample]:
         gpu = (str(identity.index), identity.uuid)

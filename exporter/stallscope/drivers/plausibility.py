@@ -20,7 +20,7 @@ _HOUR_US = 3_600_000_000
 _DAY_US = 24 * _HOUR_US
 
 
-class Scrutiny:
+class Plausibility:
     """Of one GPU. Belongs to one thread; anyone may read the counts."""
 
     def __init__(self, monotonic: Callable[[], float], wall: Callable[[], float]) -> None:

@@ -108,7 +108,7 @@ class Journal:
             report=from_document(content["report"]),
             arrived=arrived,
             # Silence continues while the exporter is down; otherwise frequent restarts would keep a rank forever.
-            heard=now - (wall - arrived),
+            last_seen=now - (wall - arrived),
             restarts=int(_amount(content["restarts"])),
             process=None if process is None else Process(int(process[0]), int(process[1])),
             uid=None if content.get("uid") is None else int(_amount(content["uid"])),

@@ -170,7 +170,7 @@ class Held(NamedTuple):
     report: Report
     arrived: float
     """Unix time of the report's arrival."""
-    heard: float
+    last_seen: float
     """Monotonic time of the report's arrival."""
     restarts: int = 0
     process: Process | None = None
@@ -322,12 +322,12 @@ class RunRegistry:
             (key, held)
             for key, held in list(self._held.items())
             if held.ended is None
-            and (self._processes.gone(held.process) if held.process else now - held.heard >= self.expiry)
+            and (self._processes.gone(held.process) if held.process else now - held.last_seen >= self.expiry)
         ]
         with self._writing:
             for key, held in lost:
                 if self._held.get(key) is held:  # otherwise it has reported since
-                    ended = now if held.process else held.heard
+                    ended = now if held.process else held.last_seen
                     signalled = held.signalled is not None and ended - held.signalled <= _GRACE_PERIOD
                     self._held[key] = _terminated(held, now) if signalled else held._replace(lost=True, ended=now)
                     self._changes += 1
@@ -347,9 +347,9 @@ class RunRegistry:
             for held in holdings:
                 key = (held.report.run, held.report.rank)
                 if held.ended is None and held.process is None:
-                    if now - held.heard >= 2.0 * self.expiry:
+                    if now - held.last_seen >= 2.0 * self.expiry:
                         continue
-                    held = held._replace(heard=max(held.heard, now - self.expiry + _RESTORED_SECONDS))
+                    held = held._replace(last_seen=max(held.last_seen, now - self.expiry + _RESTORED_SECONDS))
                 try:
                     if key not in self._held:
                         self._make_room(key, held.uid, usage_of(held.report), 0)
@@ -740,14 +740,14 @@ def _displacement_order(held: Held) -> tuple[int, float]:
         return _ENDED, held.ended
     if held.uid is not None:
         return _LOCAL, -held.admitted
-    if held.heard - held.admitted < _PROOF_SECONDS:
+    if held.last_seen - held.admitted < _PROOF_SECONDS:
         return _UNPROVEN, held.admitted
     return _REMOTE, -held.admitted
 
 
 def _displaceable_by_network(held: Held, now: float) -> bool:
     """Return True for an unproven rank that has been silent for long enough."""
-    return now - held.heard >= _UNPROVEN_SILENCE and _displacement_order(held)[0] == _UNPROVEN
+    return now - held.last_seen >= _UNPROVEN_SILENCE and _displacement_order(held)[0] == _UNPROVEN
 
 
 def _name_of(sender: Sender) -> str:

@@ -181,7 +181,7 @@ class TraceRequests:
             if (report.run, report.rank) in self._over_http:
                 interval = max(interval, _HTTP_INTERVAL)
             notice = max(notice, min(2.0 * interval + _ALLOWANCE, _LONGEST_NOTICE))
-            silent = min(now - held.heard, 2.0 * interval)
+            silent = min(now - held.last_seen, 2.0 * interval)
             furthest = max(furthest, _done(held) + ceil(silent / step_seconds))
         return furthest + ceil(notice / step_seconds) + 1, step_seconds
 

@@ -106,14 +106,14 @@ def attribute(
     attributed = 0
     for owner in shown[:MOST_OWNERS]:
         mine = pids[owner]
-        told = [each for pid in mine if (each := memory[pid]) is not None]
-        complete = len(told) == len(mine)
+        reported = [each for pid in mine if (each := memory[pid]) is not None]
+        complete = len(reported) == len(mine)
         problems |= {("memory_not_told", f"{uuid} {pid}") for pid in mine if memory[pid] is None}
-        attributed += sum(told) if complete else 0
+        attributed += sum(reported) if complete else 0
         if owner.pod:
             users = {processes[pid].user if pid in processes else "" for pid in mine}
             owner = owner._replace(user=users.pop() if len(users) == 1 else "")
-        shares.append(Share(owner, tuple(mine), sum(told) if complete and mine else None))
+        shares.append(Share(owner, tuple(mine), sum(reported) if complete and mine else None))
     if unknown and not shares:
         shares.append(Share(NOBODY, tuple(unknown), None))
     used = occupancy.memory_used

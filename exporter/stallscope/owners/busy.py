@@ -52,10 +52,10 @@ class BusyAccounts:
             before = self._readings.get((uuid, pid))
             self._readings[uuid, pid] = _Reading(seconds, now)
             # A counter that fell was restarted: for another process with this pid, or by a reloaded driver.
-            grown = seconds - before.seconds if before is not None and seconds >= before.seconds else seconds
+            growth = seconds - before.seconds if before is not None and seconds >= before.seconds else seconds
             owner = owners.get(pid, NOBODY)
             account = self._accounts.setdefault((uuid, _key(owner)), _Account())
-            account.seconds += grown
+            account.seconds += growth
             account.owner, account.seen_at = owner, now
 
     def forget(self, now: float) -> None:

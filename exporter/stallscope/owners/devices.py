@@ -85,17 +85,17 @@ class Devices:
 
     def _legacy(self, name: str) -> str | None:
         """The instance that drivers before 470 would have named so."""
-        told = _LEGACY.fullmatch(name)
-        whole = self._by_uuid.get(told[1].lower()) if told else None
-        return self._in_gpu_instance(whole, int(told[2])) if told and whole else None
+        reported = _LEGACY.fullmatch(name)
+        whole = self._by_uuid.get(reported[1].lower()) if reported else None
+        return self._in_gpu_instance(whole, int(reported[2])) if reported and whole else None
 
     def _in_gpu_instance(self, whole: str, number: int) -> str | None:
         """Return the instance in the GPU instance, unless there are several."""
         return _only(each for each in self._instances.get(whole, ()) if each.gpu_instance in (number, None))
 
-    def _allocated(self, whole: str, told: str) -> str | None:
+    def _allocated(self, whole: str, reported: str) -> str | None:
         """Return the instance of that profile, unless there are several: the driver does not report their positions."""
-        profile = _PROFILED.fullmatch(told)
+        profile = _PROFILED.fullmatch(reported)
         instances = self._instances.get(whole, ())
         return _only(each for each in instances if profile is None or _bare(each.mig) == _bare(profile[1]))
 
@@ -110,10 +110,10 @@ class Devices:
         for address, uuid in self._by_pci.items():
             folder = "{:04x}:{:02x}:{:02x}.{:x}".format(*address)
             try:
-                told = (self._root / "proc/driver/nvidia/gpus" / folder / "information").read_text(errors="replace")
+                reported = (self._root / "proc/driver/nvidia/gpus" / folder / "information").read_text(errors="replace")
             except OSError:
                 continue
-            minor = _MINOR.search(told)
+            minor = _MINOR.search(reported)
             if minor:
                 found[int(minor[1])] = uuid
         return found

@@ -153,8 +153,10 @@ class UnixChannel:
     def _message(self, headers: _Headers, body: bytes) -> bytes:
         """Return the one message of an answer that has come to its end."""
         if headers.get(":status") != "200" or not headers.get("content-type", "").startswith("application/grpc"):
-            told = f"HTTP status {headers.get(':status')}, content type {headers.get('content-type', '')[:_SHOWN]!r}"
-            raise CallFailed("malformed", f"{self._path}: the response is not gRPC: {told}")
+            reported = (
+                f"HTTP status {headers.get(':status')}, content type {headers.get('content-type', '')[:_SHOWN]!r}"
+            )
+            raise CallFailed("malformed", f"{self._path}: the response is not gRPC: {reported}")
         status = headers.get("grpc-status", "")
         if not (status.isdecimal() and len(status) <= _STATUS_DIGITS):
             raise CallFailed("malformed", f"{self._path}: the answer ends without a status")
@@ -168,8 +170,8 @@ class UnixChannel:
             raise CallFailed("malformed", f"{self._path}: the answer holds no message")
         compressed, length = _PREFIX.unpack_from(body)
         if compressed or length != len(body) - _PREFIX.size:
-            told = f"{len(body) - _PREFIX.size} bytes came, {length} were announced, compressed: {bool(compressed)}"
-            raise CallFailed("malformed", f"{self._path}: the response is not one uncompressed message: {told}")
+            reported = f"{len(body) - _PREFIX.size} bytes came, {length} were announced, compressed: {bool(compressed)}"
+            raise CallFailed("malformed", f"{self._path}: the response is not one uncompressed message: {reported}")
         return body[_PREFIX.size :]
 
     def _request_headers(self, method: str) -> list[tuple[str, str]]:

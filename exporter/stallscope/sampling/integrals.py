@@ -43,7 +43,7 @@ _EDGE_SECONDS = 0.25
 """Longest sample in seconds at the edge of a dip that counts as a mixture of both sides."""
 
 
-class Stretch(NamedTuple):
+class Interval(NamedTuple):
     """A value that held for a while."""
 
     value: float
@@ -51,7 +51,7 @@ class Stretch(NamedTuple):
     """0 if the reading counts but its time is unknown, or was credited to other readings."""
     unbroken: bool = True
     """True if it follows the previous interval without a gap."""
-    besides: float = 0.0
+    missed_seconds: float = 0.0
     """Missed seconds that it also represents, where polls are further apart than the driver's buffer covers."""
 
 
@@ -92,7 +92,7 @@ class Timeline:
         """The driver's timestamp of the newest accepted sample; 0 before the first."""
         return self._newest_us
 
-    def ask_from(self, now: float) -> int:
+    def request_from(self, now: float) -> int:
         """Return the timestamp after which to request samples from the driver.
 
         Usually the timestamp of the newest sample. While the buffer is silent, 0 every few seconds, because a clock
@@ -112,7 +112,7 @@ class Timeline:
         """Return True if samples have been missing for long enough that a poll must replace them."""
         return self._known_until is None or now - self._known_until >= _SILENCE or self._polled > 0
 
-    def samples(self, samples: Iterable[tuple[int, float]], now: float) -> list[Stretch]:
+    def samples(self, samples: Iterable[tuple[int, float]], now: float) -> list[Interval]:
         """Return the intervals of new driver samples, given oldest first as (microseconds, value).
 
         The first sample only sets the start: the time before it is not credited. A sample that is much later than usual
@@ -132,16 +132,16 @@ class Timeline:
             return []
         ahead_us, only_ahead = self._ahead_us, self._only_ahead
         self._only_ahead = False
-        stretches = self._taken(held, now)
-        if latest_us > self._newest_us and not stretches:
+        intervals = self._taken(held, now)
+        if latest_us > self._newest_us and not intervals:
             if only_ahead and latest_us > ahead_us:
                 # Two polls returned only samples from the future, and they advance: the driver's clock was set forward.
                 self._restart_at(ahead_us)
                 return self._taken(held, now)
             self._only_ahead = True
-        return stretches
+        return intervals
 
-    def poll(self, value: float, now: float) -> Stretch:
+    def poll(self, value: float, now: float) -> Interval:
         """Return the interval of a snapshot, by our own clock (monotonic seconds)."""
         self._count(now)
         seconds = max(0.0, now - self._known_until) if self._known_until is not None else 0.0
@@ -149,18 +149,18 @@ class Timeline:
         self._polled += seconds
         self._known_until = now
         unbroken = 0 < seconds <= self._longest
-        return Stretch(value, self._credit(seconds) if unbroken else 0.0, unbroken)
+        return Interval(value, self._credit(seconds) if unbroken else 0.0, unbroken)
 
-    def _taken(self, samples: Iterable[tuple[int, float]], now: float) -> list[Stretch]:
+    def _taken(self, samples: Iterable[tuple[int, float]], now: float) -> list[Interval]:
         usual = sorted(self._spacings)[len(self._spacings) * 3 // 4] if self._spacings else None
-        stretches: list[Stretch] = []
+        intervals: list[Interval] = []
         first = not self._newest_us
         missed = 0.0
         for timestamp_us, value in samples:
             if timestamp_us <= self._newest_us:
                 continue
             if not self._newest_us:
-                stretches.append(Stretch(value, 0.0, unbroken=False))
+                intervals.append(Interval(value, 0.0, unbroken=False))
             else:
                 interval = (timestamp_us - self._newest_us) / 1e6
                 seconds = interval - self._polled
@@ -176,17 +176,17 @@ class Timeline:
                         missed += seconds - (usual or 0.0)
                     seconds, unbroken = usual or 0.0, False
                 self._polled = max(0.0, -seconds)
-                stretches.append(Stretch(value, self._credit(seconds), unbroken))
+                intervals.append(Interval(value, self._credit(seconds), unbroken))
             self._newest_us = timestamp_us
             self._known_until = now
             self._broken = False
-        covered = sum(stretch.seconds for stretch in stretches)
+        covered = sum(span.seconds for span in intervals)
         if missed and covered:
             missed = self._credit(missed) / covered
-            stretches = [stretch._replace(besides=stretch.seconds * missed) for stretch in stretches]
-        if stretches:
+            intervals = [span._replace(missed_seconds=span.seconds * missed) for span in intervals]
+        if intervals:
             self._uncredited = _LAG if first else min(self._uncredited, _LAG)
-        return stretches
+        return intervals
 
     def _restart_at(self, timestamp_us: int) -> None:
         self._newest_us = timestamp_us
@@ -213,13 +213,13 @@ class TimeIntegral:
         self._mean_value = 0.0
         self._mean_seconds = 0.0
 
-    def add(self, stretch: Stretch) -> None:
+    def add(self, span: Interval) -> None:
         """Add an interval; ignore a value that is negative or not finite."""
-        if not 0 <= stretch.value < math.inf:
+        if not 0 <= span.value < math.inf:
             return
-        seconds = stretch.seconds + stretch.besides
-        self.total += stretch.value * seconds
-        self._mean_value += stretch.value * seconds
+        seconds = span.seconds + span.missed_seconds
+        self.total += span.value * seconds
+        self._mean_value += span.value * seconds
         self._mean_seconds += seconds
 
     def take_mean(self) -> float | None:
@@ -260,26 +260,26 @@ class UtilizationIntegral(TimeIntegral):
         self._last_dip: float | None = None
         self._watched = 0.0
 
-    def add(self, stretch: Stretch) -> None:
+    def add(self, span: Interval) -> None:
         """Add an interval; ignore a value outside 0-1, and count its time as unknown."""
-        value, seconds, unbroken, besides = stretch
+        value, seconds, unbroken, missed_seconds = span
         usable = 0 <= value <= 1
         if not (usable and unbroken):
             # The time before this reading is unknown: a dip may have begun and ended in it.
             self._busy_for, self._dip_due, self._last_dip = 0.0, False, None
         if not usable:
             return
-        super().add(stretch)
+        super().add(span)
         self.observations[bisect_left(UTILIZATION_BUCKETS, value)] += 1
         self.observation_sum += value
         if not seconds:
             return
-        self.elapsed += seconds + besides
+        self.elapsed += seconds + missed_seconds
         if value == 0:
-            self.idle += seconds + besides
+            self.idle += seconds + missed_seconds
         for level in BELOW_LEVELS:
             if value < level:
-                self.below[level] += seconds + besides
+                self.below[level] += seconds + missed_seconds
         self._watch_for_dips(value, seconds)
         self._watched += seconds
 

@@ -97,10 +97,10 @@ class _Player:
             self._waiting.append((IDLE, max(sent + DELAY_SECONDS - self._end, 0.0)))
             self._owed = 0.0
         elif before.sequence < report.sequence:
-            stretches = _stretches(before, report)
+            spans = _spans(before, report)
             for idle_only in (True, False):
-                stretches = [self._paid_off(stretch, idle_only=idle_only) for stretch in stretches]
-            self._waiting.extend(stretches)
+                spans = [self._paid_off(span, idle_only=idle_only) for span in spans]
+            self._waiting.extend(spans)
         self._heard = report
 
     def play(self, now: float) -> None:
@@ -115,16 +115,16 @@ class _Player:
                 self._gpu.work(effect, seconds, self._gpu.clock_ratio())
                 self._end += seconds
 
-    def _paid_off(self, stretch: _Stretch, *, idle_only: bool) -> _Stretch:
-        effect, seconds = stretch
+    def _paid_off(self, span: _Stretch, *, idle_only: bool) -> _Stretch:
+        effect, seconds = span
         if idle_only and effect is not IDLE:
-            return stretch
+            return span
         paid = min(seconds, self._owed)
         self._owed -= paid
         return effect, seconds - paid
 
 
-def _stretches(before: Report, after: Report) -> list[_Stretch]:
+def _spans(before: Report, after: Report) -> list[_Stretch]:
     """The GPU's work between two reports of one session."""
     passed = {
         name: phase.seconds - (before.phases[name].seconds if name in before.phases else 0.0)

@@ -189,9 +189,9 @@ class Gpu:
         """How the GPU is handed out, in the catalogue's words."""
         if self.identity.mig or self.instances is not None:
             return "mig"
-        told = self._environment.occupancies.sharing(self.identity.uuid)
-        if told:
-            return told
+        reported = self._environment.occupancies.sharing(self.identity.uuid)
+        if reported:
+            return reported
         return "mps" if any(process.kind == "mps" for process in self._processes.processes or ()) else "exclusive"
 
     def info(self) -> Sample:
@@ -332,12 +332,12 @@ class Gpu:
     def _support(self) -> list[Sample]:
         """Return the series of `signal_supported`, and log what has changed."""
         has = self.session.has
-        told = frozenset[Family]().union(*has.values())
-        asked = {each: each in told for poll in has for each in self._families[poll]}
-        asked[PEAK_FLOPS] = bool(self._peaks)
-        changed = [each for each, supported in asked.items() if self._supported.get(each, supported) != supported]
-        self._supported.update({each: supported for each, supported in asked.items() if supported or each in changed})
-        lost = ", ".join(each.signal for each in changed if not asked[each])
+        reported = frozenset[Family]().union(*has.values())
+        queried = {each: each in reported for poll in has for each in self._families[poll]}
+        queried[PEAK_FLOPS] = bool(self._peaks)
+        changed = [each for each, supported in queried.items() if self._supported.get(each, supported) != supported]
+        self._supported.update({each: supported for each, supported in queried.items() if supported or each in changed})
+        lost = ", ".join(each.signal for each in changed if not queried[each])
         if lost:
             _logger.warning(
                 "GPU %s (%s): the driver no longer reports %s; newest error: %s; pauses between retries: up to %d s",
@@ -346,12 +346,12 @@ class Gpu:
                 self.session.refusal or "none",
                 LONGEST_PAUSE,
             )
-        returned = ", ".join(each.signal for each in changed if asked[each])
+        returned = ", ".join(each.signal for each in changed if queried[each])
         if returned:
             _logger.info("GPU %s (%s): the driver reports %s again", *self.labels, returned)
         return [
             Sample(SIGNAL_SUPPORTED, (*self.labels, each.signal, *self._mig), int(supported))
-            for each, supported in asked.items()
+            for each, supported in queried.items()
             if each.optional
         ]
 

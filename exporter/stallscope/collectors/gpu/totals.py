@@ -49,8 +49,8 @@ class EnergyPoll(Poll):
         if not session.uncounted(self._counter):
             raise DriverError("implausible", "the GPU's energy can't be read now")
         session.served[ENERGY.signal] = "integrated power"
-        stretch = self._polls.poll(watts, session.now)
-        return {ENERGY: self._counter.add(watts * stretch.seconds)}
+        span = self._polls.poll(watts, session.now)
+        return {ENERGY: self._counter.add(watts * span.seconds)}
 
 
 class ThrottlingPoll(Poll):
@@ -90,10 +90,10 @@ class ThrottlingPoll(Poll):
             session.require_counters()
             raise Unsupported("this GPU does not report why its clocks are down")
         if reasons is not None:
-            stretch = self._polls.poll(1.0, session.now)
+            span = self._polls.poll(1.0, session.now)
             for reason, counter in self._counters.items():
                 if reason not in counted and session.uncounted(counter):
-                    seconds[reason] = counter.add(stretch.seconds if reason in reasons else 0.0)
+                    seconds[reason] = counter.add(span.seconds if reason in reasons else 0.0)
         return {THROTTLED: seconds} if seconds else {}
 
 
@@ -166,6 +166,6 @@ class PcieThroughputPoll(Poll):
         if PCIE_RECEIVED in session.has.get(self._traffic.name, ()):
             return {}
         rates = dict(zip(self.families, session.device.pcie_throughput(), strict=True))
-        stretch = self._polls.poll(1.0, session.now)
+        span = self._polls.poll(1.0, session.now)
         session.served.update({each.signal: "integrated throughput" for each in rates})
-        return {each: self._traffic.totals[each].add(rate * stretch.seconds) for each, rate in rates.items()}
+        return {each: self._traffic.totals[each].add(rate * span.seconds) for each, rate in rates.items()}

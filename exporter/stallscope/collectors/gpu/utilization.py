@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stallscope.catalogue.metrics import BELOW_LEVELS, Family, family
 from stallscope.collectors.gpu.poll import Answer, Poll, Session
 from stallscope.drivers.device import SampleKind, TimedSample, Unsupported
-from stallscope.sampling.integrals import Stretch, TimeIntegral, Timeline, UtilizationIntegral
+from stallscope.sampling.integrals import Interval, TimeIntegral, Timeline, UtilizationIntegral
 from stallscope.sampling.reading import Distribution
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class UtilizationPoll(Poll):
 
     def read(self, session: Session) -> Answer | None:
         """Integrate what is new."""
-        stretches = {kind: self._new_stretches(session, kind) for kind in self._timelines}
+        spans = {kind: self._new_spans(session, kind) for kind in self._timelines}
         silent = [
             kind
-            for kind, new in stretches.items()
+            for kind, new in spans.items()
             if not new and (f"{kind} samples" in session.retry or self._timelines[kind].silent(session.now))
         ]
         if silent:
@@ -65,24 +65,24 @@ class UtilizationPoll(Poll):
             if snapshot is not None:
                 for kind in silent:
                     value = snapshot.gpu if kind == "gpu" else snapshot.memory
-                    stretches[kind] = [self._timelines[kind].poll(value, session.now)]
+                    spans[kind] = [self._timelines[kind].poll(value, session.now)]
             elif (
                 "gpu samples" in session.retry
                 and "memory samples" in session.retry
-                and not self._active_instead(session, stretches)
+                and not self._active_instead(session, spans)
             ):
                 self._activity.require_turn(session)
                 return None
         integrals: dict[SampleKind, TimeIntegral] = {"gpu": self._busy, "memory": self._memory_busy}
         for kind, integral in integrals.items():
-            for stretch in stretches[kind]:
-                integral.add(stretch)
-            if stretches[kind]:
+            for span in spans[kind]:
+                integral.add(span)
+            if spans[kind]:
                 mean = integral.take_mean()
-                self._means[kind] = stretches[kind][-1].value if mean is None else mean
+                self._means[kind] = spans[kind][-1].value if mean is None else mean
         return self._answer()
 
-    def _active_instead(self, session: Session, stretches: dict[SampleKind, list[Stretch]]) -> bool:
+    def _active_instead(self, session: Session, spans: dict[SampleKind, list[Interval]]) -> bool:
         """Let the share of time with any work stand for utilisation, as on MIG instances; False while it is unknown."""
         activity = session.activity
         if activity is None and self._activity.name not in session.retry:
@@ -91,10 +91,10 @@ class UtilizationPoll(Poll):
             raise Unsupported("this GPU reports no utilisation")
         session.served[BUSY.signal] = "the share of time with any work (GPM)"
         self._timelines["gpu"].poll(activity.graphics, session.now)  # samples that come later speak for no time of it
-        stretches["gpu"] = [Stretch(activity.graphics, activity.seconds)]
+        spans["gpu"] = [Interval(activity.graphics, activity.seconds)]
         return True
 
-    def _new_stretches(self, session: Session, kind: SampleKind) -> list[Stretch]:
+    def _new_spans(self, session: Session, kind: SampleKind) -> list[Interval]:
         timeline = self._timelines[kind]
         samples = buffered(session, kind, timeline)
         if not samples:
@@ -129,5 +129,5 @@ class UtilizationPoll(Poll):
 
 def buffered(session: Session, kind: SampleKind, timeline: Timeline) -> Sequence[TimedSample] | None:
     """Return new samples from the driver's buffer; None where it keeps none of that kind."""
-    newest_us = timeline.ask_from(session.now)
+    newest_us = timeline.request_from(session.now)
     return session.optional(f"{kind} samples", session.device.utilization_samples, kind, newest_us)

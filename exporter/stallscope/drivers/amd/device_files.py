@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from stallscope.drivers.device import DeviceLost, DriverError, Unsupported
-from stallscope.drivers.plausibility import Scrutiny
+from stallscope.drivers.plausibility import Plausibility
 
 _CHUNK = 65536
 # What amdgpu answers where this GPU, or its firmware, has no such value.
@@ -32,7 +32,7 @@ class DeviceFiles:
         self.folder = folder
         self.calls = 0
         """Files read so far."""
-        self.scrutiny = Scrutiny(time.monotonic, time.time)
+        self.plausibility = Plausibility(time.monotonic, time.time)
 
     def read(self, name: str) -> bytes:
         """Everything that is in the file.
@@ -62,7 +62,7 @@ class DeviceFiles:
 
     def text(self, name: str) -> str:
         """Return the file's text, fit for a label. Raises as `read` does, and Unsupported for an empty file."""
-        found = self.scrutiny.text(self.read(name).rstrip(b"\n\0"))
+        found = self.plausibility.text(self.read(name).rstrip(b"\n\0"))
         if not found:
             raise Unsupported(f"{self.folder}/{name} is empty")
         return found
@@ -81,9 +81,9 @@ class DeviceFiles:
         try:
             value = parse(text)
         except ValueError:
-            self.scrutiny.reject("not_a_number")
+            self.plausibility.reject("not_a_number")
             raise DriverError("implausible", f"{self.folder}/{name} has {text[:40]!r}, which is not a number") from None
-        return self.scrutiny.needed(f"{self.folder}/{name}", value, most, least)
+        return self.plausibility.needed(f"{self.folder}/{name}", value, most, least)
 
     def number_of(
         self, names: Iterable[str], most: float, least: float = 0, parse: Callable[[bytes], int] = int

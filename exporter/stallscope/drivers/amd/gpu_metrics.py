@@ -100,17 +100,17 @@ class ThrottledTime:
         """Seconds by reason since the first table. Time during which the firmware restarted is left out."""
         last, self._last = self._last, now
         if last is not None:
-            rounds = _grown(last.rounds, now.rounds)
+            rounds = _growth(last.rounds, now.rounds)
             elapsed = (now.clock - last.clock) / 1e9
             spent = {
-                "power_cap": _grown(last.power, now.power),
+                "power_cap": _growth(last.power, now.power),
                 # Side by side, not one after the other: the longest of them is surely throttled time.
                 "sw_thermal": max(
-                    _grown(last.socket, now.socket),
-                    _grown(last.regulator, now.regulator),
-                    _grown(last.memory, now.memory),
+                    _growth(last.socket, now.socket),
+                    _growth(last.regulator, now.regulator),
+                    _growth(last.memory, now.memory),
                 ),
-                "hw_thermal": _grown(last.prochot, now.prochot),
+                "hw_thermal": _growth(last.prochot, now.prochot),
             }
             if 0 < rounds < _ROUNDS_MOST and 0 < elapsed < _LONGEST and max(spent.values()) <= rounds:
                 for reason, each in spent.items():
@@ -134,7 +134,7 @@ def _reasons(bits: int) -> frozenset[str] | None:
     return frozenset(found | {"other"} if bits & ~_NAMED_BITS else found)
 
 
-def _grown(before: int, after: int) -> int:
+def _growth(before: int, after: int) -> int:
     return (after - before) % (1 << 32)
 
 

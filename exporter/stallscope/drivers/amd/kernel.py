@@ -91,7 +91,7 @@ class AmdDriver:
     def system(self) -> SystemInfo:
         """The driver's version, or that of the kernel which it came with."""
         module, kernel = f"{self._root}/sys/module/amdgpu/version", f"{self._root}/proc/sys/kernel/osrelease"
-        version = _told(self._files, module) or _told(self._files, kernel)
+        version = _reported(self._files, module) or _reported(self._files, kernel)
         return SystemInfo(driver_version=version, cuda_version="")
 
     def devices(self) -> Sequence[Device]:
@@ -193,22 +193,22 @@ class AmdDevice(Device):
     @property
     def rejected(self) -> Mapping[Rejection, int]:
         """Implausible values, by reason."""
-        return self._files.scrutiny.counts
+        return self._files.plausibility.counts
 
     def identity(self) -> Identity:
         """Identity of the GPU, readable while the GPU is suspended. The first UUID stays."""
         event = self._files.read("uevent").decode(errors="replace")
         device_id = re.search(r"^PCI_ID=\w+:(\w+)$", event, re.MULTILINE)
         if not self._uuid:
-            unique = _told(self._files, "unique_id").lower()
+            unique = _reported(self._files, "unique_id").lower()
             self._uuid = f"GPU-{unique}" if unique.strip("0") else self._address
         return Identity(
             index=self.index,
             uuid=self._uuid,
-            model=_told(self._files, "product_name") or f"AMD GPU 0x{device_id[1].lower() if device_id else '?'}",
-            serial=_told(self._files, "serial_number"),
+            model=_reported(self._files, "product_name") or f"AMD GPU 0x{device_id[1].lower() if device_id else '?'}",
+            serial=_reported(self._files, "serial_number"),
             pci_bus_id=self._address,
-            vbios_version=_told(self._files, "vbios_version"),
+            vbios_version=_reported(self._files, "vbios_version"),
             architecture=self.nodes.instruction_set,
             compute_capability="",
         )
@@ -221,10 +221,10 @@ class AmdDevice(Device):
             memory = self._percent("mem_busy_percent", "memory_busy_seconds_total")
         except Unsupported:
             # An MI300A has no such file, because it is a CPU with graphics.
-            told = self._metrics().memory_activity
-            if told is None:
+            reported = self._metrics().memory_activity
+            if reported is None:
                 raise
-            memory = told
+            memory = reported
             self._served["memory_busy_seconds_total"] = "gpu_metrics"
         return Utilization(gpu, memory)
 
@@ -237,12 +237,14 @@ class AmdDevice(Device):
         found: dict[str, float | Mapping[str, float]] = {}
         for name, entry in FILES.get(query, {}).items():
             if isinstance(entry, File):
-                value = self._if_told(self._number, entry, signals[name], found)
+                value = self._if_reported(self._number, entry, signals[name], found)
                 if value is not None:
                     found[name] = value
             else:
-                told = {label: self._if_told(self._number, each, signals[name], found) for label, each in entry.items()}
-                values = {label: value for label, value in told.items() if value is not None}
+                reported = {
+                    label: self._if_reported(self._number, each, signals[name], found) for label, each in entry.items()
+                }
+                values = {label: value for label, value in reported.items() if value is not None}
                 if values:
                     found[name] = values
         if query in self._special:
@@ -269,7 +271,7 @@ class AmdDevice(Device):
     def _counters(self) -> Readings:
         """Energy and throttled time of MI300 and later."""
         now = self._monotonic()
-        metrics = self._if_told(self._metrics) if self._retry.due(_COUNTERS, now) else None
+        metrics = self._if_reported(self._metrics) if self._retry.due(_COUNTERS, now) else None
         found: dict[str, float | Mapping[str, float]] = {}
         if metrics is None:
             return found
@@ -288,7 +290,7 @@ class AmdDevice(Device):
         """Errors in memory, corrected and not, over all blocks."""
         errors: dict[str, float] = {}
         for block in _ECC_BLOCKS:
-            for kind, count in (self._if_told(self._block_errors, block) or {}).items():
+            for kind, count in (self._if_reported(self._block_errors, block) or {}).items():
                 errors[kind] = errors.get(kind, 0) + count
         return self._from("ecc_errors_total", "ras/*_err_count", errors)
 
@@ -329,7 +331,7 @@ class AmdDevice(Device):
         self._files.stay_asleep()
         self._implausible, self._refusal, self._link = False, "", ""
 
-    def _if_told(self, ask: Callable[..., _Answer], *arguments: object) -> _Answer | None:
+    def _if_reported(self, ask: Callable[..., _Answer], *arguments: object) -> _Answer | None:
         """Return the value; None without one, or with an implausible one, so that other values stay."""
         try:
             return ask(*arguments)
@@ -374,7 +376,7 @@ class AmdDevice(Device):
         name = f"ras/{block}_err_count"
         lines = re.findall(rb"^(ue|ce): (\d+)$", self._files.read(name), re.MULTILINE)
         counts = {_ERROR_KINDS[kind.decode()]: int(count) for kind, count in lines}
-        return {kind: self._files.scrutiny.needed(name, count, _MOST_ERRORS) for kind, count in counts.items()}
+        return {kind: self._files.plausibility.needed(name, count, _MOST_ERRORS) for kind, count in counts.items()}
 
     def _link_folder(self) -> str:
         """The device at the end of the machine's link: a card's own switch is AMD's too, and is always fast inside."""
@@ -396,7 +398,7 @@ class AmdDevice(Device):
         return found
 
 
-def _told(files: DeviceFiles, name: str) -> str:
+def _reported(files: DeviceFiles, name: str) -> str:
     """Return a file's text; empty without it. A temporary failure raises, so that a GPU never changes its name."""
     try:
         return files.text(name)

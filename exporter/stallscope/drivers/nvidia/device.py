@@ -27,7 +27,7 @@ from stallscope.drivers.nvidia.gpm import ActivityMeter
 from stallscope.drivers.nvidia.library import Handle
 from stallscope.drivers.nvidia.session import NotFound, Session
 from stallscope.drivers.nvidia.signals import Call, fields, rows
-from stallscope.drivers.plausibility import Scrutiny
+from stallscope.drivers.plausibility import Plausibility
 from stallscope.drivers.retry import Retry
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class NvmlDevice(Device):
         """NVLinks whose state was ever read by the older call."""
         self.replaced = False
         """True if another GPU has taken its place."""
-        self._scrutiny = Scrutiny(surroundings.monotonic, surroundings.wall)
+        self._plausibility = Plausibility(surroundings.monotonic, surroundings.wall)
         self._served: dict[str, str] = {}
         self._lasting: dict[tuple[Any, ...], float] = {}
         """Values that stay the same, by their call."""
@@ -157,7 +157,7 @@ class NvmlDevice(Device):
     def utilization(self) -> Utilization:
         """The driver's snapshot over its own window."""
         rates = self.call("nvmlDeviceGetUtilizationRates")
-        needed = self._scrutiny.needed
+        needed = self._plausibility.needed
         found = Utilization(
             gpu=needed("GPU utilisation", rates.gpu, 100) / 100,
             memory=needed("memory utilisation", rates.memory, 100) / 100,
@@ -173,21 +173,21 @@ class NvmlDevice(Device):
         except NotFound:
             entries = []
         self._served[_SAMPLE_SIGNALS.get(kind, "engine_busy_seconds_total")] = "nvmlDeviceGetSamples"
-        number = self._scrutiny.number
+        number = self._plausibility.number
         found: list[TimedSample] = []
-        for timestamp, percent in self._scrutiny.timely(entries):
+        for timestamp, percent in self._plausibility.timely(entries):
             if timestamp > newer_than_us and number(percent, 100) is not None:
                 found.append(TimedSample(timestamp, percent / 100))
         return found
 
     def read(self, query: str) -> Readings:
         """Return the signals of a query: what its table has, and what takes more than a table."""
-        rejected, self._retry.refusal = self._scrutiny.total, ""
+        rejected, self._retry.refusal = self._plausibility.total, ""
         batch, links = self._batch(query)
         answers = batch.query() if batch is not None else {}
         found = self._read_table(query, answers)
         if batch is not None and links is not None:
-            found |= links.read(answers, batch, self._scrutiny, self._served)
+            found |= links.read(answers, batch, self._plausibility, self._served)
         if isinstance(links, LinkHealth) and "nvlink_links" not in found and not links.counts_links:
             found |= self._link_states()
         elif query == "fans":
@@ -196,7 +196,7 @@ class NvmlDevice(Device):
             found = self._lowered_clocks(found)
         if found:
             return found
-        if self._scrutiny.total > rejected:
+        if self._plausibility.total > rejected:
             raise DriverError("implausible", f"this GPU reported no plausible {query}")
         raise Unsupported(self._retry.refusal or f"this GPU does not report {query}")
 
@@ -213,7 +213,7 @@ class NvmlDevice(Device):
         bits = self._optional("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:
             bits = self.call("nvmlDeviceGetCurrentClocksThrottleReasons")
-        bits = self._scrutiny.needed("throttle reasons", bits, _MOST_REASONS)
+        bits = self._plausibility.needed("throttle reasons", bits, _MOST_REASONS)
         self._served.setdefault("throttled_seconds_total", "nvmlDeviceGetCurrentClocksEventReasons")
         found = {reason for bit, reason in _THROTTLE_BITS.items() if bits & bit}
         return frozenset(found | {"other"} if bits & ~_NAMED_BITS else found)
@@ -221,7 +221,7 @@ class NvmlDevice(Device):
     def pcie_throughput(self) -> tuple[float, float]:
         """Received and transmitted; the driver counts for 20 ms a direction. NVML's KB are taken as KiB."""
         received, transmitted = (
-            self._scrutiny.needed("PCIe throughput", self.call("nvmlDeviceGetPcieThroughput", way), _MOST_KILOBYTES)
+            self._plausibility.needed("PCIe throughput", self.call("nvmlDeviceGetPcieThroughput", way), _MOST_KILOBYTES)
             for way in (_PCIE_RECEIVED, _PCIE_TRANSMITTED)
         )
         return received * 1024.0, transmitted * 1024.0
@@ -233,9 +233,9 @@ class NvmlDevice(Device):
             # Without the list of those that compute, the GPU would look unused.
             entries = self.call(name) if kind == "compute" else self._optional(name)
             for pid, used in entries or ():
-                if self._scrutiny.number(pid, _MOST_PID, least=1) is None:
+                if self._plausibility.number(pid, _MOST_PID, least=1) is None:
                     continue
-                memory = None if used in (None, _NO_MEMORY_TOLD) else self._scrutiny.number(used, _MOST_BYTES)
+                memory = None if used in (None, _NO_MEMORY_TOLD) else self._plausibility.number(used, _MOST_BYTES)
                 found.append(GpuProcess(pid, memory, kind))
         return found
 
@@ -245,12 +245,12 @@ class NvmlDevice(Device):
             answer = self.call("nvmlDeviceGetProcessUtilization", newer_than_us)
         except NotFound:
             return []
-        number = self._scrutiny.number
+        number = self._plausibility.number
         # The driver leaves entries that it has no process for at zero.
         entries = [entry for entry in answer if entry[0] or entry[1]]
         return [
             ProcessUtilization(pid, timestamp, gpu / 100, memory / 100)
-            for pid, timestamp, gpu, memory, *_ in self._scrutiny.timely(entries, place=1)
+            for pid, timestamp, gpu, memory, *_ in self._plausibility.timely(entries, place=1)
             if timestamp > newer_than_us
             and number(pid, _MOST_PID, least=1) is not None
             and number(gpu, 100) is not None
@@ -260,7 +260,7 @@ class NvmlDevice(Device):
     def compute_mode(self) -> ComputeMode:
         """Who may compute on it."""
         number: int = self.call("nvmlDeviceGetComputeMode")
-        return _COMPUTE_MODES[self._scrutiny.needed("compute mode", number, len(_COMPUTE_MODES) - 1)]
+        return _COMPUTE_MODES[self._plausibility.needed("compute mode", number, len(_COMPUTE_MODES) - 1)]
 
     def instances(self) -> Sequence[Device] | None:
         """The MIG instances; None where MIG is off or this GPU has none to offer."""
@@ -284,7 +284,7 @@ class NvmlDevice(Device):
     @property
     def rejected(self) -> Mapping[Rejection, int]:
         """See `Device`."""
-        return self._scrutiny.counts
+        return self._plausibility.counts
 
     @property
     def handle(self) -> Handle:
@@ -298,7 +298,7 @@ class NvmlDevice(Device):
                 raise
             if self._identity is not None:
                 # After a loss, another GPU may have this index: its values belong to another UUID.
-                self.replaced = self._scrutiny.text(self.query("nvmlDeviceGetUUID", handle)) != self._identity.uuid
+                self.replaced = self._plausibility.text(self.query("nvmlDeviceGetUUID", handle)) != self._identity.uuid
                 if self.replaced:
                     raise DeviceLost("gpu_lost", f"another GPU is at index {self._index} now")
             self._handle = handle
@@ -311,7 +311,7 @@ class NvmlDevice(Device):
 
     def reject(self, reason: Rejection) -> None:
         """Count something that this GPU said by other ways than an answer."""
-        self._scrutiny.reject(reason)
+        self._plausibility.reject(reason)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of this GPU's."""
@@ -327,7 +327,7 @@ class NvmlDevice(Device):
         return self._session.call(name, *arguments)
 
     def _ask_identity(self) -> Identity:
-        text, part = self._scrutiny.text, self._text
+        text, part = self._plausibility.text, self._text
         found = Identity(
             index=self._index,
             compute_capability=part("nvmlDeviceGetCudaComputeCapability", lambda answer: f"{answer[0]}.{answer[1]}"),
@@ -348,9 +348,9 @@ class NvmlDevice(Device):
         if known:
             return known
         answer = self.call(name) if needed else self._optional(name)
-        rejected = self._scrutiny.total
+        rejected = self._plausibility.total
         found = "" if answer is None else text_of(answer)
-        if self._scrutiny.total == rejected:  # a malformed text is queried again
+        if self._plausibility.total == rejected:  # a malformed text is queried again
             self._texts[name] = found
         return found
 
@@ -361,7 +361,7 @@ class NvmlDevice(Device):
 
     def _meter_of(self, take: Callable[[Handle], None]) -> ActivityMeter:
         return ActivityMeter(
-            self._session, self.query, take, self._scrutiny, self._served, self.surroundings.monotonic, self._retry
+            self._session, self.query, take, self._plausibility, self._served, self.surroundings.monotonic, self._retry
         )
 
     def _read_table(self, query: str, fields: Answers) -> dict[str, float | Mapping[str, float]]:
@@ -371,7 +371,7 @@ class NvmlDevice(Device):
             query: the query.
             fields: answers of its batch of fields.
         """
-        number, served = self._scrutiny.number, self._served
+        number, served = self._plausibility.number, self._served
         answers: dict[tuple[Any, ...], Any] = {}
         found: dict[str, Any] = {}
         for signal, label, limit, origins in rows(query):
@@ -456,4 +456,4 @@ class NvmlDevice(Device):
         return self._retry.optional(key, self.surroundings.monotonic(), self.call, *key)
 
     def _optional_number(self, name: str, *arguments: Any, most: int, least: int = 0) -> int | None:
-        return self._scrutiny.number(self._optional(name, *arguments), most, least)
+        return self._plausibility.number(self._optional(name, *arguments), most, least)

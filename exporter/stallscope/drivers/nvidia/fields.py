@@ -11,7 +11,7 @@ from stallscope.drivers.device import Unsupported
 from stallscope.drivers.nvidia.library import NOT_SUPPORTED, constant
 from stallscope.drivers.nvidia.session import INVALID_ARGUMENT, UNSUPPORTED
 from stallscope.drivers.nvidia.signals import called
-from stallscope.drivers.plausibility import Scrutiny
+from stallscope.drivers.plausibility import Plausibility
 from stallscope.drivers.retry import Retry
 
 Field = tuple[int, int]
@@ -120,11 +120,13 @@ class LinkTraffic:
         both = self._directions.values()
         self.fields = (*(each.total for each in both), *(link for each in both for link in each.links))
 
-    def read(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny, served: dict[str, str]) -> dict[str, float]:
+    def read(
+        self, answers: Answers, batch: FieldBatch, plausibility: Plausibility, served: dict[str, str]
+    ) -> dict[str, float]:
         """Return what is known of both directions, and note in `served` which field it is from."""
         found: dict[str, float] = {}
         for signal, direction in self._directions.items():
-            count = direction.read(answers, batch, scrutiny)
+            count = direction.read(answers, batch, plausibility)
             if count is not None:
                 found[signal], served[signal] = count, direction.call
         return found
@@ -153,12 +155,12 @@ class LinkHealth:
         return bool(self._links)
 
     def read(
-        self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny, served: dict[str, str]
+        self, answers: Answers, batch: FieldBatch, plausibility: Plausibility, served: dict[str, str]
     ) -> dict[str, float | Mapping[str, float]]:
         """Return what is known by name of the signal, and note in `served` which fields it is from."""
         found: dict[str, float | Mapping[str, float]] = {}
-        states = self._states(answers, batch, scrutiny)
-        errors = self._counts(answers, batch, scrutiny)
+        states = self._states(answers, batch, plausibility)
+        errors = self._counts(answers, batch, plausibility)
         if errors:
             ids = [field[0] for fields in self._errors.values() for field in fields if field in answers]
             found["nvlink_errors_total"], served["nvlink_errors_total"] = errors, called(*ids)
@@ -167,7 +169,7 @@ class LinkHealth:
             served["nvlink_links"] = served["nvlink_links_active"] = called(self._state)
         return found
 
-    def _counts(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny) -> dict[str, float]:
+    def _counts(self, answers: Answers, batch: FieldBatch, plausibility: Plausibility) -> dict[str, float]:
         found: dict[str, float] = {}
         for kind, (newer, *older) in self._errors.items():
             # Whichever answers first is kept to: the two need not count alike.
@@ -178,18 +180,18 @@ class LinkHealth:
                 fields = batch.answered(older)
                 if all(field in answers for field in fields) and fields:
                     batch.leave_out([newer])
-            count = _sum(fields, answers, scrutiny)
+            count = _sum(fields, answers, plausibility)
             if count is not None:
                 found[kind] = count
         return found
 
-    def _states(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny) -> list[int | float]:
-        links = scrutiny.number(answers.get(self._count), _MOST_NVLINKS)
+    def _states(self, answers: Answers, batch: FieldBatch, plausibility: Plausibility) -> list[int | float]:
+        links = plausibility.number(answers.get(self._count), _MOST_NVLINKS)
         if links is not None:
             batch.leave_out([self._count])  # it does not change
             batch.include((self._state, link) for link in range(NVLINKS, int(links)))
         self._links += [field for field in answers if field[0] == self._state and field not in self._links]
-        states = [scrutiny.number(answers.get(link), 0xFF) for link in self._links]
+        states = [plausibility.number(answers.get(link), 0xFF) for link in self._links]
         found = [state for state in states if state is not None]
         return found if len(found) == len(states) else []  # a part of the links would look like fewer links
 
@@ -209,24 +211,24 @@ class _LinkBytes:
         """The calls that serve it."""
         return called(self.total[0] if self._by_total else self.links[0][0])
 
-    def read(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny) -> int | None:
+    def read(self, answers: Answers, batch: FieldBatch, plausibility: Plausibility) -> int | None:
         """Return the bytes; None unless every link's are reported and sound."""
         if self._by_total and self.total in answers:
             if self._by_link:
                 batch.leave_out(self.links)
                 self._by_link = False
-            kibibytes = scrutiny.number(answers[self.total], _MOST_COUNT)
+            kibibytes = plausibility.number(answers[self.total], _MOST_COUNT)
             return None if kibibytes is None else int(kibibytes) * 1024
-        count = _sum(batch.answered(self.links), answers, scrutiny) if self._by_link else None
+        count = _sum(batch.answered(self.links), answers, plausibility) if self._by_link else None
         if count is not None and self._by_total:
             batch.leave_out([self.total])
             self._by_total = False
         return count
 
 
-def _sum(fields: Sequence[Field], answers: Answers, scrutiny: Scrutiny) -> int | None:
+def _sum(fields: Sequence[Field], answers: Answers, plausibility: Plausibility) -> int | None:
     """Return the sum over fields; None where one is missing or implausible, since a sum without it would go back."""
     if not fields or any(field not in answers for field in fields):
         return None
-    counts = [scrutiny.number(answers[field], _MOST_COUNT) for field in fields]
+    counts = [plausibility.number(answers[field], _MOST_COUNT) for field in fields]
     return None if None in counts else sum(int(count) for count in counts if count is not None)

@@ -14,7 +14,7 @@ from typing import Any
 from stallscope.drivers.device import Activity, DeviceLost, DriverError, DriverUnavailable, Unsupported
 from stallscope.drivers.nvidia.library import Handle
 from stallscope.drivers.nvidia.session import INVALID_ARGUMENT, UNSUPPORTED, Session
-from stallscope.drivers.plausibility import Scrutiny
+from stallscope.drivers.plausibility import Plausibility
 from stallscope.drivers.retry import Retry
 
 # Metric ids (NVML_GPM_METRIC_*). Percentages first, each with the counter of active cycles of the same unit.
@@ -108,7 +108,7 @@ class ActivityMeter:
         session: Session,
         query: Query,
         take: Callable[[Handle], None],
-        scrutiny: Scrutiny,
+        plausibility: Plausibility,
         served: dict[str, str],
         monotonic: Callable[[], float],
         retry: Retry,
@@ -119,7 +119,7 @@ class ActivityMeter:
             session: what ends with it is freed before.
             query: makes a driver call that needs no device.
             take: has the driver fill a GPM sample for this device.
-            scrutiny: checks the plausibility of values.
+            plausibility: checks of values.
             served: receives the metric that serves each signal.
             monotonic: clock, seconds.
             retry: keeps the refusals of metrics.
@@ -127,7 +127,7 @@ class ActivityMeter:
         self._session = session
         self._query = query
         self._take = take
-        self._scrutiny = scrutiny
+        self._plausibility = plausibility
         self._served = served
         self._monotonic = monotonic
         self._busy = threading.Lock()
@@ -239,18 +239,18 @@ class ActivityMeter:
         return zip(base, answers, strict=True)
 
     def _activity(self, metrics: Mapping[int, float], seconds: float) -> Activity:
-        number = self._scrutiny.number
+        number = self._plausibility.number
         totals = {
             metric: value
             for metric, value in metrics.items()
             if metric >= _CYCLES_ELAPSED and number(value, _MOST_COUNT) is not None
         }
-        grown = {metric: value - self._totals[metric] for metric, value in totals.items() if metric in self._totals}
+        growth = {metric: value - self._totals[metric] for metric, value in totals.items() if metric in self._totals}
         self._totals = totals
         serve = self._served.__setitem__
         percent = self._percent
         occupancy, dram = percent(metrics, _OCCUPANCY), percent(metrics, _DRAM)
-        sm, sm_source = self._share(metrics, grown, _SM)
+        sm, sm_source = self._share(metrics, growth, _SM)
         if sm is not None:
             serve("sm_active_seconds_total", sm_source)
         if occupancy is not None:
@@ -260,7 +260,7 @@ class ActivityMeter:
         pipes: dict[str, float] = {}
         sources: list[str] = []
         for pipe, metric in _PIPES.items():
-            share, source = self._share(metrics, grown, metric)
+            share, source = self._share(metrics, growth, metric)
             if share is not None:
                 pipes[pipe] = share
                 sources.append(source.removeprefix("GPM "))
@@ -274,13 +274,13 @@ class ActivityMeter:
         if engines:
             numbers = [str(metric) for engine in engines for metric in _ENGINES[engine] if metric in metrics]
             serve("engine_busy_seconds_total", f"GPM {', '.join(numbers)}")
-        pcie_received = self._bytes(metrics, grown, seconds, _PCIE_RECEIVED, (_PCIE_RECEIVED_BYTES,))
-        pcie_transmitted = self._bytes(metrics, grown, seconds, _PCIE_TRANSMITTED, (_PCIE_TRANSMITTED_BYTES,))
+        pcie_received = self._bytes(metrics, growth, seconds, _PCIE_RECEIVED, (_PCIE_RECEIVED_BYTES,))
+        pcie_transmitted = self._bytes(metrics, growth, seconds, _PCIE_TRANSMITTED, (_PCIE_TRANSMITTED_BYTES,))
         nvlink_received = self._rate(metrics, seconds, _NVLINK_RECEIVED)
         nvlink_transmitted = self._rate(metrics, seconds, _NVLINK_TRANSMITTED)
         if nvlink_received is None and nvlink_transmitted is None:
-            nvlink_received = self._grown(grown, _NVLINK_RECEIVED_BYTES)
-            nvlink_transmitted = self._grown(grown, _NVLINK_TRANSMITTED_BYTES)
+            nvlink_received = self._growth(growth, _NVLINK_RECEIVED_BYTES)
+            nvlink_transmitted = self._growth(growth, _NVLINK_TRANSMITTED_BYTES)
         for signal, value, rate, total in (
             ("pcie_receive_bytes_total", pcie_received, _PCIE_RECEIVED, _PCIE_RECEIVED_BYTES),
             ("pcie_transmit_bytes_total", pcie_transmitted, _PCIE_TRANSMITTED, _PCIE_TRANSMITTED_BYTES),
@@ -288,7 +288,7 @@ class ActivityMeter:
             ("nvlink_transmit_bytes_total", nvlink_transmitted, _NVLINK_TRANSMITTED, 262),
         ):
             if value is not None:  # a counter of the driver's, where there is one, goes first
-                self._served.setdefault(signal, f"GPM {total if total in grown else rate}")
+                self._served.setdefault(signal, f"GPM {total if total in growth else rate}")
         return Activity(
             seconds=seconds,
             graphics=percent(metrics, _GRAPHICS),
@@ -307,14 +307,16 @@ class ActivityMeter:
         value = metrics.get(metric)
         if value is None:
             return None
-        value = self._scrutiny.number(value, _MOST_PERCENT)
+        value = self._plausibility.number(value, _MOST_PERCENT)
         return None if value is None else min(value / 100, 1.0)
 
-    def _share(self, metrics: Mapping[int, float], grown: Mapping[int, float], metric: int) -> tuple[float | None, str]:
+    def _share(
+        self, metrics: Mapping[int, float], growth: Mapping[int, float], metric: int
+    ) -> tuple[float | None, str]:
         """Return the share of cycles in which the unit worked, and the metrics it comes from."""
         share = self._percent(metrics, metric)
         counter = _CYCLES_ACTIVE[metric]
-        active, elapsed = grown.get(counter), grown.get(_CYCLES_ELAPSED)
+        active, elapsed = growth.get(counter), growth.get(_CYCLES_ELAPSED)
         if active is not None and elapsed is not None and elapsed > 0 and 0 <= active <= elapsed * _MOST_PERCENT / 100:
             counted = min(active / elapsed, 1.0)
             if share is None or abs(counted - share) <= _CONTRADICTION:
@@ -324,22 +326,22 @@ class ActivityMeter:
     def _bytes(
         self,
         metrics: Mapping[int, float],
-        grown: Mapping[int, float],
+        growth: Mapping[int, float],
         seconds: float,
         rate: int,
         totals: Iterable[int],
     ) -> float | None:
-        counted = self._grown(grown, totals)
-        told = self._rate(metrics, seconds, rate)
+        counted = self._growth(growth, totals)
+        reported = self._rate(metrics, seconds, rate)
         # A constant counter next to a rate with traffic is invalid.
-        return told if counted is None or (counted == 0 and told) else counted
+        return reported if counted is None or (counted == 0 and reported) else counted
 
     def _rate(self, metrics: Mapping[int, float], seconds: float, metric: int) -> float | None:
-        mebibytes = self._scrutiny.number(metrics.get(metric), _MOST_MIB)
+        mebibytes = self._plausibility.number(metrics.get(metric), _MOST_MIB)
         return None if mebibytes is None else mebibytes * _MEBIBYTE * seconds
 
-    def _grown(self, grown: Mapping[int, float], totals: Iterable[int]) -> float | None:
-        found = [grown[metric] for metric in totals if metric in grown]
+    def _growth(self, growth: Mapping[int, float], totals: Iterable[int]) -> float | None:
+        found = [growth[metric] for metric in totals if metric in growth]
         if not found or not all(0 <= count <= _MOST_COUNT for count in found):
             return None
         return sum(found)

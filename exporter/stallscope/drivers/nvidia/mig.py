@@ -136,7 +136,7 @@ class NvmlInstance(NvmlDevice):
         """Return the number of its GPU instance (memory and engines); queried once."""
         if self._gpu_instance is None:
             number = self.call("nvmlDeviceGetGpuInstanceId")
-            self._gpu_instance = self._scrutiny.needed("GPU instance", number, _MOST_INSTANCE_ID)
+            self._gpu_instance = self._plausibility.needed("GPU instance", number, _MOST_INSTANCE_ID)
         return self._gpu_instance
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -161,7 +161,7 @@ class NvmlInstance(NvmlDevice):
 
     def _ask_identity(self) -> Identity:
         parent = self._parent.known_identity
-        uuid = self._text("nvmlDeviceGetUUID", self._scrutiny.text, needed=True)
+        uuid = self._text("nvmlDeviceGetUUID", self._plausibility.text, needed=True)
         if not uuid:
             raise DriverError("implausible", f"a MIG instance of GPU {parent.index} gives no UUID")
         return Identity(
@@ -186,10 +186,10 @@ class NvmlInstance(NvmlDevice):
 
     def _ask_profile(self) -> str:
         """Such as `1g.10gb`, from the name that ends in it, or else made up as NVIDIA does."""
-        name = self._scrutiny.text(self._optional("nvmlDeviceGetName"))
-        told = _PROFILE.search(name)
-        if told is not None:
-            return told.group()
+        name = self._plausibility.text(self._optional("nvmlDeviceGetName"))
+        reported = _PROFILE.search(name)
+        if reported is not None:
+            return reported.group()
         attributes = self._optional("nvmlDeviceGetAttributes")
         if attributes is None:
             return _UNKNOWN

@@ -18,7 +18,7 @@ from stallscope.drivers.nvidia.events import NvmlListener
 from stallscope.drivers.nvidia.library import Library, PynvmlLibrary
 from stallscope.drivers.nvidia.mig import NvmlInstance
 from stallscope.drivers.nvidia.session import Session
-from stallscope.drivers.plausibility import Scrutiny
+from stallscope.drivers.plausibility import Plausibility
 from stallscope.drivers.retry import EARLY, Retry
 
 _MOST_GPUS = 1024
@@ -81,7 +81,7 @@ class NvmlDriver:
         except Unsupported:
             version = int(self._call("nvmlSystemGetCudaDriverVersion"))
         return SystemInfo(
-            driver_version=Scrutiny(self._monotonic, self._wall).text(self._call("nvmlSystemGetDriverVersion")),
+            driver_version=Plausibility(self._monotonic, self._wall).text(self._call("nvmlSystemGetDriverVersion")),
             cuda_version=f"{version // 1000}.{version % 1000 // 10}",
         )
 

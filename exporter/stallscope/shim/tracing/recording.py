@@ -43,7 +43,7 @@ class _NoSpan:
 
 
 class Span:
-    """A stretch of time on one thread, with a name."""
+    """An interval on one thread, with a name."""
 
     __slots__ = ("_recording", "began", "ended", "name", "thread", "thread_name")
 
