@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
@@ -28,6 +27,7 @@ from stallscope.common.version import __version__
 from tests.deploy import dockerfile
 from tests.deploy.dockerfile import DOCKERFILE, ROOT
 from tests.free_ports import free_port
+from tests.waiting import until
 
 USER = 65532
 LOCKS = ("deploy/requirements-exporter.lock", "deploy/requirements-build.lock")
@@ -217,16 +217,15 @@ def port(installed: Path, tmp_path: Path) -> Iterator[int]:
             assert process.wait(60) == 0, log.read_text()
 
 
+def metrics(number: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{number}/metrics", timeout=30) as page:
+        text: str = page.read().decode()
+    return text
+
+
 def wait_for(number: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{number}/-/ready", timeout=30),
-        ):
-            return
-        time.sleep(0.05)
-    raise AssertionError("the exporter did not become ready")
+    """Wait until the first readings of all collectors are on the page."""
+    until(lambda: "stallscope_host_memory_total_bytes " in metrics(number), "the exporter did not become ready")
 
 
 def health_check(installed: Path, number: int) -> int:
@@ -240,8 +239,7 @@ def health_check(installed: Path, number: int) -> int:
 def test_the_steps_of_the_dockerfile_build_an_exporter_that_runs_without_a_writable_folder(
     installed: Path, port: int
 ) -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
-        text = page.read().decode()
+    text = metrics(port)
     assert f'stallscope_build_info{{version="{__version__}"' in text
     assert "stallscope_host_memory_total_bytes " in text
 
