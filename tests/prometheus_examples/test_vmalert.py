@@ -52,7 +52,7 @@ STORIES = {
     "unknown": "insufficient_data",
     "healthy": "compute_bound",
 }
-"""Return the runs and the causes of their stories."""
+"""The cause of each run. A run with two faults may keep either as its verdict, whichever was recorded first."""
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[str, dict[Labels, float]]
@@ -111,9 +111,9 @@ class Both:
     @property
     def settled(self) -> bool:
         """Return whether both have enough data to agree."""
-        stories = [by_run(each) for each in (self.prometheus, self.victoria_metrics)]
+        stories = [causes_by_run(each) for each in (self.prometheus, self.victoria_metrics)]
         return (
-            all(STORIES.items() <= each.items() for each in stories)
+            all(cause in found.get(run, ()) for run, cause in STORIES.items() for found in stories)
             and not any(map(self.differences, VERDICTS))
             and self.prometheus.firing == self.victoria_metrics.firing
             and self.far_shares == {}
@@ -138,8 +138,9 @@ def _cause_in(labels: Labels) -> tuple[str, str]:
     return next(each for each in labels if each[0] == "cause")
 
 
-def by_run(recorded: Recorded) -> dict[str, str]:
-    return {dict(subject)["run"]: cause for subject, cause in recorded.verdicts("run:verdict:ratio5m").items()}
+def causes_by_run(recorded: Recorded) -> dict[str, set[str]]:
+    """Return the verdict of each run, and the causes that would stay its verdict."""
+    return {dict(subject)["run"]: causes for subject, causes in recorded.candidates("run:verdict:ratio5m").items()}
 
 
 def recorded(server: Prometheus, moment: int) -> Recorded:
@@ -215,7 +216,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 @pytest.mark.parametrize("run", STORIES)
 def test_vmalert_finds_the_cause_of_a_story(both: Both, run: str) -> None:
-    assert by_run(both.victoria_metrics)[run] == STORIES[run] == by_run(both.prometheus)[run]
+    assert STORIES[run] in causes_by_run(both.victoria_metrics)[run]
+    assert STORIES[run] in causes_by_run(both.prometheus)[run]
 
 
 @pytest.mark.parametrize("name", VERDICTS)
