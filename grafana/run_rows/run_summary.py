@@ -1,6 +1,6 @@
 """First screen: the verdict, its remedy, and the possible gain.
 
-It uses only recorded series, so it loads quickly for runs of any size.
+It uses recorded series and two series of rank 0, so it loads quickly for runs of any size.
 """
 
 from __future__ import annotations
@@ -33,19 +33,13 @@ from grafana.run_rows.run_queries import (
     RUN_HERE,
     TO_COMPARE,
 )
+from stallscope.catalogue.causes import MISSING
 
 _OF_NODES = f'{HOST}, run=""'
 ALERTS = f"({firing(RUN)} or ({firing(_OF_NODES)} and on (cluster, instance) run_node:known:info{{{RUN_HERE}}}))"
 _CHECKPOINT, _START = 1011, 1012
 _EVENTS = {str(_CHECKPOINT): Text("checkpoint", GREY), str(_START): Text("start", BLUE)}
 """Texts of numbers that no verdict and no severity has."""
-_MISSING = {
-    "reports": "no fresh reports: see whether the process lives, and where STALLSCOPE_ADDRESS leads",
-    "steps": "too few steps yet: wait",
-    "warmup": "the run has just started: wait",
-    "data_wait": 'phase data_wait is not reported: wrap the loader, or use phase("data_wait")',
-    "gpu_idle": "no data from the rank's GPU: see the exporter's health",
-}
 
 
 def _numbers() -> Panel:
@@ -93,13 +87,12 @@ def _missing() -> Panel:
         "a minute or two.",
         [Query(f"count by (run, missing) (rank:missing:info{{{RANK_HERE}}})", table=True)],
         columns={"missing": "Missing data and action", "Value": "Ranks"},
-        width=12,
+        height=5,
         sort="Ranks",
         overrides=[
             by_name(
                 "Missing data and action",
-                mappings=texts({name: Text(text) for name, text in _MISSING.items()}),
-                custom__cellOptions={"type": "auto", "wrapText": True},
+                mappings=texts({name: Text(text) for name, text in MISSING.items()}),
             ),
             by_name("Ranks", custom__width=65),
         ],
@@ -171,6 +164,7 @@ def _lost_over_time() -> Panel:
             "cause",
         ),
         unit="percentunit",
+        width=24,
         stacked=True,
         overrides=cause_colours(),
     )
@@ -216,4 +210,4 @@ def row() -> Row:
 
 def evidence() -> Row:
     """Return the loss over time, alerts and missing data."""
-    return Row("Loss over time, alerts and missing data", (_lost_over_time(), _missing(), _alerts()))
+    return Row("Loss over time, alerts and missing data", (_lost_over_time(), _alerts(), _missing()))
