@@ -8,7 +8,7 @@ import time
 from math import inf, isfinite
 
 from stallscope.protocol import vocabulary
-from stallscope.shim import identity, lifetime, termination
+from stallscope.shim import identity, lifetime, stacks, termination
 from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
@@ -25,7 +25,7 @@ from stallscope.shim.tolerance import (
     tolerate,
     warn,
 )
-from stallscope.shim.transport import room, transport
+from stallscope.shim.transport import Datagrams, room, transport
 from stallscope.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
@@ -714,6 +714,8 @@ class Run:
             payload = self._written(now).encode()
             if len(payload) > self._room:
                 payload = self._shortened(payload)
+            if not last and not self._scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
+                self._sender.passed = stacks.attach(self._session, timeline.activity)
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and not self._scripted:
                 patience = time.monotonic() + _LAST_WORDS
@@ -811,6 +813,7 @@ class Run:
         self.silence()
         lifetime.forget(self)
         termination.withdraw(self._session)
+        stacks.release(self._session)
         for part in (self._probe, self._sender, self.tracer):
             close = getattr(part, "close", None)
             if close is not None:
