@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,11 +11,14 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import stallscope
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.intake.stacks import Left
+from stallscope.sampling.clock import ScriptedClock
 from tests.waiting import until
 
 KEY = ("job", 0)
@@ -325,3 +329,87 @@ def test_a_signal_ends_a_hung_process_as_before(intake: Intake, tmp_path: Path) 
         left(intake)
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM
+
+
+TRAINING = """
+stacks.STANDSTILL_SECONDS = stacks.OTHER_SECONDS = 100.0
+
+def augment():
+    time.sleep(0.01)
+
+run = stallscope.Run("job")
+while True:
+    augment()
+    run.step()
+"""
+
+
+def ask(intake: Intake, owner: int | None = None, **request: object) -> tuple[int, dict[str, Any]]:
+    status, body = intake.stack_requests.post(json.dumps({"run": "job", **request}).encode(), owner)
+    return status, json.loads(body)
+
+
+def reported(intake: Intake) -> bool:
+    return bool(intake.registry.held)
+
+
+def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake, tmp_path: Path) -> None:
+    with hanging(tmp_path, TRAINING.replace('"job"', '"job", rank=3')):
+        until(lambda: reported(intake), "no report")
+        status, answer = ask(intake, os.getuid(), samples=4, interval=0.05, ranks=[3])
+        assert (status, answer["problem"]) == (202, "")
+
+        def stacks() -> dict[str, Any] | None:
+            rank = ask(intake, os.getuid(), samples=0)[1]["ranks"][0]
+            return rank if sum(stack["count"] for stack in rank["stacks"]) == 4 else None
+
+        rank = until(stacks, "no stacks arrived")
+    assert (rank["rank"], rank["standstill"]) == (3, False)
+    assert "augment" in [frame[2] for stack in rank["stacks"] for frame in stack["frames"]]
+
+
+def test_other_users_can_neither_request_nor_read_stacks(intake: Intake, tmp_path: Path, path: Path) -> None:
+    with hanging(tmp_path, TRAINING):
+        until(lambda: reported(intake), "no report")
+        for samples in (0, 1):
+            status, answer = ask(intake, os.getuid() + 1, samples=samples)
+            assert (status, answer["error"]) == (403, "not_owner")
+    assert list(path.parent.glob("stacks-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "error"),
+    [
+        ({"run": "other", "samples": 1}, 404, "unknown_run"),
+        ({"samples": 1, "ranks": [9]}, 404, "unknown_rank"),
+        ({"samples": 10_000}, 400, "bad_request"),
+        ({"samples": 1, "interval": -1}, 400, "bad_request"),
+        ({"samples": 1, "interval": "1"}, 400, "bad_request"),
+        ({"samples": True}, 400, "bad_request"),
+        ({"samples": 1, "ranks": "all"}, 400, "bad_request"),
+        ({}, 400, "bad_request"),
+    ],
+)
+def test_invalid_requests_are_refused(
+    request_: dict[str, object], status: int, error: str, intake: Intake, path: Path
+) -> None:
+    run = stallscope.Run("job", rank=0)
+    until(lambda: reported(intake), "no report")
+    found, answer = ask(intake, **request_)
+    run.finish()
+    assert (found, answer["error"]) == (status, error)
+    assert list(path.parent.glob("stacks-*")) == []
+
+
+def test_the_file_of_a_request_is_removed_when_it_expires(tmp_path: Path) -> None:
+    clock = ScriptedClock()
+    intake = Intake(IntakeSettings(socket=tmp_path / "report.sock", udp=None), clock=clock)
+    stallscope.Run("job", clock=clock, sender=lambda data: intake.registry.accept(data, "unix", uid=0) and None)
+    assert ask(intake, samples=1)[0] == 202
+    assert len(list(tmp_path.glob("stacks-*.json"))) == 1
+    clock.advance(8.0)
+    intake.run_housekeeping()
+    assert list(tmp_path.glob("stacks-*")) == []
+    assert ask(intake, samples=1)[0] == 202
+    intake.stop()
+    assert list(tmp_path.glob("stacks-*")) == []

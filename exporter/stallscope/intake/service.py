@@ -22,7 +22,7 @@ from stallscope.intake.journal import Journal
 from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.intake.refusal_log import RefusalLog
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
-from stallscope.intake.stacks import StackFiles
+from stallscope.intake.stacks import StackFiles, StackRequests
 from stallscope.intake.traces import TraceRequests
 from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
@@ -97,6 +97,7 @@ class Intake:
         folder = None if settings.socket is None else settings.socket.parent
         self.traces = TraceRequests(self.registry, folder, allowed=settings.trace_requests, clock=clock)
         self.stacks = StackFiles(self.registry, clock=clock)
+        self.stack_requests = StackRequests(self.registry, self.stacks, folder, clock=clock)
         receivers: list[Receiver] = []
         if settings.socket is not None:
             receivers.append(UnixReceiver(settings.socket, settings.socket_mode))
@@ -139,6 +140,7 @@ class Intake:
         """Close the receivers and write the state file."""
         self._dispatcher.stop(timeout)
         self.traces.close()
+        self.stack_requests.close()
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -176,6 +178,7 @@ class Intake:
             self.registry.check_processes()
             self.traces.drop_expired()
             self.stacks.refresh()
+            self.stack_requests.drop_expired()
             if self._clock.monotonic() - self._saved_at >= _SAVE_INTERVAL:
                 self._save()
         except Exception:

@@ -13,14 +13,19 @@ import os
 import resource
 import stat
 import threading
-from typing import NamedTuple
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from stallscope.catalogue.metrics import family
 from stallscope.intake.pending import PassedFile
 from stallscope.intake.quotas import Key
+from stallscope.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
 from stallscope.intake.runs import Held, RunRegistry
+from stallscope.protocol import stack_request, trace_request
 from stallscope.protocol.report import Report
-from stallscope.protocol.stacks import Capture, parse, place_of
+from stallscope.protocol.stack_request import StackRequest
+from stallscope.protocol.stacks import MAX_SAMPLES, Capture, parse, place_of
 from stallscope.protocol.vocabulary import STACKS_SIZE
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
@@ -32,6 +37,9 @@ _SETTLED = 0.1
 """Seconds after which a file that was written is read: the clock of files has steps of milliseconds."""
 
 _logger = logging.getLogger(__name__)
+
+_PICKED_UP = 6.0
+"""Seconds after which every rank that reports should have a request: the shim reads it every five seconds."""
 
 
 class Left(NamedTuple):
@@ -133,6 +141,88 @@ class StackFiles:
             entry.left = Left(capture, written / 1e9)
         elif entry.left is not None and entry.left.capture.standstill:
             entry.left = None  # it reports again; requested stacks stay
+
+
+class StackRequests:
+    """Requests for the stacks of running jobs, and their results."""
+
+    def __init__(
+        self, registry: RunRegistry, files: StackFiles, folder: Path | None, *, clock: Clock | None = None
+    ) -> None:
+        """Start without a request.
+
+        Args:
+            registry: the runs.
+            files: the files of their stacks.
+            folder: folder of the socket; None without a socket.
+            clock: the machine's own if left out.
+        """
+        self._registry = registry
+        self._files = files
+        self._folder = RequestFolder(folder)
+        self._clock = clock or SystemClock()
+        self._expiries: dict[str, float] = {}
+
+    def post(self, body: bytes, owner: int | None = None) -> tuple[int, bytes]:
+        """Accept `{"run": …, "samples": …, "interval": …, "ranks": […]}`; the last two are optional.
+
+        Args:
+            body: the request; with 0 samples it only returns the stacks that are there.
+            owner: uid that must own the ranks' processes; None for any.
+
+        Returns:
+            HTTP status and JSON: 202 with `seconds`, the time until the stacks should be there, and `problem`, the
+            reason why no rank will receive the request, or empty; 200 with the stacks if there were 0 samples; or 4xx
+            with `error`, the reason, and `message`.
+        """
+        return answer(lambda: self._accept(body, owner))
+
+    def drop_expired(self) -> None:
+        """Remove the files of expired requests."""
+        now = self._clock.time()
+        for run in [run for run, expires in list(self._expiries.items()) if now > expires]:
+            self._drop(run)
+
+    def close(self) -> None:
+        """Remove every file."""
+        for run in list(self._expiries):
+            self._drop(run)
+
+    def _accept(self, body: bytes, owner: int | None) -> tuple[int, dict[str, Any]]:
+        document = document_of(body, "run, a string, and samples, a number")
+        run, now = document["run"], self._clock.time()
+        try:
+            samples = trace_request.whole(document.get("samples"), "samples", 0, MAX_SAMPLES)
+            interval = stack_request.seconds(document.get("interval", 1.0), "interval", stack_request.MAX_INTERVAL)
+            wanted = trace_request.rank_numbers(document.get("ranks", []))
+        except ValueError as problem:
+            raise Refusal(400, "bad_request", str(problem)) from None
+        ranks = live_ranks(self._registry, run, wanted)
+        refuse_foreign(self._registry, ranks, owner, "stacks")
+        if not samples:
+            return 200, {"run": run, "time": now, "ranks": [self._result(held) for held in ranks]}
+        seconds = samples * interval + _PICKED_UP
+        request = StackRequest(run, samples, interval, wanted, round(now + seconds, 3))
+        problem = self._folder.write(stack_request.file_name(run), stack_request.encode(request))
+        self._expiries[run] = request.expires
+        _logger.info("stacks requested", extra={"fields": {"run": run, "samples": samples, "ranks": len(ranks)}})
+        return 202, {"run": run, "time": now, "seconds": seconds, "problem": problem}
+
+    def _result(self, held: Held) -> dict[str, Any]:
+        """Return the stacks of a rank; equal ones once, with their number."""
+        left = self._files.of((held.report.run, held.report.rank))
+        stacks = Counter(left.capture.stacks if left is not None else ())
+        return {
+            "rank": held.report.rank,
+            "reported": held.arrived,
+            "taken": left.at if left is not None else None,
+            "standstill": left is not None and left.capture.standstill and left.at >= held.arrived,
+            "stacks": [{"count": count, "frames": [list(frame) for frame in stack]} for stack, count in stacks.items()],
+        }
+
+    def _drop(self, run: str) -> None:
+        self._expiries.pop(run, None)
+        self._folder.remove(stack_request.file_name(run))
 
 
 def _is_sealed(descriptor: int, status: os.stat_result) -> bool:

@@ -29,9 +29,11 @@ import signal
 import sys
 import time
 
-from stallscope.protocol.vocabulary import STACKS_HEADER, STACKS_SIZE, STANDSTILL
+from stallscope.protocol.request_name import STACKS, request_name
+from stallscope.protocol.vocabulary import SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
+from stallscope.shim.request_file import RequestFile
 from stallscope.shim.termination import is_default
-from stallscope.shim.tolerance import tolerate
+from stallscope.shim.tolerance import tolerate, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +54,11 @@ _DECAY = 0.9
 """Factor for the longest recent time at each setting of the timers."""
 _NATIVE_SECONDS = 5.0
 """Seconds that the signal's handler has before faulthandler writes the stacks."""
+_KEPT_SECONDS = 5.0
+"""Seconds for which requested stacks stay; the exporter reads once a second."""
 _LONGEST = 86400.0
+_MAX_REQUEST = 8192
+"""Bytes of the longest request, as in `protocol.stack_request`: importing that takes longer than all of the shim."""
 _MAX_FRAMES = 100
 _MAX_TEXT = 500
 _DESCRIPTOR = 200
@@ -73,12 +79,14 @@ _programs_timer = False
 """True if the program has set faulthandler's timer for itself."""
 
 
-def attach(session: str, activity: str) -> int:
+def attach(session: str, activity: str, name: str, rank: int) -> int:
     """Set the timers if it is time to. Called before each report.
 
     Args:
         session: identifier of the session that reports.
         activity: what it does, one of the report's activities.
+        name: of its run.
+        rank: its rank.
 
     Returns:
         The descriptor to send with the report, or -1 for none.
@@ -92,7 +100,7 @@ def attach(session: str, activity: str) -> int:
                 _is_off = True
                 return -1
             _watch = Watch()
-        return _watch.attach(session, activity)
+        return _watch.attach(session, activity, name, rank)
     except (OSError, AttributeError, ValueError):  # a sandbox without memory files, or without these timers
         _is_off = True
     except Exception as error:
@@ -117,24 +125,27 @@ class Watch:
 
     def __init__(self) -> None:
         """Create them; no timer is set yet."""
-        self._sessions: set[str] = set()
+        self._sessions: dict[str, RequestFile] = {}
         self._due = 0.0
         self._set_at: float | None = None
         self._gap = 0.0
         self._timeout = OTHER_SECONDS
         self._header = b""
+        self._keep_until = 0.0
+        """When the stacks that were requested have been read."""
         self._file = _memory_file()
         self._identity = os.fstat(self._file).st_ino
         signal.signal(SIGNAL, self._handle)
         self._timer = _timer(SIGNAL)
         _hook()
 
-    def attach(self, session: str, activity: str) -> int:
+    def attach(self, session: str, activity: str, name: str, rank: int) -> int:
         """Set the timers, at most once in `EVERY` seconds; return the file's descriptor if they were set, else -1."""
         now = time.monotonic()
         if now < self._due and session in self._sessions:
             return -1
-        self._sessions.add(session)
+        if session not in self._sessions:
+            self._sessions[session] = RequestFile(request_name(STACKS, name), _MAX_REQUEST, "stacks")
         if _programs_timer or not self._is_intact():
             self.suspend()
             return -1
@@ -143,13 +154,17 @@ class Watch:
         self._due, self._set_at = now + EVERY, now
         least = STANDSTILL_SECONDS if activity == "training" else OTHER_SECONDS
         self._timeout = min(max(least, _FACTOR * self._gap), _LONGEST)
-        self._clear(STACKS_HEADER % _thread.get_ident())
+        header = STACKS_HEADER % _thread.get_ident()
+        if now >= self._keep_until or header != self._header:
+            self._clear(header)
         self._set()
+        if (data := self._sessions[session].read()) and now >= self._keep_until:
+            self._take_samples(data, name, rank)
         return self._file
 
     def release(self, session: str) -> bool:
         """Forget a session; return True if no session remains."""
-        self._sessions.discard(session)
+        self._sessions.pop(session, None)
         return not self._sessions
 
     def suspend(self) -> None:
@@ -217,6 +232,31 @@ class Watch:
             self._set()
         except Exception as error:
             tolerate(error, "writing the stack of a standstill")
+
+    def _take_samples(self, data: bytes, name: str, rank: int) -> None:
+        """Take the stacks that a request is for, in a thread of its own: this one is about to report."""
+        from stallscope.protocol import stack_request
+
+        try:
+            request = stack_request.parse(data)
+        except ValueError as problem:
+            warn(f"a request for stacks is not understood: {problem}", "stack request")
+            return
+        if request.run != name or (request.ranks and rank not in request.ranks) or time.time() > request.expires:
+            return
+        self._clear(self._header)
+        self._keep_until = time.monotonic() + request.samples * request.interval + _KEPT_SECONDS
+        _thread.start_new_thread(self._sample, (_thread.get_ident(), request.samples, request.interval))
+
+    def _sample(self, thread: int, samples: int, interval: float) -> None:
+        try:
+            for _ in range(samples):
+                time.sleep(interval)
+                if _watch is not self or not self._is_same_file():
+                    return
+                self._write(SAMPLE, sys._current_frames().get(thread))  # noqa: SLF001 - the only way to it
+        except Exception as error:
+            tolerate(error, "taking requested stacks")
 
     def _write(self, mark: str, frame: FrameType | None) -> None:
         """Write a stack in the format of faulthandler."""
