@@ -40,7 +40,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "simulation": "drivers protocol sampling shim",
         "stack": "__init__ clients common simulation view",
         "terminal": "catalogue clients common view",
-        "view": "catalogue clients common",
+        "view": "catalogue clients common protocol",
         "web": "catalogue common configuration protocol sampling view",
     }.items()
 }

@@ -361,11 +361,11 @@ def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake,
 
         def stacks() -> dict[str, Any] | None:
             rank = ask(intake, os.getuid(), samples=0)[1]["ranks"][0]
-            return rank if sum(stack["count"] for stack in rank["stacks"]) == 4 else None
+            return rank if len(rank["samples"]) == 4 else None
 
         rank = until(stacks, "no stacks arrived")
     assert (rank["rank"], rank["standstill"]) == (3, False)
-    assert "augment" in [frame[2] for stack in rank["stacks"] for frame in stack["frames"]]
+    assert "augment" in [frame[2] for stack in rank["stacks"] for frame in stack]
 
 
 def test_other_users_can_neither_request_nor_read_stacks(intake: Intake, tmp_path: Path, path: Path) -> None:

@@ -13,7 +13,6 @@ import os
 import resource
 import stat
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -209,15 +208,17 @@ class StackRequests:
         return 202, {"run": run, "time": now, "seconds": seconds, "problem": problem}
 
     def _result(self, held: Held) -> dict[str, Any]:
-        """Return the stacks of a rank; equal ones once, with their number."""
+        """Return the stacks of a rank: each different one, and the position of the stack of each sample."""
         left = self._files.of((held.report.run, held.report.rank))
-        stacks = Counter(left.capture.stacks if left is not None else ())
+        samples = left.capture.stacks if left is not None else ()
+        stacks = list(dict.fromkeys(samples))
         return {
             "rank": held.report.rank,
             "reported": held.arrived,
             "taken": left.at if left is not None else None,
             "standstill": left is not None and left.capture.standstill and left.at >= held.arrived,
-            "stacks": [{"count": count, "frames": [list(frame) for frame in stack]} for stack, count in stacks.items()],
+            "stacks": [[list(frame) for frame in stack] for stack in stacks],
+            "samples": [stacks.index(stack) for stack in samples],
         }
 
     def _drop(self, run: str) -> None:
