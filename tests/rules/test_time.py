@@ -481,8 +481,8 @@ def test_a_stall_names_the_ranks_whose_process_is_gone(rulebook: Rulebook, other
             "lost": "24.0 GPU-hours a day",
             "description": "100% of the ranks of run train have not completed a step for over a minute, and for far "
             f"longer than their steps usually take.{gone} Before the job is killed, compare the stacks of all ranks "
-            "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank whose "
-            "stack differs from the others, then restart from the last checkpoint.",
+            "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
+            "whose stack differs from the others, then restart from the last checkpoint.",
             "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingStalled.md",
             "dashboard_url": "/d/stallscope-run?var-run=train",
         },
