@@ -44,9 +44,8 @@ def parser() -> Parser:
         ports.add_argument(
             f"--{service}.port",
             type=_port,
-            default=number,
             metavar="PORT",
-            help=f"port of {title} (default: %(default)s)",
+            help=f"port of {title} (default: {number}, or a higher one if a default port is in use)",
         )
     made.add_argument(
         "--scenario",
@@ -97,15 +96,15 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         return missing("up", error, "up")
 
-    def port(service: str, flag: str, datagrams: bool = False) -> Port:
-        return Port(service, getattr(parsed, f"{flag}.port"), f"--{flag}.port", datagrams)
-
+    ports = {}
+    for service, title, number in _SERVICES:
+        chosen = getattr(parsed, f"{service}.port")
+        ports[service] = Port(
+            title, chosen or number, f"--{service}.port", datagrams=service == "exporter", chosen=chosen is not None
+        )
     try:
         settings = Settings(
-            exporter=port("the exporter", "exporter", datagrams=True),
-            prometheus=port("Prometheus", "prometheus"),
-            alertmanager=port("Alertmanager", "alertmanager"),
-            grafana=port("Grafana", "grafana"),
+            **ports,
             scenario=scenario(parsed.scenario, onset=parsed.onset),
             training_job=parsed.training_job,
             webhook=parsed.webhook,

@@ -97,6 +97,11 @@ class Scenario:
     """No simulated job: the GPUs work for the real ranks that claim them."""
 
     @property
+    def run(self) -> str:
+        """Name of the simulated run; empty if none reports."""
+        return f"simulated-{self.name.replace('_', '-')}" if self.instrumented else ""
+
+    @property
     def faulty_gpus(self) -> tuple[int, ...]:
         """The GPUs that the fault sits on, where it sits on some; the ranks are numbered alike."""
         return self.fault.gpus if isinstance(self.fault, (CoolingFailure, GpuLoss)) else ()
