@@ -51,8 +51,9 @@ def parser() -> Parser:
         "--scenario",
         default=_DEFAULT_SCENARIO,
         metavar="NAME",
-        help=f"scenario of the simulated GPUs and their job: {', '.join(SCENARIOS)} (default: %(default)s)",
+        help="scenario of the simulated GPUs and their job; --list-scenarios lists them (default: %(default)s)",
     )
+    made.add_argument("--list-scenarios", action="store_true", help="print the scenarios, one a line, and exit")
     made.add_argument(
         "--scenario.onset",
         dest="onset",
@@ -87,6 +88,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return 0 if it was stopped, 1 if something failed, 2 for an invalid command line."""
     command_line = parser()
     parsed = command_line.parse_args(arguments)
+    if parsed.list_scenarios:
+        width = max(map(len, SCENARIOS))
+        for each in SCENARIOS.values():
+            print(f"{each.name:<{width}}  {each.description}")
+        return 0
 
     try:
         from stallscope.stack import launcher

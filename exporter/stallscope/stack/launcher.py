@@ -36,7 +36,7 @@ from stallscope.stack.readiness import (
 )
 from stallscope.stack.settings import RUN, WATCHDOG, Settings
 from stallscope.stack.signals import StopRequest, stop_signals
-from stallscope.view.verdicts import Culprit
+from stallscope.stack.verdict_log import VerdictLog
 
 _POLL_SECONDS = 0.25
 _WATCH_SECONDS = 2.0
@@ -69,6 +69,10 @@ def run(settings: Settings) -> int:
     programs = _programs(settings)
     driver = driver_answer()
     scenario = None if driver else settings.scenario
+    if scenario and scenario.simulates_host and settings.training_job:
+        # A real process is not among those of the simulated host.
+        screen.say(f"scenario {scenario.name} needs a simulated host; the real training job is left out")
+        settings = replace(settings, training_job=False)
     with _folder(settings.data_folder) as folder:
         components = build_components(settings, programs, folder, scenario)
         with stop_signals() as stop:
@@ -158,6 +162,7 @@ def _checks(
     scenario: Scenario | None,
 ) -> list[Check]:
     simulated = "simulated " if scenario else ""
+    host = "simulated" if scenario and scenario.simulates_host else "real"
     # In a kept folder, Prometheus still has the last minutes of an earlier stack.
     fresh = f" and on () (max(timestamp(up)) > {time.time():.3f})"
     hosts = 'count({__name__=~"stallscope_host_.+"})' + fresh
@@ -170,7 +175,7 @@ def _checks(
         Check(
             "host metrics",
             "the exporter",
-            nonzero(prometheus, hosts, "{:.0f} real series in Prometheus"),
+            nonzero(prometheus, hosts, f"{{:.0f}} {host} series in Prometheus"),
         ),
         Check(
             "GPU metrics",
@@ -221,7 +226,7 @@ def _watch(
 ) -> int:
     """Print new and changed verdicts, alerts, and programs that end, until a stop is requested."""
     due = 0.0
-    printed: dict[str, tuple[str, Culprit | None]] = {}
+    log = VerdictLog()
     shown: dict[tuple[tuple[str, str], ...], Alert] = {}
     ended: set[str] = set()
     while not stop.wait(_WATCH_SECONDS):
@@ -240,11 +245,8 @@ def _watch(
             firing = {alert.labels: alert for alert in unmuted_alerts(alertmanager) if alert.name != WATCHDOG}
         except (PrometheusError, LookupError):
             continue  # one of the two has ended or is overloaded
-        for run, verdict in judged.items():
-            cause, culprit = printed.get(run, ("insufficient_data", None))
-            if verdict.cause != cause or (verdict.culprit and verdict.culprit != culprit):
-                screen.say(screen.verdict(run, verdict))
-            printed[run] = verdict.cause, verdict.culprit
+        for run, verdict in log.due(judged, time.monotonic()):
+            screen.say(screen.verdict(run, verdict))
         for labels in firing.keys() - shown.keys():
             screen.say(screen.alert(firing[labels]))
         for labels in shown.keys() - firing.keys():

@@ -33,14 +33,16 @@ def clock() -> str:
 
 def introduction(settings: Settings, scenario: Scenario | None, driver: str | None) -> str:
     """Return which components are real, which are simulated, and the differences from the bundle."""
-    real = ["this machine's host metrics", "Prometheus, Alertmanager, rules and alerts"]
+    host = scenario is not None and scenario.simulates_host
+    real = [*([] if host else ["this machine's host metrics"]), "Prometheus, Alertmanager, rules and alerts"]
     if settings.training_job:
         real.append(f"training run {RUN}: NumPy on the CPU, slowed by its own data loader")
     if driver:
         real.append(f"GPUs: {driver}")
     rows = [("real" if entry == real[0] else "", entry) for entry in real]
     if scenario:
-        simulated = "the GPUs" if scenario.coupled else "the GPUs, and a training run on them"
+        parts = ["the GPUs", *(["their host"] if host else []), *(["a training run on them"] if scenario.run else [])]
+        simulated = ", ".join(parts[:-1]) + (", and " if len(parts) > 1 else "") + parts[-1]
         rows += [
             ("simulated", f"{simulated}: no NVIDIA driver responds here"),
             *(("", line) for line in textwrap.wrap(f"scenario {scenario.name}: {scenario.description}", _TEXT_WIDTH)),
@@ -59,7 +61,9 @@ def addresses(settings: Settings, scenario: Scenario | None, programs: Programs)
         "Prometheus": prometheus_pages(settings.prometheus.url),
         "Alertmanager": alertmanager_pages(settings.alertmanager.url, programs.amtool),
         "commands": commands(settings, scenario),
-        "your training": [f"STALLSCOPE_ADDRESS=udp://{settings.exporter.address} python train.py, with the shim"],
+        "your training": []
+        if scenario and scenario.simulates_host
+        else [f"STALLSCOPE_ADDRESS=udp://{settings.exporter.address} python train.py, with the shim"],
     }
     return "\n".join(
         [
