@@ -23,7 +23,7 @@ from stallscope.stack.components import build_components
 from stallscope.stack.driver import driver_answer
 from stallscope.stack.errors import StackError
 from stallscope.stack.ports import free_ports
-from stallscope.stack.programs import Programs, find_programs
+from stallscope.stack.programs import Programs, find_programs, require_version
 from stallscope.stack.readiness import (
     Check,
     has_alert,
@@ -127,6 +127,7 @@ def _programs(settings: Settings) -> Programs:
         programs = find_programs()
     if programs.missing:
         raise StackError(installation.instructions(programs.missing))
+    require_version(programs.prometheus or "")
     return programs
 
 
