@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from stallscope.shim.stored_reports import summarise_at_exit
 from stallscope.shim.tolerance import switched_on, tolerate
 
 VARIABLE = "STALLSCOPE_AUTO"
@@ -43,6 +44,7 @@ def start() -> None:
     """Measure each training loop that begins in this process. Imports no framework itself."""
     if switched_on("STALLSCOPE_DISABLE") or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
+    summarise_at_exit(os.environ)
     finder = _Finder(AFTER_IMPORT, time.monotonic())
     sys.meta_path.insert(0, finder)
     for name in AFTER_IMPORT:

@@ -12,6 +12,8 @@ from stallscope.shim import identity, lifetime, termination
 from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
+from stallscope.shim.slow_steps import WARM_UP
+from stallscope.shim.stored_reports import stored_reports
 from stallscope.shim.timeline import NO_PHASE, Phase, Timeline
 from stallscope.shim.tolerance import (
     amount,
@@ -192,6 +194,7 @@ class Run:
                 self._succeed()
             self._sender: Sender = transport(os.environ) if sender is None else sender
             self._room = room(self._sender)
+            self._stored = stored_reports(os.environ, self._session) if clock is None else None
             self._probe: Probe | None = process
             if process is None and clock is None:
                 self._probe = ProcessProbe()
@@ -206,6 +209,8 @@ class Run:
             if clock is None:
                 lifetime.watch(self)
             self._publish(self.timeline.now())
+            if self._stored is not None:
+                self.on_step(self._report_warm_up)
             if clock is None and os.environ.get("STALLSCOPE_TRACE_DIR"):
                 self.trace()
         except Exception as error:
@@ -651,6 +656,13 @@ class Run:
         if not self._listeners:
             self.timeline.listener = None
 
+    def _report_warm_up(self, _steps: int) -> bool:
+        """Make a report due at the end of the first steps, which the summary leaves out."""
+        if self.timeline.steps < WARM_UP:
+            return True
+        self.timeline.due = min(self.timeline.due, self.timeline.now())
+        return False
+
     def _read_process(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         try:
             return ({}, {}) if self._probe is None else self._probe.read()
@@ -714,6 +726,8 @@ class Run:
             payload = self._written(now).encode()
             if len(payload) > self._room:
                 payload = self._shortened(payload)
+            if self._stored is not None:
+                self._stored.store(payload, timeline.steps >= WARM_UP)
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and not self._scripted:
                 patience = time.monotonic() + _LAST_WORDS
