@@ -77,8 +77,12 @@ def main(arguments: Sequence[str]) -> int:
         if name not in PARTS:
             hint = nearest(name, PARTS) or f"; expected {', '.join(PARTS)}"
             command_line.error(f"unknown part {name!r}{hint}")
-    # A missing Prometheus is a problem only if the user has named one.
-    named = bool(os.environ.get(VARIABLE)) or any(each.startswith("--prometheus.url") for each in arguments)
+    # A missing Prometheus is a problem only if the user has named it, or one of its parts.
+    named = (
+        bool(os.environ.get(VARIABLE))
+        or any(each.startswith("--prometheus.url") for each in arguments)
+        or not {"prometheus", "cluster"}.isdisjoint(parsed.parts)
+    )
     subject = _subject(parsed, os.environ, prometheus_named=named)
     results = _examine([name for name in PARTS if name in (parsed.parts or PARTS)], subject, show=not parsed.json)
     counts = Counter[str](each.finding.status for each in results)
