@@ -395,7 +395,7 @@ def _cpu_by_collector() -> Panel:
             )
         ],
         unit="percentunit",
-        stacked="normal",
+        stacked=True,
     )
 
 
