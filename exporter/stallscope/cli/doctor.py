@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
         if name not in PARTS:
             hint = nearest(name, PARTS) or f"; expected {', '.join(PARTS)}"
             command_line.error(f"unknown part {name!r}{hint}")
-    # A missing Prometheus is a problem only if the user has named it, or one of its parts, or has started one with `up`.
+    # A missing Prometheus is a problem only if the user has named it, one of its parts, or has started one with `up`.
     stack = newest_stack()
     named = (
         bool(os.environ.get(VARIABLE) or stack)
