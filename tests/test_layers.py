@@ -41,7 +41,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "stack": "__init__ clients common simulation view",
         "summary": "catalogue clients common protocol shim view",
         "terminal": "catalogue clients common view",
-        "view": "catalogue clients common",
+        "view": "catalogue clients common protocol",
         "web": "catalogue common configuration protocol sampling view",
     }.items()
 }

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "STALLSCOPE_EXPORTER_"
 MAX_FILE_BYTES = 65_536
-OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume", "/api/v1/report", "/api/v1/trace")
+OWN_PATHS = (
+    *("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume"),
+    *("/api/v1/report", "/api/v1/trace", "/api/v1/stacks"),
+)
 """Paths of the web server that the metrics can't be moved to."""
 
 _COLLECTOR = "collector."

@@ -819,6 +819,14 @@ TRAINING_FAMILIES = (
         values={"precision": ("fp32", "tf32", "fp16", "bf16", "fp8")},
     ),
     _training(
+        "stack_info",
+        _GAUGE,
+        "1 for the place in the code of a rank that has made no report for over a minute, by the stack that it left: "
+        "the innermost line of the user's own code, the function that contains it, and the library's function that it "
+        "called.",
+        labels=("location", "function", "call"),
+    ),
+    _training(
         "shim_dropped_reports_total", _COUNTER, "Reports that the shim could not send, by cause.", labels=("cause",)
     ),
     _training(

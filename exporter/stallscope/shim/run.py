@@ -8,7 +8,7 @@ import time
 from math import inf, isfinite
 
 from stallscope.protocol import vocabulary
-from stallscope.shim import identity, lifetime, termination, worker_samples
+from stallscope.shim import identity, lifetime, stacks, termination, worker_samples
 from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.hot_lines import HotLines
 from stallscope.shim.overhead import costs
@@ -29,7 +29,7 @@ from stallscope.shim.tolerance import (
     tolerate,
     warn,
 )
-from stallscope.shim.transport import room, transport
+from stallscope.shim.transport import Datagrams, room, transport
 from stallscope.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
@@ -741,6 +741,8 @@ class Run:
                 payload = self._shortened(payload)
             if self._stored is not None:
                 self._stored.store(payload, timeline.steps >= WARM_UP)
+            if not last and not self._scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
+                self._sender.passed = stacks.attach(self._session, timeline.activity, self.name, self.rank)
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and not self._scripted:
                 patience = time.monotonic() + _LAST_WORDS
@@ -849,6 +851,7 @@ class Run:
         self.silence()
         lifetime.forget(self)
         termination.withdraw(self._session)
+        stacks.release(self._session)
         for part in (self._probe, self._sender, self.tracer):
             close = getattr(part, "close", None)
             if close is not None:
