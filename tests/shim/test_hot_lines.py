@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -61,15 +61,15 @@ class Training:
         self.timeline = Timeline(clock.monotonic, lambda _: None, inf)
         self.hot = HotLines(self.timeline, lambda: uses_gpu)
 
-    def train(self, seconds: float, *, gpu: dict[str, float] | None = None, **shares: float) -> None:
+    def train(self, seconds: float, shares: Mapping[str, float], gpu: Mapping[str, float] | None = None) -> None:
+        """Train for some seconds, of which phases take these shares, by the clocks of the host and of the GPU."""
         for _ in range(round(seconds)):
             for name, share in {"forward": 0.05, **shares}.items():
-                with self.timeline.phase(name) if name != "other" else self.timeline.other:
+                phase = self.timeline.phase(name)
+                with phase:
                     self.clock.advance(share)
-                    if gpu and name in gpu:
-                        phase = self.timeline.phase(name)
-                        phase.gpu_seconds = (phase.gpu_seconds or 0.0) + gpu[name]
-            self.clock.advance(max(0.95 - sum(shares.values()), 0.0) if "backward" in shares else 0.0)
+                if gpu and name in gpu:
+                    phase.gpu_seconds = (phase.gpu_seconds or 0.0) + gpu[name]
             self.timeline.step()
             self.refresh()
 
@@ -84,20 +84,20 @@ def training(clock: ScriptedClock) -> Training:
 
 
 def test_a_minute_of_waiting_starts_one_burst(training: Training, bursts: list[FakeBurst]) -> None:
-    training.train(WINDOW - 1, data_wait=0.5, backward=0.45)
+    training.train(WINDOW - 1, {"data_wait": 0.5, "backward": 0.45})
     assert not bursts
-    training.train(3, data_wait=0.5, backward=0.45)
+    training.train(3, {"data_wait": 0.5, "backward": 0.45})
     assert len(bursts) == 1
     bursts[0].stop()
-    training.train(PAUSE + WINDOW, data_wait=0.5, backward=0.45)
+    training.train(PAUSE + WINDOW, {"data_wait": 0.5, "backward": 0.45})
     assert len(bursts) == 1, "the phase was sampled a moment ago"
-    training.train(AGAIN, data_wait=0.5, backward=0.45)
+    training.train(AGAIN, {"data_wait": 0.5, "backward": 0.45})
     assert len(bursts) == 2
 
 
 @pytest.mark.parametrize("phase", ["data_wait", "checkpoint", "evaluation", "logging", "my callback"])
 def test_each_phase_of_the_host_is_sampled(training: Training, bursts: list[FakeBurst], phase: str) -> None:
-    training.train(2 * WINDOW, **{phase: 0.3, "backward": 0.6})
+    training.train(2 * WINDOW, {phase: 0.3, "backward": 0.6})
     if phase in ("checkpoint", "evaluation"):
         assert not bursts, "a burst between two checkpoints would sample none"
         with training.timeline.phase(phase):
@@ -116,26 +116,28 @@ def test_other_time_of_steps_is_sampled(clock: ScriptedClock, training: Training
 
 
 def test_little_is_no_reason(training: Training, bursts: list[FakeBurst]) -> None:
-    training.train(5 * WINDOW, data_wait=0.05, backward=0.9)
+    training.train(5 * WINDOW, {"data_wait": 0.05, "backward": 0.9})
     assert not bursts
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "communication", "host_copy"])
 def test_computing_is_never_sampled(training: Training, bursts: list[FakeBurst], phase: str) -> None:
-    training.train(5 * WINDOW, **{phase: 0.9})
+    training.train(5 * WINDOW, {phase: 0.9})
     assert not bursts
 
 
 def test_a_run_that_its_gpu_limits_is_never_sampled(training: Training, bursts: list[FakeBurst]) -> None:
     """The host waits for its data and in its logging, and meanwhile the GPU works through its queue."""
-    training.train(5 * WINDOW, data_wait=0.3, logging=0.3, backward=0.35, gpu={"data_wait": 0.0, "backward": 0.9})
+    training.train(
+        5 * WINDOW, {"data_wait": 0.3, "logging": 0.3, "backward": 0.35}, {"data_wait": 0.0, "backward": 0.9}
+    )
     assert not bursts
 
 
 def test_a_wait_that_the_queue_of_the_gpu_hides_is_no_reason(training: Training, bursts: list[FakeBurst]) -> None:
-    training.train(5 * WINDOW, data_wait=0.6, backward=0.35, gpu={"data_wait": 0.0, "backward": 0.5})
+    training.train(5 * WINDOW, {"data_wait": 0.6, "backward": 0.35}, {"data_wait": 0.0, "backward": 0.5})
     assert not bursts
-    training.train(2 * WINDOW, data_wait=0.6, backward=0.35, gpu={"data_wait": 0.3, "backward": 0.5})
+    training.train(2 * WINDOW, {"data_wait": 0.6, "backward": 0.35}, {"data_wait": 0.3, "backward": 0.5})
     assert bursts
 
 
@@ -156,12 +158,12 @@ def test_the_rest_of_steps_may_contain_the_computing(
 def test_bursts_can_be_requested_and_switched_off(
     training: Training, bursts: list[FakeBurst], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training.train(2, backward=0.9)
+    training.train(2, {"backward": 0.9})
     training.hot.begin(training.timeline.now())
     training.hot.begin(training.timeline.now())
     assert len(bursts) == 1
     bursts[0].stop()
-    training.train(2, backward=0.9)
+    training.train(2, {"backward": 0.9})
     monkeypatch.setenv("STALLSCOPE_STACKS", "0")
     training.hot.begin(training.timeline.now())
     assert len(bursts) == 1
@@ -178,12 +180,12 @@ def test_a_run_has_no_lines_where_stacks_are_switched_off(desk: Desk, monkeypatc
 def test_the_time_of_a_phase_is_divided_as_the_newest_burst_has_found(
     training: Training, bursts: list[FakeBurst], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training.train(WINDOW + 2, data_wait=0.5, backward=0.45)
+    training.train(WINDOW + 2, {"data_wait": 0.5, "backward": 0.45})
     monkeypatch.setattr(
         FakeBurst, "result", {"data_wait": [Line("a.py:1", "slow", 0.5, 2), Line("b.py:2", "", 0.25, 0)]}
     )
     bursts[0].stop()
-    training.train(100, data_wait=0.5, backward=0.45)
+    training.train(100, {"data_wait": 0.5, "backward": 0.45})
     seconds = training.timeline.phases["data_wait"].seconds - bursts[0].booked["data_wait"]
     assert seconds == pytest.approx(50, abs=1)
     written = training.hot.written()
@@ -196,7 +198,7 @@ def test_the_time_of_a_phase_is_divided_as_the_newest_burst_has_found(
     )
     training.hot.begin(training.timeline.now())
     bursts[1].stop()
-    training.train(2, data_wait=0.5, backward=0.45)
+    training.train(2, {"data_wait": 0.5, "backward": 0.45})
     written = training.hot.written()
     assert "b.py" not in written
     assert float(written.partition('"a.py:1","function":"slow","seconds":')[2].partition("}")[0]) > 25
@@ -207,7 +209,7 @@ def test_the_time_of_a_phase_is_divided_as_the_newest_burst_has_found(
 def test_the_last_report_has_the_lines_of_a_burst_that_is_not_over(
     training: Training, bursts: list[FakeBurst], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training.train(WINDOW + 2, data_wait=0.5, backward=0.45)
+    training.train(WINDOW + 2, {"data_wait": 0.5, "backward": 0.45})
     monkeypatch.setattr(FakeBurst, "result", {"data_wait": [Line("a.py:1", "slow", 0.5, 2)]})
     training.refresh(last=True)
     assert bursts[0].is_over
@@ -340,6 +342,14 @@ def test_in_a_frozen_application_files_have_no_folder(monkeypatch: pytest.Monkey
     assert kinds == [*2 * [code_location.PROGRAM], code_location.LIBRARY, code_location.HIDDEN]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name")
+def test_a_comprehension_belongs_to_the_function_around_it() -> None:
+    def inner() -> list[FrameType]:
+        return [here() for _ in range(1)]
+
+    assert code_location.function_of(inner()[0].f_code).endswith("function_around_it.inner")
+
+
 # Samples of real threads
 
 
@@ -462,6 +472,41 @@ def test_a_loop_whose_thread_ends_in_mid_burst(looping: Timeline) -> None:
         time.sleep(0.001)
     made[0].stop()
     assert made[0].lines() in ({}, made[0].lines())
+
+
+@pytest.mark.usefixtures("short")
+def test_a_burst_leaves_the_switch_interval_as_it_was(looping: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, during = sys.getswitchinterval(), []
+    monkeypatch.setattr(worker_samples, "SECONDS", 0.05)
+    burst = Burst(looping)
+    burst.start()
+    while not burst.is_over:
+        during.append(sys.getswitchinterval())
+        time.sleep(0.001)
+    assert min(during) < usual
+    assert sys.getswitchinterval() == usual
+
+
+def test_a_child_that_is_forked_in_mid_burst_has_the_usual_switch_interval() -> None:
+    usual = sys.getswitchinterval()
+    worker_samples.prepare()
+    worker_samples._switch_fast()
+    try:
+        if (pid := os.fork()) == 0:
+            os._exit(0 if sys.getswitchinterval() == usual else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        worker_samples._switch_as_usual()
+    assert sys.getswitchinterval() == usual
+
+
+def test_an_interval_that_the_program_sets_in_mid_burst_stays() -> None:
+    usual = sys.getswitchinterval()
+    worker_samples._switch_fast()
+    sys.setswitchinterval(0.003)
+    worker_samples._switch_as_usual()
+    assert sys.getswitchinterval() == pytest.approx(0.003)
+    sys.setswitchinterval(usual)
 
 
 def test_samples_move_with_the_time_of_an_interval(clock: ScriptedClock) -> None:

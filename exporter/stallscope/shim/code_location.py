@@ -30,6 +30,7 @@ _WAITING_MODULES = frozenset(
 """Modules of the standard library whose functions wait for another thread or process."""
 _FRAMEWORKS = frozenset({"numpy", "torch", "torchvision"})
 """Libraries of a frozen application, whose files have no folder."""
+_COMPREHENSIONS = tuple(f".<locals>.<{kind}>" for kind in ("genexpr", "listcomp", "setcomp", "dictcomp"))
 _LOADER_MODULES = ("torch.utils.data", "torch.multiprocessing")
 PROGRAM, LIBRARY, HIDDEN = range(3)
 """Kinds of code: the program's own; a library's; the standard library's, generated code and this package's."""
@@ -106,8 +107,11 @@ def location_of(spot: Spot) -> str:
 
 
 def function_of(code: CodeType) -> str:
-    """Return the qualified name of a function."""
-    return label(getattr(code, "co_qualname", code.co_name).replace(".<locals>", ""), MAX_LABEL_LENGTH)
+    """Return the qualified name of a function, or of the function around a comprehension."""
+    name = getattr(code, "co_qualname", code.co_name)
+    while name.endswith(_COMPREHENSIONS):
+        name = name.rpartition(".<locals>.")[0]
+    return label(name.replace(".<locals>", ""), MAX_LABEL_LENGTH)
 
 
 def library_function_of(code: CodeType) -> str:
