@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from stallscope.clients.address import VARIABLE as PROMETHEUS
-from stallscope.clients.address import default_url
 from stallscope.shim import launchers, stored_reports
 
 VARIABLE = "STALLSCOPE_SUMMARY"
@@ -148,8 +147,7 @@ def _settle(folder: Path, options: SummaryOptions, program: str) -> None:
         "file": options.file,
         "fail_on": options.fail_on,
         "exporter": exporter,
-        "prometheus": options.prometheus or default_url(),
-        "prometheus_named": bool(options.prometheus or os.environ.get(PROMETHEUS)),
+        "prometheus": options.prometheus or os.environ.get(PROMETHEUS, ""),
     }
     (folder / stored_reports.SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
     if page := _page(exporter):

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
+from stallscope.clients.address import STACK_PORT
 from stallscope.configuration import parse_duration
 from stallscope.simulation.scenarios import SCENARIOS, scenario
 
 _DEFAULT_SCENARIO = "thermal_throttle"
 _SERVICES = (
     ("exporter", "the exporter", 19400),
-    ("prometheus", "Prometheus", 19090),
+    ("prometheus", "Prometheus", STACK_PORT),
     ("alertmanager", "Alertmanager", 19093),
     ("grafana", "Grafana", 13000),
 )

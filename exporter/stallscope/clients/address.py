@@ -6,6 +6,8 @@ import os
 
 VARIABLE = "STALLSCOPE_PROMETHEUS_URL"
 LOCAL = "http://localhost:9090"
+STACK_PORT = 19090
+"""Port of the Prometheus that `stallscope up` starts."""
 
 
 def default_url() -> str:

@@ -34,8 +34,8 @@ _PATIENCE = 20.0
 """Seconds that the summary may take: it queries an exporter and Prometheus, with shorter limits."""
 _COMMAND = "import sys; sys.path[0] = sys.argv.pop(1); from stallscope.summary.main import main; main(sys.argv[1])"
 """Code of the process: the program's folder is not searched for modules."""
-_held: tuple[int, int] | None = None
-"""Process that holds the lock, and its file descriptor."""
+_held: tuple[int, str] | None = None
+"""Process that holds the lock, and the folder."""
 _registered = 0
 
 
@@ -76,14 +76,14 @@ def stored_reports(environment: Mapping[str, str], session: str) -> StoredReport
 def hold(folder: str) -> None:
     """Let no other process start the summary before this one ends. Forked children do not inherit this."""
     global _held
-    if _held is not None and _held[0] == os.getpid():
+    if _held == (os.getpid(), folder):
         return
     try:
         import fcntl
 
         descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _held = os.getpid(), descriptor
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the descriptor stays open
+        _held = os.getpid(), folder
     except (ImportError, OSError):
         pass
 

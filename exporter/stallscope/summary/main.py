@@ -55,9 +55,7 @@ def summarise(folder: str, *, has_succeeded: bool = True) -> int:
 def _summarise(runs: list[RunTime], settings: Mapping[str, Any], before: str, conditions: Sequence[Condition]) -> int:
     outcome, failures = judge(conditions, runs)
     if runs and (settings["form"] != "off" or settings["file"]):
-        evidence = gather(
-            runs, settings["exporter"], before, settings["prometheus"], is_named=settings["prometheus_named"]
-        )
+        evidence = gather(runs, settings["exporter"], before, settings["prometheus"])
         if settings["form"] == "json" or settings["file"]:
             document = document_of(settings["program"], runs, evidence, failures)
         if settings["form"] == "json":

@@ -57,8 +57,8 @@ def _run_lines(run: RunTime, evidence: Evidence) -> list[str]:
         add("verdict" if finding.source == "prometheus" else "largest", _said(finding, run))
         add("evidence", _input_evidence(run) if finding.cause.startswith("input_") else "")
         add("try", finding.remedy)
-    for each in evidence.gpus.get(run.name, ())[:_MOST_GPUS]:
-        add(f"GPU {readable(each.gpu.index)}", _gpu(each))
+    for text in _gpus(evidence.gpus.get(run.name, ())):
+        add("GPU", text)
     for sentence in (*evidence.missing, *unmeasured(run)):
         add("unknown", sentence)
     return lines
@@ -128,16 +128,25 @@ def _input_evidence(run: RunTime) -> str:
     return ", ".join(parts)
 
 
-def _gpu(each: GpuEvidence) -> str:
-    parts = [readable(each.gpu.model)] if each.gpu.model else []
-    if each.busy is not None:
-        parts.append(f"busy {percent(each.busy)}")
-    text = ", ".join(parts)
-    findings = gpu_findings(each)
-    if not findings:
-        without = "" if each.busy is None else ", no heat, Xid or neighbour reported"
-        return text + without
-    return "; ".join(filter(None, [text, *(f"{finding.title}. {finding.remedy}" for finding in findings)]))
+def _gpus(gpus: Sequence[GpuEvidence]) -> list[str]:
+    """Return a line for each group of GPUs with the same findings."""
+    groups: dict[tuple[str, tuple[Finding, ...]], list[GpuEvidence]] = {}
+    for each in gpus:
+        groups.setdefault((each.gpu.model, tuple(gpu_findings(each))), []).append(each)
+    lines = []
+    for (model, findings), members in groups.items():
+        named = ", ".join(readable(each.gpu.index) for each in members[:_MOST_GPUS])
+        parts = [named + (", …" if len(members) > _MOST_GPUS else "") + (f" ({readable(model)})" if model else "")]
+        busy = [each.busy for each in members if each.busy is not None]
+        if busy:
+            least, most = percent(min(busy)), percent(max(busy))
+            parts.append(f"busy {least}" if least == most else f"busy {least} to {most}")
+            if not findings:
+                parts.append("no heat, Xid or neighbour")
+        found = "; ".join(finding.title for finding in findings)
+        remedies = " ".join(finding.remedy for finding in findings)
+        lines.append(", ".join(parts) + (f": {found}. {remedies}" if findings else ""))
+    return lines
 
 
 def unmeasured(run: RunTime) -> list[str]:
