@@ -105,6 +105,25 @@ def test_ranks_are_compared_in_the_phase_that_loses_most() -> None:
     assert lines["ranks"] == "2 ranks; data wait: 10 % of rank 0's time to 40 % of rank 3's"
 
 
+def test_a_rank_that_the_others_wait_for_in_collectives_is_named_in_place_of_communication() -> None:
+    waiting = {"data_wait": 5.0, "forward": 35.0, "communication": 60.0}
+    slow = {"data_wait": 60.0, "forward": 35.0, "communication": 5.0}
+    run = a_run(*(rank(waiting, rank=number) for number in range(3)), rank(slow, rank=3))
+    found = main_finding(run, NOTHING)
+    assert found is not None
+    assert found.title == "Ranks wait for rank 3, which spends 60 % in data wait"
+    assert (found.cause, found.share) == ("straggler_input", pytest.approx(0.4125))
+    assert run.lost == pytest.approx(0.65)
+    assert shown(run)["ranks"] == "4 ranks; communication: 5 % of rank 3's time to 60 % of rank 0's"
+
+
+def test_communication_that_all_ranks_share_is_communication() -> None:
+    run = a_run(*(rank({"forward": 60.0, "communication": 40.0}, rank=number) for number in range(3)))
+    found = main_finding(run, NOTHING)
+    assert found is not None
+    assert (found.cause, found.share) == ("comm_bound", pytest.approx(0.4))
+
+
 def test_what_the_processes_know_about_their_input_is_evidence() -> None:
     run = a_run(rank(gauges={"step": 100, "dataloader_workers": 0}, counters={"main_thread_cpu_seconds": 50.0}))
     assert shown(run)["evidence"] == "no loader workers, main thread on a CPU for 50 % of the time"

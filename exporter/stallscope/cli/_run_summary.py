@@ -104,9 +104,9 @@ def prepare(options: SummaryOptions, program: str) -> str:
         base = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else _temporary()
         _remove_leftovers(base)
         folder, is_new = _folder(base, is_alone=bool(options.fail_on))
+        (folder / f"{stored_reports.STARTED}{os.getpid()}").touch()
         if is_new:
             _settle(folder, options, program)
-        (folder / f"{stored_reports.STARTED}{os.getpid()}").touch()
     except OSError as problem:
         print(f"stallscope run: no summary: {problem.filename}: {problem.strerror}", file=sys.stderr)
         return ""

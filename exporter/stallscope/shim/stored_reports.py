@@ -32,8 +32,11 @@ STARTED = "started-"
 _LOCK = "lock"
 _PATIENCE = 20.0
 """Seconds that the summary may take: it queries an exporter and Prometheus, with shorter limits."""
-_COMMAND = "import sys; sys.path[0] = sys.argv.pop(1); from stallscope.summary.main import main; main(sys.argv[1])"
-"""Code of the process: the program's folder is not searched for modules."""
+_COMMAND = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); sys.path[0] = sys.argv.pop(1); "
+    "from stallscope.summary.main import main; main(sys.argv[1])"
+)
+"""Code of the process: Ctrl-C ends it without a traceback, and the program's folder is not searched for modules."""
 _held: tuple[int, str] | None = None
 """Process that holds the lock, and the folder."""
 _registered = 0
@@ -101,8 +104,14 @@ def summarise_at_exit(environment: Mapping[str, str]) -> None:
 
 
 def _end(folder: str, process: int) -> None:
-    if os.getpid() != process:  # a fork that left through the interpreter's end
-        return
+    """Start the summary, or delete a folder without reports.
+
+    A forked child that ends like a program comes here too: its parent may be gone, as after a daemon's start.
+
+    Args:
+        folder: the folder of the reports.
+        process: the process that has registered this function.
+    """
     try:
         if lock_alone(folder) >= 0:  # held until this process is gone
             if has_reports(folder):

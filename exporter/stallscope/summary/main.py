@@ -22,8 +22,7 @@ from stallscope.summary.text import lines_of
 
 def main(folder: str) -> None:
     """Write the summary, and delete the reports. Called in a process of its own."""
-    with contextlib.suppress(KeyboardInterrupt):
-        summarise(folder)
+    summarise(folder)
 
 
 def summarise(folder: str, *, has_succeeded: bool = True) -> int:

@@ -16,6 +16,7 @@ WORK = ("forward", "backward", "optimizer")
 REMAINDER = "other"
 """Phase of a step with the time that no other phase has."""
 DATA_WAIT = "data_wait"
+COMMUNICATION = "communication"
 _NO_STEPS = StepSeconds((), 0.0, 0)
 _STATES = ("failed", "lost", "terminated", "running", "starting", "finished")
 """States of a rank; a run has the first that one of its ranks has."""
@@ -169,17 +170,32 @@ class RunTime:
     def losses(self) -> dict[str, float]:
         """Share of the loop's time by phase that is not work, the greatest first.
 
-        A wait for data that the GPU was measured to compute through is not lost.
+        A wait for data that the GPU was measured to compute through is not lost. Communication is that of the rank with
+        the least: what others have in addition is `delay`.
         """
         lost = {name: share for name, share in self.shares.items() if name not in (*WORK, REMAINDER)}
         if DATA_WAIT in lost and self.idle_while_waiting is not None:
             lost[DATA_WAIT] = min(lost[DATA_WAIT], self.idle_while_waiting)
+        if COMMUNICATION in lost:
+            lost[COMMUNICATION] -= self.delay
         return dict(sorted(lost.items(), key=lambda item: -item[1]))
 
     @property
     def lost(self) -> float | None:
         """Share of the loop's time that is not work; None without time."""
-        return sum(self.losses.values()) if self.shares else None
+        return sum(self.losses.values()) + self.delay if self.shares else None
+
+    @property
+    def delay(self) -> float:
+        """Share of the loop's time in which ranks wait in collectives for the slowest rank of this node."""
+        shares = self.by_rank(COMMUNICATION)
+        return max(0.0, self.shares.get(COMMUNICATION, 0.0) - min(shares.values(), default=0.0))
+
+    @property
+    def slowest(self) -> RankTime:
+        """The rank with the least communication, for which the others wait."""
+        shares = self.by_rank(COMMUNICATION)
+        return min(self.ranks, key=lambda rank: shares.get(rank.report.rank, 1.0))
 
     @property
     def idle_while_waiting(self) -> float | None:

@@ -90,7 +90,7 @@ def _ranks(run: RunTime) -> str:
     """Return how the ranks differ in the phase that costs most; empty for a single rank."""
     if len(run.ranks) == 1:
         return ""
-    phase = next(iter(run.losses), "")
+    phase = max(run.losses, key=lambda name: run.shares[name], default="")
     text = several(len(run.ranks), "rank")
     shares = run.by_rank(phase)
     if phase and shares:
@@ -159,5 +159,6 @@ def unmeasured(run: RunTime) -> list[str]:
     if any(rank.report.gpus for rank in run.ranks) and run.idle_while_waiting is None:
         sentences.append("Time by the GPU's clock: a wait for the GPU counts in the phase that waits.")
     if run.world_size > len(run.ranks):
-        sentences.append(f"Ranks of other nodes: only {len(run.ranks)} of {run.world_size} ran on this node.")
+        here = f"only {len(run.ranks)} of {run.world_size} ran on this node"
+        sentences.append(f"Ranks of other nodes, of which one may delay these: {here}.")
     return sentences
