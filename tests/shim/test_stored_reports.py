@@ -33,7 +33,7 @@ def stored(folder: Path, suffix: str) -> list[Path]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(stored_reports.VARIABLE, str(tmp_path))
-    monkeypatch.setenv("STALLSCOPE_ADDRESS", f"unix://{tmp_path}/nobody.sock")
+    monkeypatch.setenv("STALLSCOPE_ADDRESS", f"unix://{tmp_path}/absent.sock")
     return tmp_path
 
 

@@ -185,8 +185,8 @@ def _remove_leftovers(base: str) -> None:
 
 def _is_in_use(folder: Path) -> bool:
     """Return whether a process that `stallscope run` was or became, or a rank, is alive."""
-    started = [path.name.removeprefix(stored_reports.STARTED) for path in folder.glob(f"{stored_reports.STARTED}*")]
-    if not started or any(Path("/proc", process).exists() for process in started):
+    started = stored_reports.started(str(folder))
+    if not started or any(stored_reports.is_alive(process) for process in started):
         return True
     descriptor = stored_reports.lock_alone(str(folder))
     if descriptor >= 0:

@@ -156,6 +156,20 @@ def _start(folder: str) -> None:
     subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=_PATIENCE, check=False)
 
 
+def started(folder: str) -> set[int]:
+    """Return the processes that `stallscope run` was or became."""
+    return {int(name[len(STARTED) :]) for name in os.listdir(folder) if name.startswith(STARTED)}
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process exists and has not ended, though its parent may not have collected its status."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
 def discard(folder: str) -> None:
     """Delete the folder."""
     with suppress(OSError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stallscope.protocol.report import Report, ReportError, StepSeconds, parse
 from stallscope.shim.slow_steps import FEWEST
-from stallscope.shim.stored_reports import NEWEST, WARMED_UP
+from stallscope.shim.stored_reports import NEWEST, WARMED_UP, is_alive
 
 _NOT_OF_THE_LOOP = ("initialization", "paused")
 WORK = ("forward", "backward", "optimizer")
@@ -35,7 +35,7 @@ class RankTime:
     def state(self) -> str:
         """State of the newest report; `lost` if the process is gone without a last report."""
         state = self.report.state
-        if state in ("running", "starting") and not Path("/proc", str(self.report.pid)).exists():
+        if state in ("running", "starting") and not is_alive(self.report.pid):
             return "lost"
         return state
 
