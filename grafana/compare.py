@@ -228,8 +228,7 @@ def _phases() -> Panel:
         [Query(shares(f"run_phase:time:rate5m{{{RUN}}}"), "{{phase}}")],
         unit="percentunit",
         width=8,
-        stacked="percent",
-        maximum=1,
+        stacked=True,
         overrides=fixed_colours(PHASE_COLOURS),
         repeat="run",
     )
@@ -242,7 +241,7 @@ def _lost_by_cause() -> Panel:
         [Query(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}})", "{{cause}}")],
         unit="percentunit",
         width=8,
-        stacked="normal",
+        stacked=True,
         overrides=verdicts.cause_colours(),
         repeat="run",
     )

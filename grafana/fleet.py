@@ -184,7 +184,7 @@ def _lost_over_time() -> Panel:
         unit="short",
         width=12,
         height=9,
-        stacked="normal",
+        stacked=True,
         overrides=verdicts.cause_colours(),
     )
 
@@ -436,7 +436,7 @@ def _gpus_by_verdict() -> Panel:
         "Each GPU and MIG instance has one verdict. If many lack evidence, add the shim to their training code.",
         [Query(f"sum by (cause) (cause:gpus:count{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
         unit="none",
-        stacked="normal",
+        stacked=True,
         overrides=verdicts.cause_colours(),
     )
 
@@ -447,7 +447,7 @@ def _runs_by_verdict() -> Panel:
         "Each active run has one verdict. If many runs share a cause, fix it once for all of them.",
         [Query(f"count by (cause) (run:verdict:ratio5m{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
         unit="none",
-        stacked="normal",
+        stacked=True,
         overrides=verdicts.cause_colours(),
     )
 
@@ -536,7 +536,7 @@ def _power_lost() -> Panel:
         [Query(f"sum by (cause) (cause:power_lost:watts5m{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
         unit="watt",
         width=18,
-        stacked="normal",
+        stacked=True,
         overrides=verdicts.cause_colours(),
     )
 

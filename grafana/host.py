@@ -252,7 +252,7 @@ def _modes() -> Panel:
         ],
         unit="percentunit",
         maximum=1,
-        stacked="normal",
+        stacked=True,
         overrides=fixed_colours(
             {"user": "blue", "system": "orange", "iowait": "red", "other": "purple", "idle": "#303030"}
         ),

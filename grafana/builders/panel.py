@@ -11,6 +11,8 @@ from grafana.builders.query import Query
 
 COLUMNS = 24
 """Width of a dashboard in Grafana's grid units."""
+COUNTS = frozenset({"none", "short", "locale", "cps", "ops", "Bps"})
+"""Units of counts and rates."""
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -72,14 +74,14 @@ def time_series(
     unit: str,
     width: int = 12,
     height: int = 8,
-    stacked: str = "",
+    stacked: bool = False,
     filled: int = 0,
     bars: bool = False,
     points: bool = False,
     minimum: float | None = 0,
     maximum: float | None = None,
+    soft_maximum: float | None = None,
     decimals: int | None = None,
-    logarithmic: bool = False,
     legend: Sequence[str] = (),
     show_legend: bool = True,
     mappings: Sequence[Json] = (),
@@ -99,14 +101,14 @@ def time_series(
         unit: of the axis.
         width: of 24.
         height: in rows of about 30 pixels.
-        stacked: `normal` or `percent`; side by side if omitted.
+        stacked: whether the series add up.
         filled: opacity under the lines, 0 to 100.
         bars: bars instead of lines.
         points: points instead of lines, for events.
         minimum: lower end of the axis; from the data if None.
-        maximum: upper end of the axis.
+        maximum: upper end of the axis; 100 % for shares if omitted.
+        soft_maximum: upper end of the axis as long as no value exceeds it; 1 for counts if omitted.
         decimals: digits after the point.
-        logarithmic: a logarithmic axis.
         legend: values in the legend, such as `mean`, `max`, `lastNotNull`.
         show_legend: whether there is a legend.
         mappings: texts for values.
@@ -117,6 +119,10 @@ def time_series(
         transformations: Grafana transformations of the results.
         repeat: variable whose values each get a copy of the panel.
     """
+    if maximum is None and soft_maximum is None:
+        # Without it, Grafana draws an axis up to 100 if all values are zero.
+        soft_maximum = 1 if unit in COUNTS else None
+        maximum = 1 if unit == "percentunit" else None
     custom: Json = {
         "drawStyle": "bars" if bars else "points" if points else "line",
         "lineInterpolation": "linear",
@@ -125,10 +131,11 @@ def time_series(
         "showPoints": "always" if points else "auto",
         "pointSize": 6 if points else 4,
         "spanNulls": False,
-        "stacking": {"mode": stacked or "none", "group": "A"},
-        "scaleDistribution": {"type": "log", "log": 10} if logarithmic else {"type": "linear"},
+        "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
+        "scaleDistribution": {"type": "linear"},
         "axisPlacement": "auto",
         "thresholdsStyle": {"mode": "off"},
+        **({} if soft_maximum is None else {"axisSoftMax": soft_maximum}),
     }
     return Panel(
         "timeseries",
@@ -138,7 +145,7 @@ def time_series(
         field_config(
             unit=unit,
             decimals=decimals,
-            minimum=None if logarithmic else minimum,
+            minimum=minimum,
             maximum=maximum,
             colour=colour,
             mappings=mappings,

@@ -52,7 +52,7 @@ def _mfu() -> Panel:
     )
 
 
-def _learning(title: str, description: str, name: str, *, logarithmic: bool = False) -> Panel:
+def _learning(title: str, description: str, name: str) -> Panel:
     series = f"stallscope_training_{name}{{{RANK_HERE}}}"
     return time_series(
         title,
@@ -64,7 +64,6 @@ def _learning(title: str, description: str, name: str, *, logarithmic: bool = Fa
         unit="short",
         width=6,
         minimum=None,
-        logarithmic=logarithmic,
         show_legend=False,
         links=[TO_COMPARE],
     )
@@ -94,12 +93,11 @@ def row() -> Row:
                 "Last reported value. A gap may be a NaN loss: check the alerts.",
                 "loss",
             ),
-            _learning("Learning rate", "Last reported value.", "learning_rate", logarithmic=True),
+            _learning("Learning rate", "Last reported value.", "learning_rate"),
             _learning(
                 "Gradient norm",
                 "Last reported value. A peak before the loss jumps: clip gradients, or lower the learning rate.",
                 "gradient_norm",
-                logarithmic=True,
             ),
             _values(),
         ),

@@ -135,7 +135,7 @@ def _states() -> Panel:
         "in their next collective: restart from the last checkpoint.",
         [Query(f"count by (state) (stallscope_training_state{{{RANK_HERE}}} == 1)", "{{state}}")],
         unit="locale",
-        stacked="normal",
+        stacked=True,
         width=12,
         overrides=fixed_colours(
             {

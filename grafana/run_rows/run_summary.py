@@ -300,7 +300,7 @@ def _lost_over_time() -> Panel:
             )
         ],
         unit="percentunit",
-        stacked="normal",
+        stacked=True,
         height=7,
         legend=["mean", "lastNotNull"],
         overrides=cause_colours(),

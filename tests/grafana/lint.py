@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from itertools import combinations
 
+from grafana.builders.panel import COUNTS
 from stallscope.catalogue.metrics import FAMILIES, MetricType
 from tests.grafana.pages import Json, asked, drawn, first_screen, label_values, marks, panels, variable_names, variables
 from tests.known_names import BY_SERIES_NAME, LABELS, SERVER_SERIES
@@ -340,6 +341,24 @@ def gaps(page: Json) -> Iterator[str]:
             yield f"{panel['title']} colours states by thresholds"
 
 
+def axes(page: Json) -> Iterator[str]:
+    """Check that each axis covers its values, and nothing that makes a chart look empty."""
+    for panel in drawn(page):
+        if panel["type"] != "timeseries":
+            continue
+        defaults = panel["fieldConfig"]["defaults"]
+        custom = defaults["custom"]
+        bounded = "max" in defaults or "axisSoftMax" in custom
+        if custom["stacking"]["mode"] == "percent" and "max" in defaults:
+            yield f"{panel['title']} has no range: percent stacking with a fixed maximum"
+        if custom["scaleDistribution"]["type"] == "log":
+            yield f"{panel['title']} labels ticks of its logarithmic axis with the text for missing values"
+        if defaults.get("unit") == "percentunit" and not (defaults.get("min") == 0 and bounded):
+            yield f"{panel['title']} has shares on an axis that does not show 0 and 100 %"
+        if defaults.get("unit") in COUNTS and defaults.get("min") == 0 and not bounded:
+            yield f"{panel['title']} has an axis up to 100 if all counts are zero"
+
+
 def size(text: str) -> Iterator[str]:
     """Check the size of a dashboard."""
     if len(text.encode()) > _BYTES:
@@ -359,5 +378,6 @@ RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     rates,
     raw_on_first_screen,
     gaps,
+    axes,
 )
 """Rules that need only the dashboard; each yields its violations."""

@@ -129,6 +129,25 @@ def test_what_the_processes_know_about_their_input_is_evidence() -> None:
     assert shown(run)["evidence"] == "no loader workers, main thread on a CPU for 50 % of the time"
 
 
+def test_the_line_with_most_of_the_time_of_the_phase_is_named() -> None:
+    def lines(first: float, second: float) -> dict[str, Any]:
+        spots = (("augment.py:41", "warp", first), ("augment.py:7", "load", second))
+        keys = ("location", "function", "seconds")
+        return {"data_wait": [dict(zip(keys, spot, strict=True)) for spot in spots]}
+
+    run = a_run(rank(code=lines(2.0, 9.0)), rank(code=lines(30.0, 1.0), rank=1), rank(rank=2))
+    for evidence in (NOTHING, Evidence({}, {"job": Verdict("input_few_workers", 0.3)}, ())):
+        line = "augment.py:41 warp: 53 % of the time in data wait, by samples of stacks"
+        assert shown(run, evidence)["line"] == line
+        cause = document_of("x.py", [run], evidence, [])["runs"][0]["cause"]
+        assert cause["line"] == {
+            "location": "augment.py:41",
+            "function": "warp",
+            "share": pytest.approx(32 / 60, abs=1e-5),
+        }
+    assert "line" not in shown(a_run(rank(code={"checkpoint": lines(1.0, 1.0)["data_wait"]})))
+
+
 def test_heat_of_the_own_gpu_since_the_program_began_is_reported_with_its_remedy() -> None:
     evidence = evidence_of(on_gpu(1))
     assert titles(evidence) == [

@@ -73,16 +73,16 @@ def compare(runs: Sequence[RunFigures], base: RunFigures | None = None) -> Compa
         runs: two or more.
         base: the run to compare with; by default the first with the fewest GPUs.
     """
-    base = base or min(runs, key=lambda run: run.gpus or float("inf"))
+    base = base or min(runs, key=lambda run: run.units or float("inf"))
     work = _work(runs)
     studied = _of_one_size(runs, base)
     study, reason = None, ""
     try:
         study = study_batch_sizes(
             [
-                Measured(run.batch_on_gpu, run.step_seconds, run.memory_peak)
+                Measured(run.batch_on_unit, run.step_seconds, run.memory_peak)
                 for run in studied
-                if run.batch_on_gpu and run.step_seconds
+                if run.batch_on_unit and run.step_seconds
             ]
         )
     except StudyError as problem:
@@ -101,17 +101,17 @@ def _work(runs: Sequence[RunFigures]) -> Work:
 
 def _of_one_size(runs: Sequence[RunFigures], base: RunFigures) -> tuple[RunFigures, ...]:
     """Return the runs on equally many GPUs with the most batch sizes; prefer the GPU count of the base."""
-    known = [run for run in runs if run.batch_on_gpu and run.step_seconds]
-    sizes = {run.gpus: {other.batch_on_gpu for other in known if other.gpus == run.gpus} for run in known}
-    chosen = max(sizes, key=lambda gpus: (len(sizes[gpus]), gpus == base.gpus), default=None)
-    return tuple(run for run in known if run.gpus == chosen)
+    known = [run for run in runs if run.batch_on_unit and run.step_seconds]
+    sizes = {run.units: {other.batch_on_unit for other in known if other.units == run.units} for run in known}
+    chosen = max(sizes, key=lambda units: (len(sizes[units]), units == base.units), default=None)
+    return tuple(run for run in known if run.units == chosen)
 
 
 def _against(run: RunFigures, base: RunFigures, work: Work) -> Against:
     rate, base_rate = run.rate(work), base.rate(work)
-    if not (rate and base_rate and run.gpus and base.gpus):
+    if not (rate and base_rate and run.units and base.units):
         return Against(run, None, None, _parts(run, base, None))
-    found = scaling(gpus=run.gpus, rate=rate, base_gpus=base.gpus, base_rate=base_rate)
+    found = scaling(gpus=run.units, rate=rate, base_gpus=base.units, base_rate=base_rate)
     return Against(run, found, 1 / found.efficiency - 1, _parts(run, base, 1 / found.efficiency))
 
 
@@ -144,6 +144,8 @@ def _notes(runs: Sequence[RunFigures], work: Work) -> Iterator[str]:
             yield f"{run.name}: only {run.seconds / 60:.1f} min of training are recorded; its values may be inaccurate"
         if run.running:
             yield f"{run.name} is still running: its values are those so far"
+        if run.gpus is None and run.ranks is not None:
+            yield f"{run.name} uses no GPU: its ranks count in place of GPUs"
         if run.time_lost is None:
             yield f"{run.name} has no verdicts, so nothing explains its difference"
     if work == "steps":
@@ -152,8 +154,8 @@ def _notes(runs: Sequence[RunFigures], work: Work) -> Iterator[str]:
         yield "samples have different numbers of tokens: tokens are compared"
     if not _are_similar([run.operations for run in runs]):
         yield "samples take different numbers of operations: the models or inputs differ"
-    batches = [run.batch_on_gpu for run in runs]
-    if not _are_similar(batches) and not _are_similar([run.gpus for run in runs]):
+    batches = [run.batch_on_unit for run in runs]
+    if not _are_similar(batches) and not _are_similar([run.units for run in runs]):
         yield "both the number of GPUs and the batch per GPU differ, so their effects can't be separated"
 
 

@@ -94,7 +94,7 @@ def _row(run: RunFigures, against: Against | None, comparison: Comparison) -> It
     found = None if against is None else against.scaling
     is_base = against is None
     cells = (
-        _number(run.gpus),
+        _number(run.units),
         _number(run.batch),
         _number(run.rate(comparison.work)),
         "base" if is_base else _UNKNOWN if found is None else f"{found.speed_up:.2f}",
@@ -132,7 +132,7 @@ def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
             yield f"  {100 * part.explains:+6.1f} %  {title} ({_share(part.base)} there, {_share(part.run)} here)"
         if part is worst:
             yield from _wrapped(CAUSES[part.cause].remedy, indent=12)
-    found, gpus, fewer = against.scaling, against.run.gpus, comparison.base.gpus
+    found, gpus, fewer = against.scaling, against.run.units, comparison.base.units
     if found is not None and gpus and fewer and gpus > fewer and found.efficiency < 1:
         yield from _wrapped(
             f"Scaling from {_number(fewer)} to {_number(gpus)} GPUs: {_share(found.efficiency)}, as if "
@@ -141,8 +141,8 @@ def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
 
 
 def _batch_sizes(study: BatchSizeStudy, runs: tuple[RunFigures, ...]) -> Iterator[str]:
-    smallest = min(run.batch_on_gpu or 0.0 for run in runs)
-    gpus = runs[0].gpus or 1.0
+    smallest = min(run.batch_on_unit or 0.0 for run in runs)
+    gpus = runs[0].units or 1.0
     where = "on one GPU" if gpus == 1 else f"on each of {gpus:.0f} GPUs"
     fixed, each = duration(study.step.fixed), duration(study.step.slope)
     yield from _wrapped(

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stallscope.clients.address import VARIABLE as PROMETHEUS
+from stallscope.clients.address import default_exporter
 from stallscope.shim import launchers, stored_reports
 
 VARIABLE = "STALLSCOPE_SUMMARY"
@@ -156,11 +157,9 @@ def _settle(folder: Path, options: SummaryOptions, program: str) -> None:
 
 def _exporter() -> str:
     """Return the address of the exporter: that of the reports if they are sent over HTTP, else this node's."""
-    from stallscope.cli._exporter import DEFAULT_EXPORTER  # imports argparse
-
     address = os.environ.get("STALLSCOPE_ADDRESS", "").strip()
     scheme, separator, rest = address.partition("://")
-    return f"{scheme}://{rest.partition('/')[0]}" if separator and scheme in ("http", "https") else DEFAULT_EXPORTER
+    return f"{scheme}://{rest.partition('/')[0]}" if separator and scheme in ("http", "https") else default_exporter()
 
 
 def _page(exporter: str) -> str:

@@ -30,8 +30,9 @@ def parser() -> Parser:
         "compare",
         usage="stallscope compare RUN RUN [RUN …] [flags]",
         description="Compare runs that differ in one respect: speed, throughput per GPU, the fixed time of a step and "
-        "the time per sample, and the causes of lost time that explain the difference. The values are means over each "
-        "run's own steps, from the fifth minute on, as the rules recorded them.",
+        "the time per sample, and the causes of lost time that explain the difference. Work and step time are means "
+        "over each run's own steps, from the fifth minute on, as the rules recorded them; lost time is that of the "
+        "whole run, as in its report.",
         examples={
             "stallscope compare batch64 batch256 batch1024": "find the best batch size",
             "stallscope compare one-gpu eight-gpus --baseline one-gpu": "how well does the run scale to eight GPUs?",

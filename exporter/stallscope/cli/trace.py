@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from stallscope.cli import _client_certificate
 from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser
+from stallscope.clients.address import default_exporter
 from stallscope.clients.client_certificate import ClientCertificate
 from stallscope.clients.exporter import Answer, ExporterClient, ExporterError
 from stallscope.common.formatting import readable, without_password
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     wanted = {"run": parsed.run, "steps": parsed.steps, "ranks": parsed.rank}
     first = parsed.first_step
     answers: list[dict[str, Any]] = []
-    for address in parsed.exporter or [DEFAULT_EXPORTER]:
+    for address in parsed.exporter or [default_exporter()]:
         exporter = without_password(address)
         try:
             answer = _request(address, wanted if first is None else {**wanted, "first_step": first}, parsed.certificate)

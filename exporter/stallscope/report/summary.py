@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from stallscope.analysis.over_time import RUN_LABELS, gpus_of_runs, lost_of_runs
+from stallscope.analysis.run_figures import Work
 from stallscope.analysis.runs import Run
 from stallscope.catalogue.metrics import GONE_STATES
 from stallscope.clients.expressions import any_of, quoted
@@ -13,9 +15,8 @@ from stallscope.report.affected import listed
 from stallscope.report.culprits import Blamed, culprits_of_runs
 from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
 from stallscope.report.lost_time import LostTime
-from stallscope.report.queries import Queries, settled
+from stallscope.report.queries import TRAINING_TIME, Queries
 from stallscope.report.ranks import Ranks
-from stallscope.report.subject import RUN_LABELS
 from stallscope.report.words import UNKNOWN, percent, plain, title_of
 from stallscope.view.verdict_words import remedy_of
 
@@ -105,7 +106,6 @@ def _job(queries: Queries, run: Run, lost: LostTime, found: Ranks) -> Facts:
     start = queries.value(f"min(min_over_time(stallscope_training_start_timestamp_seconds{{{first}}}[{window}]))")
     pushed = queries.value(f"max(max_over_time(stallscope_training_last_push_timestamp_seconds{{{which}}}[{_INFO}]))")
     restarts = queries.value(f"max(sum by (rank) (increase(stallscope_training_restarts_total{{{which}}}[{window}])))")
-    batch = queries.value(f"quantile_over_time(0.5, run:batch_size:sum{{{queries.subject.run_matchers}}}[{window}])")
     precision = queries.instant(
         f"group by (precision) (last_over_time(stallscope_training_precision_info{{{first}}}[{window}]))"
     )
@@ -131,7 +131,7 @@ def _job(queries: Queries, run: Run, lost: LostTime, found: Ranks) -> Facts:
         ),
         Fact("Nodes", float(len(run.instances)), "count", listed(run.instances, _NODES)),
         Fact("GPUs", _models(queries, found)),
-        Fact("Batch", batch, "count", "samples per step of all ranks"),
+        Fact("Batch", queries.figures.batch, "count", "samples per step of all ranks"),
         Fact("Precision", ", ".join(sorted(each.labels.get("precision", "") for each in precision)) or None),
         *(Fact(title, run.info[label]) for label, title in _INFO_TITLES.items() if run.info.get(label)),
     ]
@@ -180,21 +180,16 @@ def _work(queries: Queries) -> Facts:
     # The mean of an hour is unreliable during the first hour.
     goodput = f"run:goodput:ratio1h{{{which}}} and run:ranks:count{{{which}}} offset 1h"
     facts = []
-    for unit in ("samples", "tokens"):
-        done, rate = _done(queries, unit), settled(f"run:{unit}:rate5m{{{which}}}")
+    units: tuple[Work, ...] = ("samples", "tokens")
+    for unit in units:
+        done, rate = _done(queries, unit), queries.figures.rate(unit)
         if done:
             facts.append(Fact(unit.capitalize(), done, "count", "in this time, including repeated steps"))
-            facts.append(
-                Fact(
-                    f"{unit.capitalize()} per second",
-                    queries.value(f"avg({queries.over_time('avg_over_time', rate)})"),
-                    "per_second",
-                    "mean while live, without the first five minutes",
-                )
-            )
+            facts.append(Fact(f"{unit.capitalize()} per second", rate, "per_second", TRAINING_TIME))
     if not facts:
         facts.append(Fact("Samples", None, "count", "the run reports no samples or tokens"))
     facts += [
+        Fact("GPU busy", queries.figures.gpu_busy, "share", "mean of its GPUs"),
         Fact(
             "Goodput",
             queries.value(f"avg({queries.over_time('avg_over_time', goodput)})"),
@@ -254,11 +249,13 @@ def _of_gpus(queries: Queries, lost: LostTime) -> list[Block]:
 
 
 def _busy(queries: Queries) -> float | None:
-    if queries.subject.scope == "everything":
-        busy, known = (f"sum({queries.integral(f'cluster:gpus_{which}')})" for which in ("busy:sum5m", "known:count"))
-        return queries.value(f"{busy} / ({known} > 0)")
-    busy = settled(f"gpu:busy:ratio5m{{{queries.subject.node_matchers}}}")
-    return queries.value(f"avg({queries.over_time('avg_over_time', busy, resolution=queries.coarse)})")
+    """Return the mean of the GPUs that are up, over the times at which their activity is known."""
+    card, which = "cluster, job, instance, gpu", queries.subject.node_matchers
+    busy = f"avg by ({card}) (gpu:busy:ratio5m{{{which}}} and on ({card}) gpu:up:max{{{which}}})"
+    total, number = (
+        queries.integral(f"{function}({busy})", resolution=queries.coarse) for function in ("sum", "count")
+    )
+    return queries.value(f"{total} / ({number})")
 
 
 def _runs(queries: Queries) -> list[Block]:
@@ -268,10 +265,9 @@ def _runs(queries: Queries) -> list[Block]:
     if subject.instances:
         known = f"last_over_time(run_node:known:info{{{subject.node_matchers}}}[{queries.window}])"
         here = f" and on ({RUN_LABELS}) {known}"
-    gpus = "(run:gpus:count or run:ranks:count)"
+    gpus = gpus_of_runs("", subject.seconds, subject.end)
     hours = f"sum by ({RUN_LABELS}) ({queries.integral(gpus)}) / 3600{here}"
-    gpus_lost = f"run:time_lost:ratio5m * on ({RUN_LABELS}) group_left () {gpus}"
-    lost = f"sum by ({RUN_LABELS}) ({queries.integral(gpus_lost)}) / 3600{here}"
+    lost = f"sum by ({RUN_LABELS}) ({queries.integral(lost_of_runs('', gpus, cause=False))}) / 3600{here}"
     number = queries.value(f"count({hours})")
     if not number:
         return [Paragraph("No run was live in this time.")]
@@ -286,13 +282,19 @@ def _runs(queries: Queries) -> list[Block]:
             run, candidate = _run_of(each.labels), (each.value, each.labels.get("cause", ""))
             verdicts[run] = max(verdicts.get(run, candidate), candidate)
     blamed = culprits_of_runs(queries, f"run=~{among}") if costliest else {}
+    claimed = queries.instant(f"last_over_time(run:gpus:count{{run=~{among}}}[{queries.window}])") if costliest else []
+    with_gpus = {_run_of(each.labels) for each in claimed}
     for each in costliest:
         run = _run_of(each.labels)
         total = by_run.get(run)
         verdict = verdicts[run][1] if run in verdicts else None
         share = each.value / total if total else None
-        rows.append((run[2], run[1], run[0], verdict, blamed.get(run, ""), total, each.value, share))
+        gpu_hours = (total, each.value) if run in with_gpus else (None, None)
+        rows.append((run[2], run[1], run[0], verdict, blamed.get(run, ""), *gpu_hours, share))
+    notes = ["A run without a GPU has no GPU-hours."] if any(row[5] is None for row in rows) else []
     left = round(number) - len(rows)
+    if left > 0:
+        notes.append(f"{left} more {'run' if left == 1 else 'runs'} lost less, or had no verdict.")
     return [
         Table(
             (
@@ -303,11 +305,11 @@ def _runs(queries: Queries) -> list[Block]:
                 Column("Culprit", note="rank, GPU, node and root cause"),
                 Column("GPU-hours", "gpu_hours"),
                 Column("Lost", "gpu_hours"),
-                Column("Share", "share", "of its GPU time"),
+                Column("Share", "share", "of its time"),
             ),
             tuple(rows),
             title="Runs by lost time",
-            note=f"{left} more {'run' if left == 1 else 'runs'} lost less, or had no verdict." if left > 0 else "",
+            note=" ".join(notes),
         )
     ]
 

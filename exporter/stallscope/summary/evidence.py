@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stallscope.catalogue.metrics import family
-from stallscope.clients.address import LOCAL, STACK_PORT
+from stallscope.clients.address import default_url
 from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.clients.exposition import Page
 from stallscope.common.formatting import without_password
@@ -17,7 +17,6 @@ from stallscope.view.verdicts import RunName, Verdict, VerdictWatch
 
 _EXPORTER_SECONDS = 2.0
 _PROMETHEUS_SECONDS = 3.0
-_ON_THIS_MACHINE = (LOCAL, f"http://localhost:{STACK_PORT}")
 _XIDS = family("stallscope_gpu_xid_events_total")
 FAMILIES = WANTED | {_XIDS.name}
 THROTTLE_CAUSES: Mapping[str, str] = {
@@ -80,11 +79,7 @@ def gather(runs: list[RunTime], exporter: str, page_before: str, prometheus: str
                 missing.append(f"GPUs: the exporter at {without_password(exporter)} does not have those of this run.")
         except (ExporterError, ValueError) as problem:
             missing.append(f"Heat, Xids and neighbours of the GPUs: {without_password(exporter)}: {problem}.")
-    verdicts: dict[str, Verdict] = {}
-    problem_of_server = ""
-    for server in [prometheus] if prometheus else _ON_THIS_MACHINE:
-        if not verdicts:
-            verdicts, problem_of_server = _verdicts(runs, server)
+    verdicts, problem_of_server = _verdicts(runs, prometheus or default_url())
     if problem_of_server and prometheus:
         missing.append(f"Verdict: {problem_of_server}.")
     elif not verdicts:

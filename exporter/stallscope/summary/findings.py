@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stallscope.catalogue.causes import CAUSES
 from stallscope.common.formatting import capitalised, percent, readable, several
 from stallscope.summary.evidence import THROTTLE_CAUSES, Evidence, GpuEvidence
-from stallscope.summary.measured import COMMUNICATION, DATA_WAIT, REMAINDER, RunTime
+from stallscope.summary.measured import COMMUNICATION, DATA_WAIT, REMAINDER, LineOfCode, RunTime
 from stallscope.view.phase_shares import phase_shares
 from stallscope.view.verdict_words import words_of
 
@@ -37,7 +37,9 @@ class Finding(NamedTuple):
     """Share of the time; None if it is unknown."""
     remedy: str
     phase: str = ""
-    """The phase, for a largest share."""
+    """The phase that the cause is about; empty if it is about none."""
+    line: LineOfCode | None = None
+    """The line in which the phase spends most of its time; None if it is unknown."""
 
 
 def main_finding(run: RunTime, evidence: Evidence) -> Finding | None:
@@ -51,7 +53,8 @@ def main_finding(run: RunTime, evidence: Evidence) -> Finding | None:
     if verdict is not None and verdict.cause in CAUSES:
         words = words_of(verdict)
         title = f"{words.title}. {words.culprit}".rstrip(" .")
-        return Finding("prometheus", verdict.cause, title, verdict.share, words.remedy)
+        phase = _phase_of(verdict.cause)
+        return Finding("prometheus", verdict.cause, title, verdict.share, words.remedy, phase, run.line_of(phase))
     return largest_share(run)
 
 
@@ -72,7 +75,14 @@ def largest_share(run: RunTime) -> Finding | None:
         return None
     cause = CAUSES[PHASE_CAUSES.get(phase, "callback_stall")]
     title = cause.title if phase in PHASE_CAUSES else capitalised(readable(phase))
-    return Finding("largest_share", cause.name, title, share, cause.remedy, phase)
+    return Finding("largest_share", cause.name, title, share, cause.remedy, phase, run.line_of(phase))
+
+
+def _phase_of(cause: str) -> str:
+    """Return the phase whose time a cause explains; empty if there is none."""
+    if CAUSES[cause].domain == "input":
+        return DATA_WAIT
+    return next((phase for phase, general in PHASE_CAUSES.items() if general == cause), "")
 
 
 def _straggler(run: RunTime) -> Finding:
@@ -81,7 +91,8 @@ def _straggler(run: RunTime) -> Finding:
     cause = CAUSES["straggler_input" if phase == DATA_WAIT else "straggler_rank"]
     spent = percent(rank.phases[phase] / rank.seconds)
     title = f"Ranks wait for rank {rank.report.rank}, which spends {spent} in {readable(phase.replace('_', ' '))}"
-    return Finding("largest_share", cause.name, title, run.delay, cause.remedy, COMMUNICATION)
+    line = RunTime(run.name, (rank,)).line_of(phase)
+    return Finding("largest_share", cause.name, title, run.delay, cause.remedy, phase, line)
 
 
 def gpu_findings(each: GpuEvidence) -> list[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from stallscope.protocol.report import Report, ReportError, StepSeconds, parse
 from stallscope.shim.slow_steps import FEWEST
@@ -76,6 +77,15 @@ class RankTime:
             return None
         before = {} if self.before is None else self.before.counters
         return self.report.counters[counter] - before.get(counter, 0.0)
+
+
+class LineOfCode(NamedTuple):
+    """A line of the program in which a phase spends its time, as far as stacks were sampled."""
+
+    location: str
+    function: str
+    share: float
+    """Share of the phase's time."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +218,18 @@ class RunTime:
     def by_rank(self, phase: str) -> dict[int, float]:
         """Return the share of a phase in each rank's time."""
         return {rank.report.rank: rank.phases.get(phase, 0.0) / rank.seconds for rank in self.ranks if rank.seconds > 0}
+
+    def line_of(self, phase: str) -> LineOfCode | None:
+        """Return the line in which a phase spends most of its time; None if no stacks of this phase were sampled."""
+        spent: dict[tuple[str, str], float] = {}
+        for rank in self.ranks:
+            for location, function, seconds in rank.report.code.get(phase, ()):
+                spent[location, function] = spent.get((location, function), 0.0) + seconds
+        booked = sum(rank.report.phases[phase].seconds for rank in self.ranks if phase in rank.report.code)
+        if not spent or booked <= 0:
+            return None
+        line = max(spent, key=lambda each: spent[each])
+        return LineOfCode(*line, min(1.0, spent[line] / booked))
 
     def _per_second(self, counter: str) -> float | None:
         increases = [rank.increase(counter) for rank in self.ranks]

@@ -55,6 +55,7 @@ def _run_lines(run: RunTime, evidence: Evidence) -> list[str]:
         add("lost", "No phase apart from the work takes 1 % of the time.")
     else:
         add("verdict" if finding.source == "prometheus" else "largest", _said(finding, run))
+        add("line", _line(finding))
         add("evidence", _input_evidence(run) if finding.cause.startswith("input_") else "")
         add("try", finding.remedy)
     for text in _gpus(evidence.gpus.get(run.name, ())):
@@ -107,6 +108,14 @@ def _said(finding: Finding, run: RunTime) -> str:
     together = run.lost or 0.0
     is_more = finding.phase in run.losses and together - (finding.share or 0.0) >= _LEAST_DIFFERENCE
     return f"{finding.title}{share}" + (f"; {percent(together)} are lost together" if is_more else "")
+
+
+def _line(finding: Finding) -> str:
+    if finding.line is None:
+        return ""
+    location, function, share = finding.line
+    phase = readable(finding.phase.replace("_", " "))
+    return f"{readable(location)} {readable(function)}: {percent(share)} of the time in {phase}, by samples of stacks"
 
 
 def _input_evidence(run: RunTime) -> str:
