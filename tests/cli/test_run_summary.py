@@ -1,4 +1,4 @@
-"""The summary at the end of `stallscope run`: printed once, whoever ends last, and never in the program's way."""
+"""The summary at the end of `stallscope run`: written once, by the last process, and never in the program's way."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.cli import main
 from tests.free_ports import free_port
 from tests.waiting import until
 
+Capture = pytest.CaptureFixture[str]
 PROGRAM = """
 import os, signal, sys, time
 import stallscope
@@ -68,7 +70,7 @@ class Folder:
             (path / f"{name}.py").write_text(textwrap.dedent(text))
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("STALLSCOPE_", "SLURM_"))},
-            "STALLSCOPE_ADDRESS": f"unix://{path}/nobody.sock",
+            "STALLSCOPE_ADDRESS": f"unix://{path}/absent.sock",
             "STALLSCOPE_PROMETHEUS_URL": f"http://127.0.0.1:{free_port()}",
         }
 
@@ -294,10 +296,62 @@ def test_signals_reach_the_program_under_a_condition(folder: Folder) -> None:
     ],
 )
 def test_invalid_options_are_refused_before_the_program_starts(
-    arguments: tuple[str, ...], words: str, folder: Folder
+    arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    run = folder.run(*arguments, "program.py")
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("stallscope run: ")
-    assert words in run.stderr
-    assert run.stderr.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *arguments, "program.py"]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith("stallscope run: ")
+    assert words in printed.err
+
+
+ODD_PROGRAMS = {
+    "executes itself again": "import os, sys\nos.execv(sys.executable, [sys.executable, 'program.py'])",
+    "trains in a child, and ends before it": (
+        "import os, glob, program\nif os.fork():\n"
+        "    while not glob.glob(os.environ['STALLSCOPE_SUMMARY_DIR'] + '/*.report'):\n        pass\n"
+        "    raise SystemExit\nprogram.train(200)\nprogram.train()"
+    ),
+    "closes all files of the process": "import os, program\nprogram.train(30)\nos.closerange(3, 256)\nprogram.train()",
+    "clears its environment and changes its folder": (
+        "import os, program\nprogram.train()\nos.environ.clear()\nos.chdir('/')"
+    ),
+    "ignores its children": ("import signal, program\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nprogram.train()"),
+    "has modules with the names of libraries": "import program\nprogram.train()",
+    "trains in a thread": "import threading, program\nthreading.Thread(target=program.train).start()",
+    "has a limit of its files' size": (
+        "import program, resource\nprogram.train()\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    ),
+    "has two runs": "import program\nprogram.train()\nprogram.train()",
+}
+
+
+@pytest.mark.parametrize("name", ODD_PROGRAMS)
+def test_an_odd_program_has_its_summary_once(name: str, folder: Folder) -> None:
+    for library in ("requests", "http", "logging") if "names of libraries" in name else ():
+        (folder.path / f"{library}.py").write_text("raise SystemExit(9)")
+    (folder.path / "odd.py").write_text(ODD_PROGRAMS[name])
+    run = folder.run("--summary=./summary.json", "odd.py")
+    assert run.returncode == 0
+    assert "Traceback" not in run.stderr
+    assert run.stderr.count(f"{FIRST}finished") == 1, run.stderr
+    if "size" not in name:
+        assert json.loads((folder.path / "summary.json").read_text())["runs"][0]["steps"] == 40
+    assert not leftovers(folder)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stderr.close()",
+        "os.close(2)",
+        "sys.modules.pop('json', None); sys.modules['subprocess'] = None",
+        "sys.exit = None",
+    ],
+)
+def test_a_program_that_breaks_what_the_summary_uses_ends_as_ever(code: str, folder: Folder) -> None:
+    alone = folder.play("program.py", code)
+    run = folder.run("program.py", code)
+    assert (run.returncode, run.stdout) == (alone.returncode, alone.stdout)
+    assert "Traceback" not in run.stderr

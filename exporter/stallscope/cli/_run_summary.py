@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stallscope.clients.address import VARIABLE as PROMETHEUS
-from stallscope.clients.address import default_url
+from stallscope.clients.address import default_exporter
 from stallscope.shim import launchers, stored_reports
 
 VARIABLE = "STALLSCOPE_SUMMARY"
@@ -105,9 +105,9 @@ def prepare(options: SummaryOptions, program: str) -> str:
         base = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else _temporary()
         _remove_leftovers(base)
         folder, is_new = _folder(base, is_alone=bool(options.fail_on))
+        (folder / f"{stored_reports.STARTED}{os.getpid()}").touch()
         if is_new:
             _settle(folder, options, program)
-        (folder / f"{stored_reports.STARTED}{os.getpid()}").touch()
     except OSError as problem:
         print(f"stallscope run: no summary: {problem.filename}: {problem.strerror}", file=sys.stderr)
         return ""
@@ -148,8 +148,7 @@ def _settle(folder: Path, options: SummaryOptions, program: str) -> None:
         "file": options.file,
         "fail_on": options.fail_on,
         "exporter": exporter,
-        "prometheus": options.prometheus or default_url(),
-        "prometheus_named": bool(options.prometheus or os.environ.get(PROMETHEUS)),
+        "prometheus": options.prometheus or os.environ.get(PROMETHEUS, ""),
     }
     (folder / stored_reports.SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
     if page := _page(exporter):
@@ -158,11 +157,9 @@ def _settle(folder: Path, options: SummaryOptions, program: str) -> None:
 
 def _exporter() -> str:
     """Return the address of the exporter: that of the reports if they are sent over HTTP, else this node's."""
-    from stallscope.cli._exporter import DEFAULT_EXPORTER  # imports argparse
-
     address = os.environ.get("STALLSCOPE_ADDRESS", "").strip()
     scheme, separator, rest = address.partition("://")
-    return f"{scheme}://{rest.partition('/')[0]}" if separator and scheme in ("http", "https") else DEFAULT_EXPORTER
+    return f"{scheme}://{rest.partition('/')[0]}" if separator and scheme in ("http", "https") else default_exporter()
 
 
 def _page(exporter: str) -> str:
@@ -187,8 +184,8 @@ def _remove_leftovers(base: str) -> None:
 
 def _is_in_use(folder: Path) -> bool:
     """Return whether a process that `stallscope run` was or became, or a rank, is alive."""
-    started = [path.name.removeprefix(stored_reports.STARTED) for path in folder.glob(f"{stored_reports.STARTED}*")]
-    if not started or any(Path("/proc", process).exists() for process in started):
+    started = stored_reports.started(str(folder))
+    if not started or any(stored_reports.is_alive(process) for process in started):
         return True
     descriptor = stored_reports.lock_alone(str(folder))
     if descriptor >= 0:

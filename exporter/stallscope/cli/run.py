@@ -79,7 +79,7 @@ def parser() -> Parser:
     group.add_argument(
         "--prometheus.url",
         metavar="URL",
-        help="Prometheus with the verdicts (default: STALLSCOPE_PROMETHEUS_URL, or http://localhost:9090)",
+        help="Prometheus with the verdicts (default: STALLSCOPE_PROMETHEUS_URL, or one on this machine)",
     )
     made.add_argument("-m", metavar="MODULE", help="run a module, as python -m does")
     made.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, with its arguments")

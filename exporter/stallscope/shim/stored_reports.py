@@ -32,10 +32,13 @@ STARTED = "started-"
 _LOCK = "lock"
 _PATIENCE = 20.0
 """Seconds that the summary may take: it queries an exporter and Prometheus, with shorter limits."""
-_COMMAND = "import sys; sys.path[0] = sys.argv.pop(1); from stallscope.summary.main import main; main(sys.argv[1])"
-"""Code of the process: the program's folder is not searched for modules."""
-_held: tuple[int, int] | None = None
-"""Process that holds the lock, and its file descriptor."""
+_COMMAND = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); sys.path[0] = sys.argv.pop(1); "
+    "from stallscope.summary.main import main; main(sys.argv[1])"
+)
+"""Code of the process: Ctrl-C ends it without a traceback, and the program's folder is not searched for modules."""
+_held: tuple[int, str] | None = None
+"""Process that holds the lock, and the folder."""
 _registered = 0
 
 
@@ -76,14 +79,14 @@ def stored_reports(environment: Mapping[str, str], session: str) -> StoredReport
 def hold(folder: str) -> None:
     """Let no other process start the summary before this one ends. Forked children do not inherit this."""
     global _held
-    if _held is not None and _held[0] == os.getpid():
+    if _held == (os.getpid(), folder):
         return
     try:
         import fcntl
 
         descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _held = os.getpid(), descriptor
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the descriptor stays open
+        _held = os.getpid(), folder
     except (ImportError, OSError):
         pass
 
@@ -101,8 +104,14 @@ def summarise_at_exit(environment: Mapping[str, str]) -> None:
 
 
 def _end(folder: str, process: int) -> None:
-    if os.getpid() != process:  # a fork that left through the interpreter's end
-        return
+    """Start the summary, or delete a folder without reports.
+
+    A forked child that ends like a program comes here too: its parent may be gone, as after a daemon's start.
+
+    Args:
+        folder: the folder of the reports.
+        process: the process that has registered this function.
+    """
     try:
         if lock_alone(folder) >= 0:  # held until this process is gone
             if has_reports(folder):
@@ -145,6 +154,20 @@ def _start(folder: str) -> None:
     # -E: variables such as PYTHONPATH belong to the program.
     command = [settings["python"], "-E", "-c", _COMMAND, settings["package"], folder]
     subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=_PATIENCE, check=False)
+
+
+def started(folder: str) -> set[int]:
+    """Return the processes that `stallscope run` was or became."""
+    return {int(name[len(STARTED) :]) for name in os.listdir(folder) if name.startswith(STARTED)}
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process exists and has not ended, though its parent may not have collected its status."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def discard(folder: str) -> None:

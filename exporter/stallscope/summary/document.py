@@ -83,7 +83,8 @@ def _gpu(each: GpuEvidence) -> dict[str, Any]:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    return {**finding._asdict(), "share": _rounded(finding.share)}
+    line = None if finding.line is None else {**finding.line._asdict(), "share": _rounded(finding.line.share)}
+    return {**finding._asdict(), "share": _rounded(finding.share), "line": line}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -8,14 +8,14 @@ from typing import NamedTuple
 from stallscope.catalogue.causes import CAUSES
 from stallscope.common.formatting import capitalised, percent, readable, several
 from stallscope.summary.evidence import THROTTLE_CAUSES, Evidence, GpuEvidence
-from stallscope.summary.measured import DATA_WAIT, REMAINDER, RunTime
+from stallscope.summary.measured import COMMUNICATION, DATA_WAIT, REMAINDER, LineOfCode, RunTime
 from stallscope.view.phase_shares import phase_shares
 from stallscope.view.verdict_words import words_of
 
 PHASE_CAUSES: Mapping[str, str] = {
     DATA_WAIT: "input_bound",
     "host_copy": "h2d_bound",
-    "communication": "comm_bound",
+    COMMUNICATION: "comm_bound",
     "checkpoint": "checkpoint_stall",
     "evaluation": "evaluation_overhead",
     "logging": "callback_stall",
@@ -37,7 +37,9 @@ class Finding(NamedTuple):
     """Share of the time; None if it is unknown."""
     remedy: str
     phase: str = ""
-    """The phase, for a largest share."""
+    """The phase that the cause is about; empty if it is about none."""
+    line: LineOfCode | None = None
+    """The line in which the phase spends most of its time; None if it is unknown."""
 
 
 def main_finding(run: RunTime, evidence: Evidence) -> Finding | None:
@@ -51,12 +53,13 @@ def main_finding(run: RunTime, evidence: Evidence) -> Finding | None:
     if verdict is not None and verdict.cause in CAUSES:
         words = words_of(verdict)
         title = f"{words.title}. {words.culprit}".rstrip(" .")
-        return Finding("prometheus", verdict.cause, title, verdict.share, words.remedy)
+        phase = _phase_of(verdict.cause)
+        return Finding("prometheus", verdict.cause, title, verdict.share, words.remedy, phase, run.line_of(phase))
     return largest_share(run)
 
 
 def largest_share(run: RunTime) -> Finding | None:
-    """Return the phase with the largest share apart from the work.
+    """Return the phase with the largest share apart from the work, or the rank for which the others wait.
 
     The remainder of the steps counts if the work is measured as phases of its own.
     """
@@ -65,11 +68,31 @@ def largest_share(run: RunTime) -> Finding | None:
         candidates[REMAINDER] = run.shares[REMAINDER]
     named = {each.name for each in phase_shares(run.shares)}
     phase = max((name for name in candidates if name in named), key=lambda name: candidates[name], default="")
-    if not phase or candidates[phase] <= 0:
+    share = candidates.get(phase, 0.0)
+    if run.delay > share and COMMUNICATION in named:
+        return _straggler(run)
+    if share <= 0:
         return None
     cause = CAUSES[PHASE_CAUSES.get(phase, "callback_stall")]
     title = cause.title if phase in PHASE_CAUSES else capitalised(readable(phase))
-    return Finding("largest_share", cause.name, title, candidates[phase], cause.remedy, phase)
+    return Finding("largest_share", cause.name, title, share, cause.remedy, phase, run.line_of(phase))
+
+
+def _phase_of(cause: str) -> str:
+    """Return the phase whose time a cause explains; empty if there is none."""
+    if CAUSES[cause].domain == "input":
+        return DATA_WAIT
+    return next((phase for phase, general in PHASE_CAUSES.items() if general == cause), "")
+
+
+def _straggler(run: RunTime) -> Finding:
+    rank = run.slowest
+    phase = max(rank.phases, key=lambda name: rank.phases[name])
+    cause = CAUSES["straggler_input" if phase == DATA_WAIT else "straggler_rank"]
+    spent = percent(rank.phases[phase] / rank.seconds)
+    title = f"Ranks wait for rank {rank.report.rank}, which spends {spent} in {readable(phase.replace('_', ' '))}"
+    line = RunTime(run.name, (rank,)).line_of(phase)
+    return Finding("largest_share", cause.name, title, run.delay, cause.remedy, phase, line)
 
 
 def gpu_findings(each: GpuEvidence) -> list[Finding]:

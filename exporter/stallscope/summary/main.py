@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.common.whole_files import reason, whole_file
-from stallscope.shim.stored_reports import NEWEST, PAGE, SETTINGS, STARTED, WARMED_UP, discard
+from stallscope.shim.stored_reports import NEWEST, PAGE, SETTINGS, WARMED_UP, discard, is_alive, started
 from stallscope.summary.conditions import EXCEEDED, LOST, STEP, UNKNOWN, Condition, parse
 from stallscope.summary.document import document_of
 from stallscope.summary.evidence import gather
@@ -22,8 +22,7 @@ from stallscope.summary.text import lines_of
 
 def main(folder: str) -> None:
     """Write the summary, and delete the reports. Called in a process of its own."""
-    with contextlib.suppress(KeyboardInterrupt):
-        summarise(folder)
+    summarise(folder)
 
 
 def summarise(folder: str, *, has_succeeded: bool = True) -> int:
@@ -55,9 +54,7 @@ def summarise(folder: str, *, has_succeeded: bool = True) -> int:
 def _summarise(runs: list[RunTime], settings: Mapping[str, Any], before: str, conditions: Sequence[Condition]) -> int:
     outcome, failures = judge(conditions, runs)
     if runs and (settings["form"] != "off" or settings["file"]):
-        evidence = gather(
-            runs, settings["exporter"], before, settings["prometheus"], is_named=settings["prometheus_named"]
-        )
+        evidence = gather(runs, settings["exporter"], before, settings["prometheus"])
         if settings["form"] == "json" or settings["file"]:
             document = document_of(settings["program"], runs, evidence, failures)
         if settings["form"] == "json":
@@ -111,8 +108,8 @@ def _worded(condition: Condition, value: float) -> str:
 
 def _clear(folder: Path) -> None:
     """Delete the reports; and the folder, if its processes are gone or wait for this one."""
-    started = {int(path.name.removeprefix(STARTED)) for path in folder.glob(f"{STARTED}*")}
-    if all(process in (os.getpid(), os.getppid()) or not Path("/proc", str(process)).exists() for process in started):
+    own = (os.getpid(), os.getppid())
+    if all(process in own or not is_alive(process) for process in started(str(folder))):
         discard(str(folder))
         return
     for path in folder.iterdir():

@@ -6,16 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from stallscope.protocol.report import Report, ReportError, StepSeconds, parse
 from stallscope.shim.slow_steps import FEWEST
-from stallscope.shim.stored_reports import NEWEST, WARMED_UP
+from stallscope.shim.stored_reports import NEWEST, WARMED_UP, is_alive
 
 _NOT_OF_THE_LOOP = ("initialization", "paused")
 WORK = ("forward", "backward", "optimizer")
 REMAINDER = "other"
 """Phase of a step with the time that no other phase has."""
 DATA_WAIT = "data_wait"
+COMMUNICATION = "communication"
 _NO_STEPS = StepSeconds((), 0.0, 0)
 _STATES = ("failed", "lost", "terminated", "running", "starting", "finished")
 """States of a rank; a run has the first that one of its ranks has."""
@@ -34,7 +36,7 @@ class RankTime:
     def state(self) -> str:
         """State of the newest report; `lost` if the process is gone without a last report."""
         state = self.report.state
-        if state in ("running", "starting") and not Path("/proc", str(self.report.pid)).exists():
+        if state in ("running", "starting") and not is_alive(self.report.pid):
             return "lost"
         return state
 
@@ -75,6 +77,15 @@ class RankTime:
             return None
         before = {} if self.before is None else self.before.counters
         return self.report.counters[counter] - before.get(counter, 0.0)
+
+
+class LineOfCode(NamedTuple):
+    """A line of the program in which a phase spends its time, as far as stacks were sampled."""
+
+    location: str
+    function: str
+    share: float
+    """Share of the phase's time."""
 
 
 @dataclass(frozen=True)
@@ -169,17 +180,32 @@ class RunTime:
     def losses(self) -> dict[str, float]:
         """Share of the loop's time by phase that is not work, the greatest first.
 
-        A wait for data that the GPU was measured to compute through is not lost.
+        A wait for data that the GPU was measured to compute through is not lost. Communication is that of the rank with
+        the least: what others have in addition is `delay`.
         """
         lost = {name: share for name, share in self.shares.items() if name not in (*WORK, REMAINDER)}
         if DATA_WAIT in lost and self.idle_while_waiting is not None:
             lost[DATA_WAIT] = min(lost[DATA_WAIT], self.idle_while_waiting)
+        if COMMUNICATION in lost:
+            lost[COMMUNICATION] -= self.delay
         return dict(sorted(lost.items(), key=lambda item: -item[1]))
 
     @property
     def lost(self) -> float | None:
         """Share of the loop's time that is not work; None without time."""
-        return sum(self.losses.values()) if self.shares else None
+        return sum(self.losses.values()) + self.delay if self.shares else None
+
+    @property
+    def delay(self) -> float:
+        """Share of the loop's time in which ranks wait in collectives for the slowest rank of this node."""
+        shares = self.by_rank(COMMUNICATION)
+        return max(0.0, self.shares.get(COMMUNICATION, 0.0) - min(shares.values(), default=0.0))
+
+    @property
+    def slowest(self) -> RankTime:
+        """The rank with the least communication, for which the others wait."""
+        shares = self.by_rank(COMMUNICATION)
+        return min(self.ranks, key=lambda rank: shares.get(rank.report.rank, 1.0))
 
     @property
     def idle_while_waiting(self) -> float | None:
@@ -192,6 +218,18 @@ class RunTime:
     def by_rank(self, phase: str) -> dict[int, float]:
         """Return the share of a phase in each rank's time."""
         return {rank.report.rank: rank.phases.get(phase, 0.0) / rank.seconds for rank in self.ranks if rank.seconds > 0}
+
+    def line_of(self, phase: str) -> LineOfCode | None:
+        """Return the line in which a phase spends most of its time; None if no stacks of this phase were sampled."""
+        spent: dict[tuple[str, str], float] = {}
+        for rank in self.ranks:
+            for location, function, seconds in rank.report.code.get(phase, ()):
+                spent[location, function] = spent.get((location, function), 0.0) + seconds
+        booked = sum(rank.report.phases[phase].seconds for rank in self.ranks if phase in rank.report.code)
+        if not spent or booked <= 0:
+            return None
+        line = max(spent, key=lambda each: spent[each])
+        return LineOfCode(*line, min(1.0, spent[line] / booked))
 
     def _per_second(self, counter: str) -> float | None:
         increases = [rank.increase(counter) for rank in self.ranks]

@@ -55,10 +55,11 @@ def _run_lines(run: RunTime, evidence: Evidence) -> list[str]:
         add("lost", "No phase apart from the work takes 1 % of the time.")
     else:
         add("verdict" if finding.source == "prometheus" else "largest", _said(finding, run))
+        add("line", _line(finding))
         add("evidence", _input_evidence(run) if finding.cause.startswith("input_") else "")
         add("try", finding.remedy)
-    for each in evidence.gpus.get(run.name, ())[:_MOST_GPUS]:
-        add(f"GPU {readable(each.gpu.index)}", _gpu(each))
+    for text in _gpus(evidence.gpus.get(run.name, ())):
+        add("GPU", text)
     for sentence in (*evidence.missing, *unmeasured(run)):
         add("unknown", sentence)
     return lines
@@ -90,7 +91,7 @@ def _ranks(run: RunTime) -> str:
     """Return how the ranks differ in the phase that costs most; empty for a single rank."""
     if len(run.ranks) == 1:
         return ""
-    phase = next(iter(run.losses), "")
+    phase = max(run.losses, key=lambda name: run.shares[name], default="")
     text = several(len(run.ranks), "rank")
     shares = run.by_rank(phase)
     if phase and shares:
@@ -107,6 +108,14 @@ def _said(finding: Finding, run: RunTime) -> str:
     together = run.lost or 0.0
     is_more = finding.phase in run.losses and together - (finding.share or 0.0) >= _LEAST_DIFFERENCE
     return f"{finding.title}{share}" + (f"; {percent(together)} are lost together" if is_more else "")
+
+
+def _line(finding: Finding) -> str:
+    if finding.line is None:
+        return ""
+    location, function, share = finding.line
+    phase = readable(finding.phase.replace("_", " "))
+    return f"{readable(location)} {readable(function)}: {percent(share)} of the time in {phase}, by samples of stacks"
 
 
 def _input_evidence(run: RunTime) -> str:
@@ -128,16 +137,25 @@ def _input_evidence(run: RunTime) -> str:
     return ", ".join(parts)
 
 
-def _gpu(each: GpuEvidence) -> str:
-    parts = [readable(each.gpu.model)] if each.gpu.model else []
-    if each.busy is not None:
-        parts.append(f"busy {percent(each.busy)}")
-    text = ", ".join(parts)
-    findings = gpu_findings(each)
-    if not findings:
-        without = "" if each.busy is None else ", no heat, Xid or neighbour reported"
-        return text + without
-    return "; ".join(filter(None, [text, *(f"{finding.title}. {finding.remedy}" for finding in findings)]))
+def _gpus(gpus: Sequence[GpuEvidence]) -> list[str]:
+    """Return a line for each group of GPUs with the same findings."""
+    groups: dict[tuple[str, tuple[Finding, ...]], list[GpuEvidence]] = {}
+    for each in gpus:
+        groups.setdefault((each.gpu.model, tuple(gpu_findings(each))), []).append(each)
+    lines = []
+    for (model, findings), members in groups.items():
+        named = ", ".join(readable(each.gpu.index) for each in members[:_MOST_GPUS])
+        parts = [named + (", …" if len(members) > _MOST_GPUS else "") + (f" ({readable(model)})" if model else "")]
+        busy = [each.busy for each in members if each.busy is not None]
+        if busy:
+            least, most = percent(min(busy)), percent(max(busy))
+            parts.append(f"busy {least}" if least == most else f"busy {least} to {most}")
+            if not findings:
+                parts.append("no heat, Xid or neighbour")
+        found = "; ".join(finding.title for finding in findings)
+        remedies = " ".join(finding.remedy for finding in findings)
+        lines.append(", ".join(parts) + (f": {found}. {remedies}" if findings else ""))
+    return lines
 
 
 def unmeasured(run: RunTime) -> list[str]:
@@ -150,5 +168,6 @@ def unmeasured(run: RunTime) -> list[str]:
     if any(rank.report.gpus for rank in run.ranks) and run.idle_while_waiting is None:
         sentences.append("Time by the GPU's clock: a wait for the GPU counts in the phase that waits.")
     if run.world_size > len(run.ranks):
-        sentences.append(f"Ranks of other nodes: only {len(run.ranks)} of {run.world_size} ran on this node.")
+        here = f"only {len(run.ranks)} of {run.world_size} ran on this node"
+        sentences.append(f"Ranks of other nodes, of which one may delay these: {here}.")
     return sentences
