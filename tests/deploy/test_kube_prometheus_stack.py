@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from deploy import generate
+from stallscope.common.version import __version__
 from tests.deploy import pod_security
 from tests.deploy.rendering import ROOT, Object, container, helmed, kustomized, of_kind, only, run
 from tests.deploy.test_kubernetes_pods import page, port
@@ -29,6 +30,7 @@ __all__ = ["port"]
 FOLDER = ROOT / "deploy/kubernetes/kube-prometheus-stack"
 PAGE = (FOLDER / "README.md").read_text()
 ADDRESS = "udp://stallscope-exporter.stallscope.svc:19400"
+IMAGE = f"registry.example.org/ml/stallscope-exporter:{__version__}"
 JOB = ROOT / "deploy/kubernetes/check/job.yaml"
 
 
@@ -42,8 +44,7 @@ def commands() -> list[list[str]]:
 def rendered(release: str) -> list[Object]:
     """Return the objects of the page's `helm upgrade --install RELEASE`, hooks included."""
     (command,) = [each for each in commands() if each[:4] == ["helm", "upgrade", "--install", release]]
-    words = [each.replace("$IMAGE", "registry.example.org/exporter").replace("$TAG", "1.2.3") for each in command[3:]]
-    words = [str(ROOT / each) if each.startswith("deploy/") else each for each in words]
+    words = [str(ROOT / each) if each.startswith("deploy/") else each for each in command[3:]]
     return [each for each in yaml.safe_load_all(run("helm", "template", *words)) if each]
 
 
@@ -57,13 +58,14 @@ def values(name: str) -> Any:
 
 
 def test_files_of_the_commands_exist() -> None:
+    assert ["docker", "push", IMAGE] in commands()
     files = {word for command in commands() for word in command if word.startswith("deploy/")}
     assert {Path(name).name for name in files} >= {path.name for path in FOLDER.glob("*.yaml")}
     assert all((ROOT / name).exists() for name in files)
 
 
 def test_the_installation_has_what_the_page_promises(installed: list[Object]) -> None:
-    assert container(only(installed, "DaemonSet"))["image"] == "registry.example.org/exporter:1.2.3"
+    assert container(only(installed, "DaemonSet"))["image"] == IMAGE
     for each in of_kind(installed, "PodMonitor") + of_kind(installed, "PrometheusRule"):
         assert each["metadata"]["labels"]["release"] == "kps"
     folder = values("stack.yaml")["grafana"]["sidecar"]["dashboards"]["folderAnnotation"]
@@ -157,7 +159,7 @@ class TestCheck:
     def test_the_charts_job_is_that_of_the_folder(self, installed: list[Object]) -> None:
         job, own = only(installed, "Job"), only(kustomized("check"), "Job")
         assert job["metadata"].pop("annotations")["helm.sh/hook"] == "test"
-        assert container(job).pop("image") == "registry.example.org/exporter:1.2.3"
+        assert container(job).pop("image") == IMAGE
         del container(own)["image"]
         assert job == own
         kubernetes_validate.validate(own, "1.34", strict=True)
