@@ -30,6 +30,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end }}
 
+{{- define "stallscope.image" -}}
+{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- end }}
+
+{{- /* The nodes of the exporters. */}}
+{{- define "stallscope.affinity" -}}
+{{- $label := eq .Values.maker "nvidia" | ternary "nvidia.com/gpu.present" "feature.node.kubernetes.io/amd-gpu" }}
+{{- $everyNode := list (dict "matchExpressions" (list (dict "key" $label "operator" "In" "values" (list "true")))) }}
+{{- $terms := dict "nodeSelectorTerms" (.Values.nodeSelectorTerms | default $everyNode) }}
+{{- $affinity := dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $terms) }}
+{{- mergeOverwrite $affinity .Values.affinity | toYaml }}
+{{- end }}
+
 {{- /* A probe of the chart with the fields of a value. A handler of the value replaces the chart's. */}}
 {{- define "stallscope.probe" -}}
 {{- $handler := dict "httpGet" (dict "path" .path "port" "http") }}
