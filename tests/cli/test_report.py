@@ -117,6 +117,18 @@ def test_what_went_on_at_an_end_that_is_past_is_not_told_to_go_on(server: str, h
         assert "still running" not in (here / "it.md").read_text(encoding="utf-8").split("##", 1)[0]
 
 
+def test_a_server_without_the_rules_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with prometheus() as running:
+        scraped = [each for each in told("resnet50", "running") if ":" not in each.name]
+        write([running.port], scraped, time.time() - 30 * (SCRAPES - 1), SCRAPES)
+        for which in (["--run", "resnet50"], ["--instance", "resnet50"], []):
+            assert report.main(["--prometheus.url", running.address, *which]) == 1
+            said = capsys.readouterr().err
+            assert "recorded no results of Stallscope's rules in this time; load prometheus/rules/*.yml" in said
+            assert said.count("\n") == 1
+    assert not list(here.iterdir())
+
+
 def test_a_run_without_a_gpu_has_a_share_but_no_gpu_hours(server: str, here: Path) -> None:
     assert report.main(["--prometheus.url", server, "--out", "it.md"]) == 0
     rows = {line.split(" | ")[0]: line for line in (here / "it.md").read_text(encoding="utf-8").splitlines()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot
 from typing import NamedTuple
 
 from stallscope.analysis.batch_size import BatchSizeStudy, Measured, StudyError, study_batch_sizes
@@ -17,6 +18,8 @@ from stallscope.analysis.scaling import Scaling, scaling
 UNEXPLAINED = "unexplained"
 """Pseudo-cause for the part of a difference that no recorded cause explains."""
 
+_FEW_SECONDS = 3 * SHORT_SECONDS
+"""Training time below which a note doubts the means: they are of fewer than three windows."""
 _TOLERANCE = 0.02
 """Relative difference up to which values count as equal: means of a few minutes scatter by as much."""
 
@@ -42,6 +45,8 @@ class Against:
     """None if the work or the GPUs of one of the two are unknown."""
     gpu_time: float | None
     """Additional GPU time per sample, relative to the base; the sum of the parts."""
+    uncertainty: float | None
+    """Uncertainty of `gpu_time` at about 95 % confidence, by the scatter of both step times; None if unknown."""
     parts: tuple[Part, ...]
     """Causes by contribution, and last the unexplained part. Empty if one of the two runs has no verdicts."""
 
@@ -110,9 +115,16 @@ def _of_one_size(runs: Sequence[RunFigures], base: RunFigures) -> tuple[RunFigur
 def _against(run: RunFigures, base: RunFigures, work: Work) -> Against:
     rate, base_rate = run.rate(work), base.rate(work)
     if not (rate and base_rate and run.units and base.units):
-        return Against(run, None, None, _parts(run, base, None))
+        return Against(run, None, None, None, _parts(run, base, None))
     found = scaling(gpus=run.units, rate=rate, base_gpus=base.units, base_rate=base_rate)
-    return Against(run, found, 1 / found.efficiency - 1, _parts(run, base, 1 / found.efficiency))
+    time = 1 / found.efficiency
+    return Against(run, found, time - 1, _uncertainty(run, base, time), _parts(run, base, time))
+
+
+def _uncertainty(run: RunFigures, base: RunFigures, relative_time: float) -> float | None:
+    errors = [each.step_uncertainty for each in (run, base)]
+    known = [error for error in errors if error is not None]
+    return 2 * relative_time * hypot(*known) if len(known) == len(errors) else None
 
 
 def _parts(run: RunFigures, base: RunFigures, relative_time: float | None) -> tuple[Part, ...]:
@@ -140,12 +152,13 @@ def _shared(lost: Mapping[str, float]) -> dict[str, float]:
 
 def _notes(runs: Sequence[RunFigures], work: Work) -> Iterator[str]:
     for run in runs:
-        if run.seconds < SHORT_SECONDS:
-            yield f"{run.name}: only {run.seconds / 60:.1f} min of training are recorded; its values may be inaccurate"
+        if run.seconds < _FEW_SECONDS:
+            minutes = f"{run.seconds / 60:.0f} min"
+            yield f"{run.name}: only {minutes} of training are averaged; its values and their scatter may be inaccurate"
         if run.running:
             yield f"{run.name} is still running: its values are those so far"
         if run.gpus is None and run.ranks is not None:
-            yield f"{run.name} uses no GPU: its ranks count in place of GPUs"
+            yield f"{run.name} claims no GPU: its ranks count in place of GPUs"
         if run.time_lost is None:
             yield f"{run.name} has no verdicts, so nothing explains its difference"
     if work == "steps":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from stallscope.analysis.runs import Run
+from stallscope.analysis.runs import Run, RunError
 from stallscope.clients.expressions import quoted
 from stallscope.clients.prometheus import Series
 
@@ -20,6 +20,10 @@ _LIVE_STEP = 60
 """Resolution in seconds of the end of a run."""
 _FORGOTTEN_SECONDS = 180.0
 """Maximum time for which the rules count a run's GPUs after the last scrape of its ranks."""
+
+
+class NoRulesError(RunError):
+    """The server has no results of the recording rules; the message is one line."""
 
 
 class Server(Protocol):
@@ -84,6 +88,23 @@ def lost_of_runs(matchers: str, gpus: str, cause: bool) -> str:
     """
     record = "run_cause:time_lost:ratio5m" if cause else "run:time_lost:ratio5m"
     return f"({record}{{{matchers}}} * on ({RUN_LABELS}) group_left () {gpus})"
+
+
+def require_rules(server: Server, name: str, start: float, end: float) -> None:
+    """Check that the server has results of Stallscope's recording rules in a time range.
+
+    Raises:
+        NoRulesError: it has none.
+        PrometheusError: the server gave no valid response.
+    """
+    # The first is absent from a long-term storage that keeps only results.
+    records = "stallscope:threshold|run:ranks:count|cluster:gpus_known:count|gpu:up:max"
+    seconds = max(1.0, end - start)
+    if not server.query(f'count(last_over_time({{__name__=~"{records}"}}[{seconds:.0f}s]))', at=end):
+        raise NoRulesError(
+            f"{name} recorded no results of Stallscope's rules in this time; load prometheus/rules/*.yml "
+            "(`stallscope doctor` checks it), or choose a later time"
+        )
 
 
 def last_live(server: Server, run: Run) -> float:

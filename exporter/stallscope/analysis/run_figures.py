@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
 from stallscope.analysis.over_time import (
     Server,
@@ -50,6 +50,8 @@ class RunFigures:
     """Samples per second of all ranks together."""
     tokens: float | None = None
     step_seconds: float | None = None
+    step_uncertainty: float | None = None
+    """Relative standard error of the step time, by its scatter between five-minute windows."""
     operations: float | None = None
     """Floating-point operations per sample, as reported by the training."""
     gpu_busy: float | None = None
@@ -106,10 +108,10 @@ def read_figures(server: Server, run: Run) -> RunFigures:
         for each in server.query(query, at=at)
         if isfinite(each.value)
     ]
-    figures = {each.labels["figure"]: each.value for each in found if "figure" in each.labels}
+    figures: dict[str, Any] = {each.labels["figure"]: each.value for each in found if "figure" in each.labels}
     lost = {each.labels["cause"]: each.value for each in found if "cause" in each.labels}
-    means = RunFigures(run.name, end - start, end=end, running=run.goes_on, lost=lost, **figures)
-    return replace(means, cluster=run.cluster, namespace=run.namespace)
+    figures |= {"cluster": run.cluster, "namespace": run.namespace}
+    return RunFigures(run.name, end - start, end=end, running=run.goes_on, lost=lost, **figures)
 
 
 def with_distinct_names(runs: Sequence[RunFigures]) -> list[RunFigures]:
@@ -139,7 +141,7 @@ def _steps(server: Server, run: str, start: float, end: float) -> tuple[float, f
 
 def _of_training(run: str, ranks: str, seconds: float) -> str:
     """Return PromQL for the values of the training time, each with a label `figure`."""
-    window = _window(seconds)
+    window, step = _window(seconds), f"run:step:seconds5m{{{run}}}"
     return _named(
         gpus=_median("run:gpus:count", run, window),
         ranks=_median("run:ranks:count", run, window),
@@ -147,6 +149,9 @@ def _of_training(run: str, ranks: str, seconds: float) -> str:
         samples=_mean("run:samples:rate5m", run, window),
         tokens=_mean("run:tokens:rate5m", run, window),
         step_seconds=_mean("run:step:seconds5m", run, window),
+        # Windows that overlap repeat one another: only one in five minutes counts.
+        step_uncertainty=f"avg(stddev_over_time({step}[{window}]) / avg_over_time({step}[{window}]))"
+        f" / {max(1.0, seconds / SHORT_SECONDS) ** 0.5:.3f}",
         operations=f"{_rate('flops', run, ranks)} / ({_rate('samples', run, ranks)} > 0)",
         memory_peak=f"max(last_over_time(rank:allocator_peak:ratio{{{run}}}[5m]))",
     )

@@ -19,6 +19,8 @@ _MIN_SHARE_SHOWN = 0.005
 """Minimum share of the baseline's GPU time that a cause must explain to be shown."""
 _MIN_SHARE_ADVISED = 0.05
 """Minimum share of the baseline's GPU time that a cause must explain for its remedy to be shown."""
+_MIN_SCATTER_SHOWN = 0.0005
+"""Minimum uncertainty of a difference to be shown."""
 _GOOD_FIT = 0.05
 """Maximum relative deviation of a run from the fitted line without a note."""
 _COLUMNS = (("GPUs", 6), ("batch", 9), ("{work}/s", 11), ("times", 7), ("a GPU", 8), ("step", 9), ("lost", 6))
@@ -42,6 +44,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
                 "run": each.run.name,
                 "scaling": None if each.scaling is None else each.scaling._asdict(),
                 "gpu_time": each.gpu_time,
+                "uncertainty": each.uncertainty,
                 "causes": [part._asdict() for part in each.parts],
             }
             for each in comparison.against
@@ -115,8 +118,12 @@ def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
         return
     yield ""
     one = comparison.work.removesuffix("s")
+    scatter = against.uncertainty
+    doubt = f" (± {100 * scatter:.1f} %)" if scatter is not None and scatter >= _MIN_SCATTER_SHOWN else ""
+    if scatter is not None and _MIN_SCATTER_SHOWN <= abs(against.gpu_time) <= scatter:
+        doubt += ", which may be chance"
     yield from _wrapped(
-        f"{_name(against.run, _WIDTH)} takes {_change(against.gpu_time)} GPU time for each {one}"
+        f"{_name(against.run, _WIDTH)} takes {_change(against.gpu_time)} GPU time for each {one}{doubt}"
         + (", of which" if any(_is_shown(part.explains) for part in against.parts) else "")
     )
     worst = next(

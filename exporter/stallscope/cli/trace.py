@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from stallscope.cli import _requests
-from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
 from stallscope.clients.address import default_exporter
 from stallscope.common.formatting import without_password

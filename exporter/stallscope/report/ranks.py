@@ -185,22 +185,28 @@ def _table(queries: Queries, found: Ranks) -> Table:
         note += f" The {len(rows)} of {len(found.places)} ranks that others wait for most, or with the greatest loss."
     return Table(
         (
-            Column("Rank"),
-            Column("Node"),
-            Column("GPU"),
-            Column("Main verdict", "cause", "the verdict that held longest"),
-            Column("Waited for", "share", "of the other ranks' step, mean"),
-            Column("Maximum", "share", "waited for, over five minutes"),
-            Column("Step time", "seconds", "mean"),
-            Column("Data wait", "share", "of the loop's time"),
-            Column("Communication", "share", "of the loop's time; lowest on the rank that others wait for"),
-            Column("GPU busy", "share", "time with a kernel on the GPU"),
-            Column("SM active", "share"),
-            Column("SM clock", "share", "of the maximum"),
+            Column("Rank", key="rank"),
+            Column("Node", key="instance"),
+            Column("GPU", key="gpus"),
+            Column("Main verdict", "cause", "the verdict that held longest", key="main_verdict"),
+            Column("Waited for", "share", "of the other ranks' step, mean", key="straggler_ratio"),
+            Column("Maximum", "share", "waited for, over five minutes", key="straggler_max_ratio"),
+            Column("Step time", "seconds", "mean", key="step_seconds"),
+            Column("Data wait", "share", "of the loop's time", key="data_wait_ratio"),
+            Column(
+                "Communication",
+                "share",
+                "of the loop's time; lowest on the rank that others wait for",
+                key="communication_ratio",
+            ),
+            Column("GPU busy", "share", "time with a kernel on the GPU", key="gpu_busy_ratio"),
+            Column("SM active", "share", key="sm_active_ratio"),
+            Column("SM clock", "share", "of the maximum", key="sm_clock_ratio"),
         ),
         tuple(rows),
         title="Ranks, stragglers first",
         note=note,
+        key="ranks",
     )
 
 

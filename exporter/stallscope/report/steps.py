@@ -139,9 +139,11 @@ def _facts(queries: Queries, found: Ranks) -> Facts:
     planned = queries.value(f"max(last_over_time(run:steps_planned:max{{{which}}}[{window}]))")
     return Facts(
         (
-            Fact("Steps", made, "count", "of the first rank in this time, including repeated steps"),
-            Fact("Step reached", reached, "count", f"of {plain(planned)} planned" if planned else ""),
-            Fact("Mean step time", queries.figures.step_seconds, "seconds", TRAINING_TIME),
+            Fact("Steps", made, "count", "of the first rank in this time, including repeated steps", key="steps"),
+            Fact(
+                "Step reached", reached, "count", f"of {plain(planned)} planned" if planned else "", key="step_reached"
+            ),
+            Fact("Mean step time", queries.figures.step_seconds, "seconds", TRAINING_TIME, key="step_seconds"),
         ),
     )
 

@@ -60,18 +60,21 @@ def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -
             verdict,
             "cause",
             blamed[verdict].phrase if verdict and verdict in blamed else "the verdict that held longest",
+            key="main_verdict",
         ),
-        Fact("Lost", lost.share, "share", f"of the {lost.unit} time"),
+        Fact("Lost", lost.share, "share", f"of the {lost.unit} time", key="lost_ratio"),
         Fact(
             f"{lost.unit}-hours lost",
             hours,
             "gpu_hours",
             f"of {plain(lost.gpu_seconds / 3600)}" if lost.gpu_seconds else "",
+            key=f"lost_{lost.hours_key}",
         ),
     ]
     cost = queries.options.money(hours, lost.joules)
     if cost is not None:
-        facts.append(Fact("Cost of lost time", cost, "money", "of these hours and their energy, as far as priced"))
+        note = "of these hours and their energy, as far as priced"
+        facts.append(Fact("Cost of lost time", cost, "money", note, key="lost_cost"))
     return tuple(facts)
 
 
@@ -110,30 +113,36 @@ def _job(queries: Queries, run: Run, lost: LostTime, found: Ranks) -> Facts:
         f"group by (precision) (last_over_time(stallscope_training_precision_info{{{first}}}[{window}]))"
     )
     facts = [
-        Fact("Run", run.name),
-        *([Fact("Cluster", run.cluster)] if run.cluster else []),
-        *([Fact("Namespace", run.namespace)] if run.namespace else []),
-        Fact("State", _state(run)),
-        Fact("Started", start, "time", "by the clock of its first rank"),
-        Fact("Ended" if _has_ended(run) else "Last report", pushed, "time"),
+        Fact("Run", run.name, key="run"),
+        *([Fact("Cluster", run.cluster, key="cluster")] if run.cluster else []),
+        *([Fact("Namespace", run.namespace, key="namespace")] if run.namespace else []),
+        Fact("State", _state(run), key="state"),
+        Fact("Started", start, "time", "by the clock of its first rank", key="start_timestamp_seconds"),
+        Fact("Ended" if _has_ended(run) else "Last report", pushed, "time", key="last_report_timestamp_seconds"),
         Fact(
             "Live",
             lost.seconds or None,
             "seconds",
             f"time with live ranks, out of {duration(queries.subject.seconds)}",
+            key="live_seconds",
         ),
-        Fact("Restarts", restarts, "count", "of the rank with the most"),
+        Fact("Restarts", restarts, "count", "of the rank with the most", key="restarts"),
         Fact(
             "Ranks",
             float(len(found.places)),
             "count",
             f"world size {run.world_size}" if run.world_size else "",
+            key="rank_count",
         ),
-        Fact("Nodes", float(len(run.instances)), "count", listed(run.instances, _NODES)),
-        Fact("GPUs", _models(queries, found)),
-        Fact("Batch", queries.figures.batch, "count", "samples per step of all ranks"),
-        Fact("Precision", ", ".join(sorted(each.labels.get("precision", "") for each in precision)) or None),
-        *(Fact(title, run.info[label]) for label, title in _INFO_TITLES.items() if run.info.get(label)),
+        Fact("Nodes", float(len(run.instances)), "count", listed(run.instances, _NODES), key="node_count"),
+        Fact("GPUs", _models(queries, found), key="gpu_models"),
+        Fact("Batch", queries.figures.batch, "count", "samples per step of all ranks", key="batch_size"),
+        Fact(
+            "Precision",
+            ", ".join(sorted({each.labels.get("precision", "") for each in precision})) or None,
+            key="precision",
+        ),
+        *(Fact(title, run.info[label], key=label) for label, title in _INFO_TITLES.items() if run.info.get(label)),
     ]
     return Facts(tuple(facts), title="The job")
 
@@ -184,23 +193,27 @@ def _work(queries: Queries) -> Facts:
     for unit in units:
         done, rate = _done(queries, unit), queries.figures.rate(unit)
         if done:
-            facts.append(Fact(unit.capitalize(), done, "count", "in this time, including repeated steps"))
-            facts.append(Fact(f"{unit.capitalize()} per second", rate, "per_second", TRAINING_TIME))
+            facts.append(Fact(unit.capitalize(), done, "count", "in this time, including repeated steps", key=unit))
+            facts.append(
+                Fact(f"{unit.capitalize()} per second", rate, "per_second", TRAINING_TIME, key=f"{unit}_per_second")
+            )
     if not facts:
         facts.append(Fact("Samples", None, "count", "the run reports no samples or tokens"))
     facts += [
-        Fact("GPU busy", queries.figures.gpu_busy, "share", "mean of its GPUs"),
+        Fact("GPU busy", queries.figures.gpu_busy, "share", "mean of its GPUs", key="gpu_busy_ratio"),
         Fact(
             "Goodput",
             queries.value(f"avg({queries.over_time('avg_over_time', goodput)})"),
             "share",
             "productive step time divided by wall time, mean of whole hours",
+            key="goodput_ratio",
         ),
         Fact(
             "Model FLOP/s utilization",
             queries.value(f"avg(avg_over_time(run:mfu:ratio5m{{{which}}}[{window}]))"),
             "share",
             "of the GPUs' peak; requires the model's operations",
+            key="mfu_ratio",
         ),
     ]
     return Facts(tuple(facts), title="Work")
@@ -215,21 +228,28 @@ def _done(queries: Queries, unit: str) -> float | None:
 def _cost(queries: Queries, lost: LostTime, found: Ranks | None) -> Facts:
     hours, joules = lost.gpu_seconds / 3600, _joules(queries, found)
     facts = [
-        Fact(f"{lost.unit}-hours", hours, "gpu_hours", f"{percent(lost.judged / lost.gpu_seconds)} with a verdict")
+        Fact(
+            f"{lost.unit}-hours",
+            hours,
+            "gpu_hours",
+            f"{percent(lost.judged / lost.gpu_seconds)} with a verdict",
+            key=lost.hours_key,
+        )
         if lost.gpu_seconds
         else Fact("GPU-hours", None, "gpu_hours", "none recorded"),
         Fact("Lost", None if lost.lost is None else lost.lost / 3600, "gpu_hours", "to all causes together"),
-        Fact("Energy", joules, "joules", "of the GPUs"),
-        Fact("Energy lost", lost.joules, "joules", "used during lost time"),
+        Fact("Energy", joules, "joules", "of the GPUs", key="energy_joules"),
+        Fact("Energy lost", lost.joules, "joules", "used during lost time", key="lost_energy_joules"),
     ]
     if queries.subject.run is not None and joules is not None:
         samples = _done(queries, "samples")
-        facts.append(Fact("Energy per sample", joules / samples if samples else None, "joules"))
+        per_sample = joules / samples if samples else None
+        facts.append(Fact("Energy per sample", per_sample, "joules", key="energy_per_sample_joules"))
     cost = queries.options.money(hours, joules)
     if cost is not None and lost.gpu_seconds:  # unknown hours have an unknown cost, not zero
         lost_hours = None if lost.lost is None else lost.lost / 3600
         facts += [
-            Fact("Cost", cost, "money", "of these GPU-hours, and of the energy if it has a price"),
+            Fact("Cost", cost, "money", "of these GPU-hours, and of the energy if it has a price", key="cost"),
             Fact("Cost of lost time", queries.options.money(lost_hours, lost.joules), "money"),
         ]
     return Facts(tuple(facts), title="Cost")
@@ -239,12 +259,21 @@ def _of_gpus(queries: Queries, lost: LostTime) -> list[Block]:
     """Return the summary of nodes, or of everything."""
     subject = queries.subject
     facts = [
-        Fact("GPUs", lost.gpu_seconds / lost.seconds if lost.seconds else None, "number", "mean over this time"),
-        Fact("Models", _models(queries, None)),
-        Fact("Busy", _busy(queries), "share", "mean of all GPUs"),
+        Fact(
+            "GPUs",
+            lost.gpu_seconds / lost.seconds if lost.seconds else None,
+            "number",
+            "mean over this time",
+            key="gpu_count",
+        ),
+        Fact("Models", _models(queries, None), key="gpu_models"),
+        Fact("Busy", _busy(queries), "share", "mean of all GPUs", key="gpu_busy_ratio"),
     ]
     if subject.instances:
-        facts.insert(0, Fact("Nodes", float(len(subject.instances)), "count", listed(subject.instances, _NODES)))
+        facts.insert(
+            0,
+            Fact("Nodes", float(len(subject.instances)), "count", listed(subject.instances, _NODES), key="node_count"),
+        )
     return [*_lead(queries, lost), Facts(tuple(facts), title="GPUs"), _cost(queries, lost, None), *_runs(queries)]
 
 
@@ -298,18 +327,19 @@ def _runs(queries: Queries) -> list[Block]:
     return [
         Table(
             (
-                Column("Run"),
-                Column("Namespace"),
-                Column("Cluster"),
-                Column("Main verdict", "cause", "the verdict that held longest"),
-                Column("Culprit", note="rank, GPU, node and root cause"),
-                Column("GPU-hours", "gpu_hours"),
-                Column("Lost", "gpu_hours"),
-                Column("Share", "share", "of its time"),
+                Column("Run", key="run"),
+                Column("Namespace", key="namespace"),
+                Column("Cluster", key="cluster"),
+                Column("Main verdict", "cause", "the verdict that held longest", key="main_verdict"),
+                Column("Culprit", note="rank, GPU, node and root cause", key="culprit"),
+                Column("GPU-hours", "gpu_hours", key="gpu_hours"),
+                Column("Lost", "gpu_hours", key="lost_gpu_hours"),
+                Column("Share", "share", "of its time", key="lost_ratio"),
             ),
             tuple(rows),
             title="Runs by lost time",
             note=" ".join(notes),
+            key="runs",
         )
     ]
 
