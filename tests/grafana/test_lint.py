@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grafana.builders import choices
-from grafana.builders.annotations import events
+from grafana.builders.annotations import moments
 from grafana.builders.dashboard import Dashboard, Row
 from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, stat, state_timeline, table, time_series
@@ -56,7 +56,7 @@ def _sound() -> Json:
         description="An example.",
         variables=(datasource(), choices.cluster(), choices.instance(), choices.gpu()),
         rows=(Row("", (_counted(), figure)), Row("More", (_busy(), states, listed), collapsed=True)),
-        annotations=(events("Alerts", f"ALERTS{{{choices.HOST}}}", title="t", colour="red"),),
+        annotations=(moments("Alerts", f"ALERTS{{{choices.HOST}}}", title="t", colour="red"),),
     ).json()
 
 
