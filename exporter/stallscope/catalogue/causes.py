@@ -736,9 +736,9 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training is stalled, but its processes are alive.",
                 """{share} of the ranks of run {run} have not completed a step for over a minute, and for far longer
-                than their steps usually take.{gone}{culprit} Dump the stacks of every rank (py-spy dump, or the
-                collective library's flight recorder) before the job is killed, find the rank whose stack differs
-                from the others, then restart from the last checkpoint.""",
+                than their steps usually take.{gone}{culprit}{place} Before the job is killed, compare the stacks of all
+                ranks ({stacks}, py-spy dump, or the collective library's flight recorder), find the rank whose stack
+                differs from the others, then restart from the last checkpoint.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -757,8 +757,8 @@ CAUSES: dict[str, Cause] = {
                 "Training hangs in a collective operation.",
                 """{share} of the ranks of run {run} complete no step while GPUs spin: they are fully busy at low,
                 constant power, as in a collective operation that never completes.{gone} Find the rank whose GPU does
-                not spin: it is not in the collective.{culprit} Dump stacks and the flight recorder (py-spy dump,
-                TORCH_NCCL_TRACE_BUFFER_SIZE)
+                not spin: it is not in the collective.{culprit}{place} Save the stacks ({stacks}, py-spy dump) and the
+                flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE)
                 before the library's timeout kills the job, then restart from the last checkpoint, without that node
                 if it happens again.""",
                 wait="1m",
@@ -778,10 +778,9 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training hangs in I/O.",
                 """{share} of the ranks of run {run} complete no step, their GPUs idle, and on one of their nodes all
-                tasks
-                wait for storage.{culprit} Check that node's mounts and disks (dmesg, mountstats, tasks in state D) and
-                the storage service behind them. Repair or remount it, then restart from the last checkpoint if the run
-                does not continue by itself.""",
+                tasks wait for storage.{culprit}{place} Check that node's mounts and disks (dmesg, mountstats, tasks in
+                state D) and the storage service behind them. Repair or remount it, then restart from the last
+                checkpoint if the run does not continue by itself.""",
                 wait="1m",
                 keep="5m",
             ),
