@@ -9,7 +9,7 @@ from __future__ import annotations
 from grafana.builders.choices import RUN, cluster, namespace, rank, run
 from grafana.builders.dashboard import Dashboard
 from grafana.builders.variables import datasource, labels_of
-from grafana.run_rows import events, gpus, hosts, learning, memory, ranks, ranks_over_time, run_summary, steps
+from grafana.run_rows import code, events, gpus, hosts, learning, memory, ranks, ranks_over_time, run_summary, steps
 
 
 def dashboard() -> Dashboard:
@@ -37,6 +37,7 @@ def dashboard() -> Dashboard:
         annotations=events.marks(),
         rows=(
             run_summary.row(),
+            code.row(),
             steps.row(),
             learning.row(),
             ranks.row(),
