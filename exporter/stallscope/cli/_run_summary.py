@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from binascii import crc32
 from contextlib import suppress
 from pathlib import Path
 
@@ -104,7 +105,11 @@ def prepare(options: SummaryOptions, program: str) -> str:
     try:
         base = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else _temporary()
         _remove_leftovers(base)
-        folder, is_new = _folder(base, is_alone=bool(options.fail_on))
+        local_rank = launchers.ranks(os.environ)[1]
+        if options.fail_on and local_rank:  # each rank is judged by itself, and the first one writes the summary
+            options.form, options.file = "off", ""
+        is_shared = local_rank is not None and not options.fail_on
+        folder, is_new = _folder(base, f"{program} {vars(options)}" if is_shared else "")
         (folder / f"{stored_reports.STARTED}{os.getpid()}").touch()
         if is_new:
             _settle(folder, options, program)
@@ -121,11 +126,17 @@ def _temporary() -> str:
     return tempfile.gettempdir()
 
 
-def _folder(base: str, *, is_alone: bool) -> tuple[Path, bool]:
-    """Return the folder, and whether it was created now."""
+def _folder(base: str, shared_by: str) -> tuple[Path, bool]:
+    """Return the folder, and whether it was created now.
+
+    Args:
+        base: the folder in which it is.
+        shared_by: the command that all ranks of a launcher have; empty for a folder of its own.
+    """
     prefix = f"{_PREFIX}{os.getuid()}-"
-    if not is_alone and launchers.ranks(os.environ)[1] is not None:
-        shared = Path(base, f"{prefix}{os.getppid()}-{_start_of(os.getppid())}")
+    if shared_by:
+        launcher = f"{os.getppid()}-{_start_of(os.getppid())}"
+        shared = Path(base, f"{prefix}{launcher}-{crc32(shared_by.encode(errors='replace')):08x}")
         with suppress(FileExistsError):
             shared.mkdir(0o700)
             return shared, True
