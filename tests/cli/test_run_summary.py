@@ -179,6 +179,8 @@ def test_a_program_that_never_trains_gets_a_line_as_before(folder: Folder) -> No
     run = folder.run("plain.py")
     assert run.stderr == "stallscope run: plain.py did not import torch, so there was nothing to measure\n"
     assert folder.run(sys.executable, "plain.py").stderr == ""
+    assert folder.run("no-such-command").returncode == 127
+    assert folder.run("missing.py").returncode == 2
     assert not leftovers(folder)
 
 

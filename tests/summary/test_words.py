@@ -91,7 +91,13 @@ def test_a_verdict_replaces_the_largest_share() -> None:
     assert "largest" not in lines
 
 
-def test_a_verdict_that_names_no_cause_leaves_the_largest_share() -> None:
+def test_a_healthy_run_needs_no_advice() -> None:
+    lines = shown(a_run(), Evidence({}, {"job": Verdict("healthy", 0.0)}, ()))
+    assert (lines["verdict"], lines["try"]) == ("Healthy, in the last five minutes", "Nothing to do.")
+    assert "largest" not in lines
+
+
+def test_insufficient_data_leaves_the_largest_share() -> None:
     lines = shown(a_run(), Evidence({}, {"job": Verdict("insufficient_data", 0.0)}, ()))
     assert lines["largest"] == "Waiting for data: 30 % of the time"
 

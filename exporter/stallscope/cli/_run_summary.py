@@ -12,6 +12,7 @@ from pathlib import Path
 from stallscope.clients.address import VARIABLE as PROMETHEUS
 from stallscope.clients.address import default_exporter
 from stallscope.shim import launchers, stored_reports
+from stallscope.shim.tolerance import switched_on
 
 VARIABLE = "STALLSCOPE_SUMMARY"
 """Environment variable with the default of `--summary`."""
@@ -96,7 +97,7 @@ def prepare(options: SummaryOptions, program: str) -> str:
         The folder; empty if there is no summary.
     """
     inherited = os.environ.get(stored_reports.VARIABLE, "")
-    if options.form == "off" and not options.fail_on:
+    if not options.fail_on and (options.form == "off" or switched_on("STALLSCOPE_DISABLE")):
         os.environ.pop(stored_reports.VARIABLE, None)
         return ""
     if inherited and Path(inherited).is_dir() and not options.fail_on:
@@ -118,6 +119,14 @@ def prepare(options: SummaryOptions, program: str) -> str:
         return ""
     os.environ[stored_reports.VARIABLE] = str(folder)
     return str(folder)
+
+
+def discard() -> None:
+    """Delete the folder of this command, whose program could not be started."""
+    folder = os.environ.pop(stored_reports.VARIABLE, "")
+    with suppress(OSError):
+        if folder and stored_reports.started(folder) == {os.getpid()}:
+            stored_reports.discard(folder)
 
 
 def _temporary() -> str:
