@@ -476,7 +476,7 @@ def scenario(name: str, *, onset: float | None = None) -> Scenario:
     if found is None:
         near = difflib.get_close_matches(name, SCENARIOS, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"unknown scenario {name!r}{guess} (known: {', '.join(SCENARIOS)})")
+        raise ValueError(f"unknown scenario {name!r}{guess}; `stallscope up --list-scenarios` lists them")
     if onset is None:
         return found
     if not 0 <= onset < float("inf"):
