@@ -472,8 +472,7 @@ class Configuration:
             _parse_word,
             "",
             "NAME",
-            "Show a simulated node that plays this scenario in place of the real driver; "
-            "`stallscope up --help` lists them.",
+            "Show a simulated node that plays this scenario of `stallscope up` in place of the real driver.",
         )
     )
     simulated_host: bool = field(
