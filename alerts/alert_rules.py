@@ -24,7 +24,7 @@ from stallscope.catalogue.causes import (
     Subject,
     Value,
 )
-from stallscope.view.verdict_words import ROOT_WORDS, root_words
+from stallscope.view.verdict_words import PHASE_WORDS, ROOT_WORDS, root_words
 
 _TOP = Path(__file__).parents[1]
 FOLDER = _TOP / "alerts"
@@ -375,7 +375,16 @@ def lost(cause: Cause, alert: Alert) -> str:
 
 def description(cause: Cause, alert: Alert) -> str:
     """Return the description on one line, with its phrases expanded."""
-    return " ".join(filled(r"(?<!\{)\{(\w+)\}(?!\})", PHRASES, alert.description, cause).split())
+    text = filled(r"(?<!\{)\{(\w+)\}(?!\})", PHRASES, alert.description, cause)
+    return " ".join(text.split()) + (line_of_code(cause) if cause.phase else "")
+
+
+def line_of_code(cause: Cause) -> str:
+    """Return a template with the line of code in which the time of the cause passes; without one it is empty."""
+    query = f'printf "run:code:ratio2m{_THIS_RUN[:-1]},cause=%q}}" {_RUN_LABELS} "{cause.name}" | query'
+    phase = PHASE_WORDS.get(cause.phase, "phase {{ .Labels.phase }}")
+    line = "{{ .Labels.location }}{{ with .Labels.function }} {{ . }}{{ end }}"
+    return f"{{{{ range {query} }}}} {{{{ .Value | humanizePercentage }}}} of {phase} is in {line}.{{{{ end }}}}"
 
 
 def quoted(text: str) -> str:

@@ -337,14 +337,31 @@ def test_a_symptom_of_a_gpu_or_a_host_is_a_page_only_where_somebody_uses_it() ->
 
 
 def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:
-    watchdog = 'count by (alertname) (ALERTS{alertname="Watchdog",alertstate="firing"})'
-    rulebook.check([], {watchdog: [({"alertname": "Watchdog"}, 1)]}, at="1m")
+    watchdog = 'count by (alertname) (ALERTS{alertname="StallscopeWatchdog",alertstate="firing"})'
+    rulebook.check([], {watchdog: [({"alertname": "StallscopeWatchdog"}, 1)]}, at="1m")
 
 
-def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rulebook) -> None:
+SLOW_LINE = series(
+    "stallscope_training_code_seconds_total",
+    growing(0.3),
+    run="my run",
+    rank="0",
+    phase="data_wait",
+    location="data/augment.py:41",
+    function="elastic > scipy.map",
+    **TARGET,
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "line"), [((), ""), ((SLOW_LINE,), " 60% of the wait is in data/augment.py:41 elastic > scipy.map.")]
+)
+def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(
+    rulebook: Rulebook, code: Sequence[tuple[str, str]], line: str
+) -> None:
     url = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/"
     rulebook.check_text(
-        exporter() + rank(wait=0.5, run="my run", namespace="a&b") + gpu(idle=0.5) + host(0.97),
+        [*exporter(), *rank(wait=0.5, run="my run", namespace="a&b"), *gpu(idle=0.5), *host(0.97), *code],
         "TrainingInputCpuSaturated",
         {
             "namespace": "a&b",
@@ -359,7 +376,7 @@ def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rul
                 "Run my run loses 50% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
                 "without that it would be up to 2.0 times as fast. More workers will not help. Decode and augment "
                 "less per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the job "
-                "more CPUs per GPU."
+                f"more CPUs per GPU.{line}"
             ),
             "lost": "12.0 GPU-hours a day",
             "runbook_url": url + "TrainingInputCpuSaturated.md",

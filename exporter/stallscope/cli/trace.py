@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stallscope.cli import _requests
-from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
+from stallscope.clients.address import default_exporter
 from stallscope.common.formatting import without_password
 from stallscope.protocol.trace_request import MAX_STEPS
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     wanted = {"run": parsed.run, "steps": parsed.steps, "ranks": parsed.rank}
     first = parsed.first_step
     answers: list[dict[str, Any]] = []
-    for address in parsed.exporter or [DEFAULT_EXPORTER]:
+    for address in parsed.exporter or [default_exporter()]:
         exporter = without_password(address)
         try:
             request = wanted if first is None else {**wanted, "first_step": first}

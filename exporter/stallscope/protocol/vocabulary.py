@@ -17,6 +17,8 @@ MAX_VALUES = 32
 """Most custom values of one rank."""
 MAX_PHASES = 32
 """Most phases of one rank."""
+MAX_CODE_LINES = 5
+"""Most lines of code of one phase of a rank."""
 MAX_GPUS = 64
 """Most GPUs of one rank."""
 MAX_DROP_CAUSES = 16
