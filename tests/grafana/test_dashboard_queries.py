@@ -60,6 +60,7 @@ SHOWN_FOR = {
     ("stallscope-run", "GPUs with regular dips", "C"): "saving",
     ("stallscope-run", "Step time", "E"): "stuttering",
     ("stallscope-run", "Scaling efficiency and load", "B"): "lopsided",
+    ("stallscope-run", "Lines of code by phase", "A"): "waiting",
     ("stallscope-run", "Loader workers", "C"): "waiting",
     ("stallscope-run", "Network limit in samples per second", "A"): "starving",
     ("stallscope-run", "Network limit in samples per second", "C"): "starving",
