@@ -22,7 +22,7 @@ UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,alerting/test_routes.py a
 LONG := $(addprefix tests/,cli/test_training_endings.py end_to_end/test_interruptions.py end_to_end/test_memory_ceiling.py \
   end_to_end/test_real_training.py faults/test_kills.py faults/test_repetition.py intake/test_fuzz.py \
   prometheus_examples/test_thanos.py prometheus_examples/test_vmalert.py scenarios/test_absence.py scenarios/test_score.py \
-  shim/integrations shim/test_loops.py)
+  shim/integrations shim/test_hot_line_programs.py shim/test_loops.py)
 # Reading these alone saves reading all tests again.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark[.]alone' tests)
 # A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever. No tests is no failure.

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "STALLSCOPE_EXPORTER_"
 MAX_FILE_BYTES = 65_536
-OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume", "/api/v1/report", "/api/v1/trace")
+OWN_PATHS = (
+    *("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume"),
+    *("/api/v1/report", "/api/v1/trace", "/api/v1/stacks"),
+)
 """Paths of the web server that the metrics can't be moved to."""
 
 _COLLECTOR = "collector."
@@ -161,6 +164,12 @@ def parse_server(text: str) -> str:
     if not sound or "?" in text or "#" in text or not re.fullmatch(r"[\x21-\x7e]+", text):
         raise ValueError("http://HOST:PORT or https://HOST:PORT, with a path where it has one, or nothing for none")
     return text.rstrip("/")
+
+
+def _parse_node(text: str) -> str:
+    if not re.fullmatch(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", text):
+        raise ValueError("the name of a node, such as gpu-node-7")
+    return text
 
 
 def _parse_word(text: str) -> str:
@@ -463,6 +472,16 @@ class Configuration:
             "takes 10 MB of memory more.",
         )
     )
+    kubernetes_node: str = field(
+        metadata=_setting(
+            "kubernetes.node",
+            _parse_node,
+            "",
+            "NAME",
+            "Name of this node. Enables requests to the Kubernetes API: queue and job of pods with GPUs, and GPUs of "
+            "dynamic resource allocation. Needs a service account that may get pods and list resourceslices.",
+        )
+    )
     scenario: str = field(
         metadata=_setting(
             "simulation.scenario",
@@ -611,6 +630,7 @@ _GROUPS = {
     "path": "readings",
     "report": "training reports",
     "prometheus": "verdicts on the status page",
+    "kubernetes": "owners of GPUs",
     "simulation": "simulation",
 }
 """Titles in the help, by the first words of settings."""

@@ -77,8 +77,12 @@ def test_a_prometheus_that_nobody_named_may_be_missing(
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr("stallscope.clients.address.LOCAL", nowhere)
-    assert main(["doctor", "prometheus"]) == 0
-    assert "skipped  reachable:" in capsys.readouterr().out
+    monkeypatch.setenv("STALLSCOPE_DISABLE", "1")
+    main(["doctor", "--exporter.url", exporter.url, "--json"])
+    told = {(each["part"], each["status"]) for each in json.loads(capsys.readouterr().out)["results"]}
+    assert ("prometheus", "skipped") in told
+    assert main(["doctor", "prometheus"]) == 1, "this part was named"
+    assert "failed   reachable:" in capsys.readouterr().out
     assert main(["doctor", "prometheus", "--prometheus.url", nowhere]) == 1
     assert f"failed   reachable:         {nowhere}: it can't be reached" in capsys.readouterr().out
 

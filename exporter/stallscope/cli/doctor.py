@@ -79,12 +79,15 @@ def main(arguments: Sequence[str]) -> int:
         if name not in PARTS:
             hint = nearest(name, PARTS) or f"; expected {', '.join(PARTS)}"
             command_line.error(f"unknown part {name!r}{hint}")
-    # A missing Prometheus is a problem only if the user has named one.
-    named = bool(os.environ.get(VARIABLE) or newest_stack()) or any(
-        each.startswith("--prometheus.url") for each in arguments
+    # A missing Prometheus is a problem only if the user has named it, one of its parts, or has started one with `up`.
+    stack = newest_stack()
+    named = (
+        bool(os.environ.get(VARIABLE) or stack)
+        or any(each.startswith("--prometheus.url") for each in arguments)
+        or not {"prometheus", "cluster"}.isdisjoint(parsed.parts)
     )
     environment = dict(os.environ)
-    if parsed.exporter_url is None and not environment.get(_ADDRESS) and (stack := newest_stack()):
+    if parsed.exporter_url is None and not environment.get(_ADDRESS) and stack:
         environment[_ADDRESS] = stack.exporter.replace("http", "udp", 1)
     subject = _subject(parsed, environment, prometheus_named=named)
     results = _examine([name for name in PARTS if name in (parsed.parts or PARTS)], subject, show=not parsed.json)
