@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,24 @@ def test_a_server_that_is_not_the_clusters_gets_no_token(server: ApiServer, tmp_
     with pytest.raises(KubernetesApiFailed, match="certificate verify failed"):
         KubernetesApi(tmp_path, server.address, "n").workload("research", "resnet-0", PATIENCE)
     assert server.requests == []
+
+
+def test_certificates_are_not_checked_as_strictly_as_python_3_13_does(
+    server: ApiServer, client: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ssl.SSLContext] = []
+    create = ssl.create_default_context
+
+    def strict(cafile: str) -> ssl.SSLContext:
+        made.append(create(cafile=cafile))
+        made[0].verify_flags |= ssl.VERIFY_X509_STRICT
+        return made[0]
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    client.workload("research", "resnet-0", PATIENCE)
+    assert not made[0].verify_flags & ssl.VERIFY_X509_STRICT
+    assert made[0].verify_mode is ssl.CERT_REQUIRED
+    assert made[0].check_hostname
 
 
 def test_without_a_token_the_remedy_is_to_mount_it(tmp_path: Path) -> None:
