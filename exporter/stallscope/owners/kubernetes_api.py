@@ -94,7 +94,7 @@ class KubernetesApi:
         try:
             token = (self._account / "token").read_text(encoding="ascii").strip()
             context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-            # Python 3.13 rejects certificates without a key usage or an authority key identifier. Many clusters have such.
+            # Python 3.13 rejects certificates without a key usage or an authority key identifier, but many have none.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         except (OSError, ValueError) as problem:
             raise KubernetesApiFailed(
