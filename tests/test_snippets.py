@@ -35,6 +35,7 @@ CHECKED_BY_HELP = ("docker", "helm", "kubectl", "prometheus", "victoria-metrics"
 NOT_EXECUTED = {
     "curl": "needs a running exporter",
     "docker": "needs a container engine; deploy/test_image.py executes the image's steps",
+    "jq": "selects from the JSON of the command before it",
     "export": "sets a variable of the reader's shell",
     "helm": "needs a cluster; deploy/test_helm.py renders the chart",
     "kubectl": "needs a cluster; deploy/test_kubernetes.py renders the overlays",

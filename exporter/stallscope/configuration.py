@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "STALLSCOPE_EXPORTER_"
 MAX_FILE_BYTES = 65_536
-OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume", "/api/v1/report", "/api/v1/trace")
+OWN_PATHS = (
+    *("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume"),
+    *("/api/v1/report", "/api/v1/trace", "/api/v1/stacks"),
+)
 """Paths of the web server that the metrics can't be moved to."""
 
 _COLLECTOR = "collector."
@@ -485,8 +488,7 @@ class Configuration:
             _parse_word,
             "",
             "NAME",
-            "Show a simulated node that plays this scenario in place of the real driver; "
-            "`stallscope up --help` lists them.",
+            "Show a simulated node that plays this scenario of `stallscope up` in place of the real driver.",
         )
     )
     simulated_host: bool = field(

@@ -122,6 +122,7 @@ class Site:
             Sampler(),
             post_report=lambda _body, _client: (204, b""),
             post_trace=lambda _body, _owner: (204, b""),
+            post_stacks=lambda _body, _owner: (204, b""),
             status_page=self._render,
             release=lambda _seconds: "",
         )

@@ -64,7 +64,7 @@ def in_order(served: Served) -> None:
             "interval": 15,
             "evaluationTime": 0.02,
             "lastEvaluation": moment(3),
-            "rules": [{"name": rule, "health": "ok"} for rule in rules],
+            "rules": [{"name": rule, "health": "ok"} for rule in rules.elements()],
         }
         for name, rules in bundled_groups().items()
     ]
@@ -81,6 +81,7 @@ def in_order(served: Served) -> None:
         "stallscope:threshold": [({"name": name}, 1.0) for name in bundled_thresholds()],
         "max(timestamp(stallscope:threshold))": lambda: [({}, time.time() - 5)],
         WATCHDOG: [({"alertname": "StallscopeWatchdog", "cause": "watchdog"}, 1.0)],
+        "count(stallscope_build_info)": [({}, 1.0)],
     }
 
 
@@ -88,6 +89,8 @@ def test_a_server_in_order_is_ok_in_every_check(served: Served, make_subject: Ma
     in_order(served)
     found = findings(PART, make_subject(prometheus_url=served.url))
     assert statuses(found) == {check: {"ok"} for check in CHECKS}, found
+    number = sum(rules.total() for rules in bundled_groups().values())
+    assert f" {number} rules" in found["rules"][0].message
 
 
 def target(served: Served) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Doors:
             self,
             post_report=self.intake.post,
             post_trace=self.intake.traces.post,
+            post_stacks=self.intake.stack_requests.post,
             status_page=lambda _refreshing: b"",
             release=lambda _seconds: "",
         )

@@ -94,6 +94,7 @@ def test_every_recorded_series_is_used_or_promised() -> None:
     promised = {
         *("gpu_cause:time_lost:ratio5m", "rank:verdict:ratio5m", "run:verdict:ratio5m", "gpu:verdict:ratio5m"),
         *("run:time_lost:ratio5m", "gpu_cause:energy_lost:joules5m", "stallscope:cause:code"),
+        "stallscope:cause:info",
         "run:culprit:info",
     }
     shown = {rule["record"] for group in groups_of(ROOT / "prometheus/rules/totals.yml") for rule in group["rules"]}

@@ -11,7 +11,8 @@ import pytest
 import stallscope
 from stallscope.protocol.trace_request import TraceRequest, encode, file_name
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim.tracing.trace_wishes import Wishes, beside_socket, mistrust
+from stallscope.shim.request_file import beside_socket, mistrust
+from stallscope.shim.tracing.trace_wishes import Wishes
 from tests.shim.conftest import Desk
 
 
@@ -150,7 +151,7 @@ def test_whom_a_wish_is_taken_from(
     [("", "/run/stallscope"), ("unix:///a/b.sock", "/a"), ("udp://localhost", ""), ("http://localhost:19400", "")],
 )
 def test_wishes_stand_beside_the_socket_that_takes_reports(address: str, folder: str) -> None:
-    assert beside_socket(address, "job") == (f"{folder}/{file_name('job')}" if folder else "")
+    assert beside_socket(address, file_name("job")) == (f"{folder}/{file_name('job')}" if folder else "")
 
 
 def train(run: stallscope.Run, clock: ScriptedClock, steps: int) -> None:

@@ -70,6 +70,7 @@ class Node:
             Sampler(),
             post_report=self.intake.post,
             post_trace=self.intake.traces.post,
+            post_stacks=self.intake.stack_requests.post,
             status_page=lambda _refreshing: b"",
             release=self._release,
             control=self.control,

@@ -132,6 +132,8 @@ class Cause:
     """None if there is nothing to do about it."""
     mutes: tuple[str, ...] = ()
     """Causes that its alert mutes on the same run, GPU or host; also PERFORMANCE, EVERYTHING or an alert's name."""
+    phase: str = ""
+    """The phase whose time it is, and whose lines of code explain it; `*` for the phases of the program's own."""
     is_slowness: bool = False
     """True for slow progress outside the tiers `performance` and `device`, which always are."""
 
@@ -188,6 +190,7 @@ CAUSES: dict[str, Cause] = {
                 are stored (cache them on a local disk).""",
             ),
             mutes=_WAITS_FOR_DATA,
+            phase="data_wait",
         ),
         Cause(
             "input_cpu_saturated",
@@ -205,6 +208,7 @@ CAUSES: dict[str, Cause] = {
                 on the GPU), or give the job more CPUs per GPU.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_cgroup_throttled",
@@ -224,6 +228,7 @@ CAUSES: dict[str, Cause] = {
                 wait="10m",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_few_workers",
@@ -241,6 +246,7 @@ CAUSES: dict[str, Cause] = {
                 persistent_workers.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_single_thread",
@@ -258,6 +264,7 @@ CAUSES: dict[str, Cause] = {
                 them, and avoid Python loops over samples.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_too_many_workers",
@@ -275,6 +282,7 @@ CAUSES: dict[str, Cause] = {
                 to one (OMP_NUM_THREADS, OpenCV).""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_disk_bound",
@@ -292,6 +300,7 @@ CAUSES: dict[str, Cause] = {
                 will not help.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_network_bound",
@@ -313,6 +322,7 @@ CAUSES: dict[str, Cause] = {
                 shard, or use a faster link.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_remote_latency",
@@ -330,6 +340,7 @@ CAUSES: dict[str, Cause] = {
                 the node before training.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         # What the GPU does with its time.
         Cause(
@@ -403,6 +414,7 @@ CAUSES: dict[str, Cause] = {
                 in each step, log less often, disable anomaly detection, and control garbage collection; or name the
                 work with run.phase().""",
             ),
+            phase="other",
         ),
         Cause(
             "mem_bw_bound",
@@ -591,6 +603,7 @@ CAUSES: dict[str, Cause] = {
                 between failures).""",
             ),
             mutes=_PAUSES,
+            phase="checkpoint",
         ),
         Cause(
             "evaluation_overhead",
@@ -608,6 +621,7 @@ CAUSES: dict[str, Cause] = {
                 the checkpoints.""",
             ),
             mutes=_PAUSES,
+            phase="evaluation",
         ),
         Cause(
             "callback_stall",
@@ -647,6 +661,7 @@ CAUSES: dict[str, Cause] = {
                 (one number, not a tensor); stallscope_training_phase_max_seconds names the longest.""",
             ),
             mutes=_PAUSES,
+            phase="*",
         ),
         Cause(
             "step_outliers",
@@ -736,9 +751,9 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training is stalled, but its processes are alive.",
                 """{share} of the ranks of run {run} have not completed a step for over a minute, and for far longer
-                than their steps usually take.{gone}{culprit} Dump the stacks of every rank (py-spy dump, or the
-                collective library's flight recorder) before the job is killed, find the rank whose stack differs
-                from the others, then restart from the last checkpoint.""",
+                than their steps usually take.{gone}{culprit}{place} Before the job is killed, compare the stacks of all
+                ranks ({stacks}, py-spy dump, or the collective library's flight recorder), find the rank whose stack
+                differs from the others, then restart from the last checkpoint.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -757,8 +772,8 @@ CAUSES: dict[str, Cause] = {
                 "Training hangs in a collective operation.",
                 """{share} of the ranks of run {run} complete no step while GPUs spin: they are fully busy at low,
                 constant power, as in a collective operation that never completes.{gone} Find the rank whose GPU does
-                not spin: it is not in the collective.{culprit} Dump stacks and the flight recorder (py-spy dump,
-                TORCH_NCCL_TRACE_BUFFER_SIZE)
+                not spin: it is not in the collective.{culprit}{place} Save the stacks ({stacks}, py-spy dump) and the
+                flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE)
                 before the library's timeout kills the job, then restart from the last checkpoint, without that node
                 if it happens again.""",
                 wait="1m",
@@ -778,10 +793,9 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training hangs in I/O.",
                 """{share} of the ranks of run {run} complete no step, their GPUs idle, and on one of their nodes all
-                tasks
-                wait for storage.{culprit} Check that node's mounts and disks (dmesg, mountstats, tasks in state D) and
-                the storage service behind them. Repair or remount it, then restart from the last checkpoint if the run
-                does not continue by itself.""",
+                tasks wait for storage.{culprit}{place} Check that node's mounts and disks (dmesg, mountstats, tasks in
+                state D) and the storage service behind them. Repair or remount it, then restart from the last
+                checkpoint if the run does not continue by itself.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -907,6 +921,7 @@ CAUSES: dict[str, Cause] = {
                 CPUs; give its loader more workers and prefetching.{end}""",
             ),
             mutes=("straggler_rank", "input_bound", *_WAITS_FOR_A_RANK),
+            phase="data_wait",
         ),
         Cause(
             "straggler_hw",
@@ -1589,28 +1604,43 @@ CODES: dict[str, int] = {
 }
 """Number of every verdict, as `stallscope:cause:code` has it."""
 
-COLOURS: dict[Domain, str] = {
-    "hardware": "#C4162A",
-    "time": "#FF780A",
-    "input": "#3274D9",
-    "ranks": "#E0B400",
-    "device": "#A352CC",
-    "memory": "#8F3BB8",
-    "use": "#B07D55",
-    "host": "#5794F2",
+SHADES: dict[Domain, tuple[str, ...]] = {
+    "hardware": ("#F85F4F", "#E72620", "#9A565B"),
+    "time": ("#D47F15", "#B27130", "#AF896B"),
+    "input": ("#2A69BE", "#7B90C9", "#3C90F1"),
+    "ranks": ("#866800", "#776842", "#9E914D"),
+    "device": ("#8851F6", "#904EA2", "#D539D5"),
+    "memory": ("#904EA2", "#D539D5", "#8851F6"),
+    "use": ("#1598AE", "#00A3A0", "#037386"),
+    "host": ("#7B90C9", "#3C90F1", "#2A69BE"),
 }
-"""One colour for each kind of cause, readable on light and dark ground."""
+"""Three shades of one hue for each kind of cause. Their contrast with a white and with a black page is at least 3:1.
+They can be distinguished with red-green blindness, except those of memory and host, which never share a chart with the
+kinds that they borrow from."""
+COLOURS: dict[Domain, str] = {domain: shades[0] for domain, shades in SHADES.items()}
+"""One colour for each kind of cause."""
 REMAINDER_COLOURS: dict[str, str] = {"healthy": "#37872D", "insufficient_data": "#808080"}
 PHASE_COLOURS: dict[str, str] = {
-    "data_wait": "#3274D9",
-    "host_copy": "#8AB8FF",
+    "data_wait": "#2A69BE",
+    "host_copy": "#7B90C9",
     "forward": "#37872D",
-    "backward": "#73BF69",
-    "communication": "#E0B400",
-    "optimizer": "#96D98D",
-    "checkpoint": "#FF780A",
-    "evaluation": "#FFB357",
-    "logging": "#B07D55",
+    "backward": "#4F9E57",
+    "communication": "#866800",
+    "optimizer": "#1F7A6B",
+    "checkpoint": "#D47F15",
+    "evaluation": "#B27130",
+    "logging": "#AF896B",
     "other": "#808080",
 }
 """One colour for each phase of a step: the colour of its causes; green for phases with work."""
+
+
+def colour_of(cause: str) -> str:
+    """Return the colour of a verdict: a shade of its kind of cause, or green if nothing is lost."""
+    if cause in REMAINDER_COLOURS:
+        return REMAINDER_COLOURS[cause]
+    if CAUSES[cause].tier == "harmless":
+        return REMAINDER_COLOURS["healthy"]
+    domain = CAUSES[cause].domain
+    alike = [each.name for each in CAUSES.values() if each.domain == domain]
+    return SHADES[domain][alike.index(cause) % len(SHADES[domain])]

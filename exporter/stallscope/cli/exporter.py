@@ -116,6 +116,7 @@ class Exporter:
             self.sampler,
             post_report=self.intake.post,
             post_trace=self.intake.traces.post,
+            post_stacks=self.intake.stack_requests.post,
             status_page=self._render_status_page,
             release=self.release,
             telemetry_path=configuration.telemetry_path,

@@ -22,6 +22,7 @@ from stallscope.intake.journal import Journal
 from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.intake.refusal_log import RefusalLog
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
+from stallscope.intake.stacks import StackFiles, StackRequests
 from stallscope.intake.traces import TraceRequests
 from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
@@ -95,6 +96,8 @@ class Intake:
         self.registry = RunRegistry(settings.limits, expiry=settings.expiry, clock=clock, root=root)
         folder = None if settings.socket is None else settings.socket.parent
         self.traces = TraceRequests(self.registry, folder, allowed=settings.trace_requests, clock=clock)
+        self.stacks = StackFiles(self.registry, clock=clock)
+        self.stack_requests = StackRequests(self.registry, self.stacks, folder, clock=clock)
         receivers: list[Receiver] = []
         if settings.socket is not None:
             receivers.append(UnixReceiver(settings.socket, settings.socket_mode))
@@ -106,6 +109,7 @@ class Intake:
             self._accept,
             self.registry.count_overtaken,
             self._terminate,
+            self.stacks.keep,
             clock=clock,
             limits=settings.batches,
             refusals=self._refusals,
@@ -136,6 +140,7 @@ class Intake:
         """Close the receivers and write the state file."""
         self._dispatcher.stop(timeout)
         self.traces.close()
+        self.stack_requests.close()
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -144,7 +149,7 @@ class Intake:
 
     def collect(self) -> list[Sample]:
         """Return every series of the report path. Reads memory only; thread-safe."""
-        return self.registry.collect()
+        return [*self.registry.collect(), *self.stacks.collect()]
 
     def post(self, body: bytes, client: str = "") -> tuple[int, bytes]:
         """Accept a report from a POST request.
@@ -172,6 +177,8 @@ class Intake:
         try:
             self.registry.check_processes()
             self.traces.drop_expired()
+            self.stacks.refresh()
+            self.stack_requests.drop_expired()
             if self._clock.monotonic() - self._saved_at >= _SAVE_INTERVAL:
                 self._save()
         except Exception:

@@ -6,19 +6,15 @@ file next to the socket. The first step is far enough ahead for every rank to re
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import os
 from collections.abc import Collection
-from errno import EPERM
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from stallscope.catalogue.metrics import STEP_BUCKETS
-from stallscope.common import file_trust
 from stallscope.intake.quotas import Key
+from stallscope.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
 from stallscope.intake.runs import Held, RunRegistry
 from stallscope.protocol import trace_request
 from stallscope.protocol.report import Report, StepSeconds
@@ -37,16 +33,6 @@ _GRACE_SECONDS = 600.0
 _HIGHEST_STEP = 2**52
 
 
-class Refusal(ValueError):
-    """A refused trace request: HTTP status, reason, and a message with the remedy."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.message = message
-
-
 class TraceRequests:
     """At most one request for each run. Thread-safe: each change replaces the dictionary."""
 
@@ -63,7 +49,7 @@ class TraceRequests:
         """
         self.allowed = allowed
         self._registry = registry
-        self._folder = folder
+        self._folder = RequestFolder(folder)
         self._clock = clock or SystemClock()
         self._requests: dict[str, TraceRequest] = {}
         self._over_http: set[Key] = set()
@@ -80,11 +66,7 @@ class TraceRequests:
             step, and `problem`, the reason why ranks that report through the socket will not receive it, or empty; or
             4xx with `error`, the reason, and `message`.
         """
-        try:
-            return 202, json.dumps(self._accept(body, owner)).encode()
-        except Refusal as refusal:
-            answer = json.dumps({"error": refusal.reason, "message": refusal.message})
-            return refusal.status, answer.encode()
+        return answer(lambda: (202, self._accept(body, owner)))
 
     def answer(self, report: Report) -> bytes:
         """Return the request for the sender of a report over HTTP; empty without one."""
@@ -109,12 +91,7 @@ class TraceRequests:
             raise Refusal(
                 403, "off", "requests for traces are off; start the exporter with --report.allow-trace-requests"
             )
-        try:
-            document = json.loads(body)
-        except (ValueError, RecursionError):
-            document = None
-        if type(document) is not dict or type(document.get("run")) is not str:
-            raise Refusal(400, "bad_request", "expected a JSON object with run, a string, and steps, a number")
+        document = document_of(body, "run, a string, and steps, a number")
         try:
             steps = trace_request.whole(document.get("steps"), "steps", 1, MAX_STEPS)
             wanted = trace_request.rank_numbers(document.get("ranks", []))
@@ -124,14 +101,8 @@ class TraceRequests:
         except ValueError as problem:
             raise Refusal(400, "bad_request", str(problem)) from None
         run = document["run"]
-        ranks = self._ranks(run, wanted)
-        if owner is not None and self._users(ranks) != {owner}:
-            raise Refusal(
-                403,
-                "not_owner",
-                f"run {run!r}: user {owner} is not the only user who reports under this name through the UNIX socket; "
-                "request traces as the owner of the training, as root, or as a member of --web.control-group",
-            )
+        ranks = live_ranks(self._registry, run, wanted)
+        refuse_foreign(self._registry, ranks, owner, "traces")
         known, step_seconds = self._next_step(ranks)
         first = known if first is None else first
         left = max(first - max(_done(held) for held in ranks), 0) * step_seconds
@@ -146,26 +117,8 @@ class TraceRequests:
             **request._asdict(),
             "ranks": sorted(held.report.rank for held in ranks),
             "seconds": round(left, 1),
-            "problem": self._write(request),
+            "problem": self._folder.write(trace_request.file_name(run), trace_request.encode(request)),
         }
-
-    def _users(self, ranks: list[Held]) -> set[int]:
-        """Return the users whose processes would receive the request: runs of two users may share a reported name."""
-        names = {held.reported_run or held.report.run for held in ranks}
-        alive = [held for held in self._registry.held if held.ended is None]
-        return {held.uid for held in alive if held.uid is not None and (held.reported_run or held.report.run) in names}
-
-    def _ranks(self, run: str, wanted: Collection[int]) -> list[Held]:
-        alive = [held for held in self._registry.held if held.report.run == run and held.ended is None]
-        if not alive:
-            runs = sorted({held.report.run for held in self._registry.held if held.ended is None})
-            named = ", ".join(runs[:10]) or "none"
-            raise Refusal(404, "unknown_run", f"no run {run!r:.150} is alive here; live runs: {named}")
-        ranks = [held for held in alive if not wanted or held.report.rank in wanted]
-        if not ranks:
-            numbers = ", ".join(str(number) for number in sorted(held.report.rank for held in alive)[:20])
-            raise Refusal(404, "unknown_rank", f"run {run!r} has none of these ranks here; its ranks: {numbers}")
-        return ranks
 
     def _next_step(self, ranks: list[Held]) -> tuple[int, float]:
         """Return the first step that every rank can be notified of in time, and a low estimate of a step's seconds."""
@@ -185,33 +138,12 @@ class TraceRequests:
             furthest = max(furthest, _done(held) + ceil(silent / step_seconds))
         return furthest + ceil(notice / step_seconds) + 1, step_seconds
 
-    def _write(self, request: TraceRequest) -> str:
-        """Write the file next to the socket; return the problem, or the empty string."""
-        if self._folder is None:
-            return ""
-        path = self._folder / trace_request.file_name(request.run)
-        draft = path.with_suffix(".part")
-        try:
-            if problem := file_trust.folder_problem(self._folder.stat()):
-                raise PermissionError(EPERM, f"{self._folder}: {problem}")
-            # Readable for every user's training, writable for this user only, so that it can be trusted.
-            with open(file_trust.create(draft, 0o644), "wb") as file:
-                os.fchmod(file.fileno(), 0o644)
-                file.write(trace_request.encode(request))
-            draft.replace(path)
-        except OSError as error:
-            _logger.warning("%s can't be written: %s", path, error.strerror or error)
-            return f"{path} can't be written ({error.strerror or error}): only ranks that use HTTP get the request"
-        return ""
-
     def _drop(self, runs: Collection[str]) -> None:
         if not runs:
             return
         self._requests = {run: request for run, request in self._requests.items() if run not in runs}
-        if self._folder is not None:
-            for run in runs:
-                with contextlib.suppress(OSError):
-                    (self._folder / trace_request.file_name(run)).unlink()
+        for run in runs:
+            self._folder.remove(trace_request.file_name(run))
 
 
 def _done(held: Held) -> int:

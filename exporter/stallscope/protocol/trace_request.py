@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 from typing import Any, NamedTuple
-from zlib import crc32
+
+from stallscope.protocol.request_name import TRACE, request_name
 
 VERSION = 1
 MAX_BYTES = 8192
@@ -93,6 +94,5 @@ def rank_numbers(value: Any) -> tuple[int, ...]:
 
 
 def file_name(run: str) -> str:
-    """Return the name of the file next to the socket with a run's request; run names may contain slashes and worse."""
-    name = run.encode(errors="replace")
-    return f"trace-{crc32(name):08x}{crc32(name[::-1]):08x}.json"
+    """Return the name of the file next to the socket with a run's request."""
+    return request_name(TRACE, run)

@@ -190,17 +190,19 @@ def blocks(queries: Queries, found: Alerts, lost: LostTime) -> list[Block]:
     if left:
         note += f" {len(left)} less severe or shorter alerts are omitted."
     columns = (
-        Column("Alert"),
-        Column("Severity"),
-        Column("Subject"),
-        Column("Fired", "count", "number of times"),
-        Column("Duration", "seconds", "total"),
-        Column("Worst", "share", f"of GPU time lost to its cause, over {duration(queries.step)}"),
-        Column("Worst at", "time"),
-        Column("First", "time"),
-        Column("Last", "time"),
+        Column("Alert", key="alert"),
+        Column("Severity", key="severity"),
+        Column("Subject", key="subject"),
+        Column("Fired", "count", "number of times", key="fired"),
+        Column("Duration", "seconds", "total", key="firing_seconds"),
+        Column(
+            "Worst", "share", f"of GPU time lost to its cause, over {duration(queries.step)}", key="worst_lost_ratio"
+        ),
+        Column("Worst at", "time", key="worst_timestamp_seconds"),
+        Column("First", "time", key="first_timestamp_seconds"),
+        Column("Last", "time", key="last_timestamp_seconds"),
     )
-    return [Table(columns, tuple(rows), title="Alerts by severity", note=note)]
+    return [Table(columns, tuple(rows), title="Alerts by severity", note=note, key="alerts")]
 
 
 def _selected(queries: Queries, before: str = "") -> str:
