@@ -144,7 +144,7 @@ def test_a_program_is_told_what_each_exporter_answered(capsys: pytest.CaptureFix
 def test_an_exporter_that_drips_holds_nobody_up(
     drip: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "_TIMEOUT", 0.2)
+    monkeypatch.setattr("stallscope.cli._run_request.TIMEOUT", 0.2)
     with talking(DRIPS[drip]) as url:
         assert trace.main(["job", "--exporter", url]) == 1
     assert capsys.readouterr().err == f"stallscope trace: {url}: no answer within 0.2 s\n"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Protocol
 
+    from stallscope.shim.requests import Requests
     from stallscope.shim.tracing.trace import Tracer
     from stallscope.shim.transport import Sender
 
@@ -89,7 +90,8 @@ class Run:
 
     Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_TOKEN_FILE,
     STALLSCOPE_CA_FILE, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
-    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR; STALLSCOPE_DISABLE=1 turns
+    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR,
+    STALLSCOPE_ALLOW_STOP; STALLSCOPE_DISABLE=1 turns
     everything off, STALLSCOPE_STRICT=1 raises what would be logged.
 
     A simulated rank is a run with a clock and a sender of its own:
@@ -182,6 +184,7 @@ class Run:
             self._work_steps = 0
             self._watchers: list[Callable[[], object]] = []
             self.tracer: Tracer | None = None
+            self.requests: Requests | None = None
             self._listeners: list[Callable[[int], object]] = []
             self._optimizer: int | None = None
             self._followed = 0
@@ -208,6 +211,8 @@ class Run:
             self._publish(self.timeline.now())
             if clock is None and os.environ.get("STALLSCOPE_TRACE_DIR"):
                 self.trace()
+            if clock is None and switched_on("STALLSCOPE_ALLOW_STOP"):
+                self._allow_stop()
         except Exception as error:
             self.silence()
             tolerate(error, "starting a run")
@@ -308,6 +313,14 @@ class Run:
             tolerate(error, "tracing")
         else:
             trace(self, **selection)
+
+    def _allow_stop(self) -> None:
+        try:
+            from stallscope.shim.stopping import Stopper  # most runs never need it
+        except ImportError as error:
+            tolerate(error, "allowing stop requests")
+        else:
+            Stopper(self)
 
     def finish(self, state: str = "finished") -> None:
         """End the run as `finished`, `failed` or `terminated` and send the last report; calls after it do nothing."""

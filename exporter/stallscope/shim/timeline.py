@@ -207,6 +207,7 @@ class Timeline:
         "_special",
         "_step_began",
         "_tokens",
+        "after_step",
         "counts",
         "current",
         "due",
@@ -245,6 +246,8 @@ class Timeline:
         """Books the events that are noted and not booked yet."""
         self.listener: Callable[[], None] | None = None
         """Called at each boundary, before a report that is due."""
+        self.after_step: Callable[[], object] | None = None
+        """Called once at the end of the current boundary. What it raises reaches the program."""
         self.interval = interval
         """Seconds between reports; what one report may come early."""
         self.held = False
@@ -333,6 +336,9 @@ class Timeline:
                 self.publish(now)
         except Exception as error:
             tolerate(error, "marking a step")
+        if self.after_step is not None:
+            action, self.after_step = self.after_step, None
+            action()
 
     def settle(self) -> None:
         """Book the events that are noted and not booked yet. Required before the timeline is read or changed."""

@@ -1,4 +1,4 @@
-"""Trace requests: accepted from authorized users, kept until they expire, passed to the ranks.
+"""Requests to the ranks of a run: accepted from authorized users, kept until they expire, passed to the ranks.
 
 Ranks that report over HTTP receive the request in the response to a report. Ranks that send datagrams read it from a
 file next to the socket. The first step is far enough ahead for every rank to receive the request in time.
@@ -20,9 +20,9 @@ from stallscope.catalogue.metrics import STEP_BUCKETS
 from stallscope.common import file_trust
 from stallscope.intake.quotas import Key
 from stallscope.intake.runs import Held, RunRegistry
-from stallscope.protocol import trace_request
+from stallscope.protocol import run_request
 from stallscope.protocol.report import Report, StepSeconds
-from stallscope.protocol.trace_request import MAX_STEPS, TraceRequest
+from stallscope.protocol.run_request import MAX_STEPS, RunRequest
 from stallscope.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _HIGHEST_STEP = 2**52
 
 
 class Refusal(ValueError):
-    """A refused trace request: HTTP status, reason, and a message with the remedy."""
+    """A refused request: HTTP status, reason, and a message with the remedy."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -47,80 +47,85 @@ class Refusal(ValueError):
         self.message = message
 
 
-class TraceRequests:
-    """At most one request for each run. Thread-safe: each change replaces the dictionary."""
+class RunRequests:
+    """At most one request for each run and action. Thread-safe: each change replaces the dictionary."""
 
     def __init__(
-        self, registry: RunRegistry, folder: Path | None, *, allowed: bool = False, clock: Clock | None = None
+        self, registry: RunRegistry, folder: Path | None, *, allowed: Collection[str] = (), clock: Clock | None = None
     ) -> None:
         """Start without a request.
 
         Args:
             registry: the runs.
             folder: folder of the socket; None without a socket.
-            allowed: accept requests; the attribute may be replaced later.
+            allowed: actions that are accepted; the attribute may be replaced later.
             clock: the machine's own if left out.
         """
         self.allowed = allowed
         self._registry = registry
         self._folder = folder
         self._clock = clock or SystemClock()
-        self._requests: dict[str, TraceRequest] = {}
+        self._requests: dict[tuple[str, str], RunRequest] = {}
+        """By action and run."""
         self._over_http: set[Key] = set()
 
-    def post(self, body: bytes, owner: int | None = None) -> tuple[int, bytes]:
-        """Accept `{"run": …, "steps": …, "ranks": […], "first_step": …}`; the last two are optional.
+    def post(self, action: str, body: bytes, owner: int | None = None, sender: str = "") -> tuple[int, bytes]:
+        """Accept `{"run": …, "steps": …, "ranks": […], "first_step": …}`; ranks and first_step are optional.
 
         Args:
-            body: the request.
+            action: one of `run_request.ACTIONS`.
+            body: the request. Only traces have `steps`.
             owner: uid that must own the ranks' processes; None for any.
+            sender: who sends the request, for the log.
 
         Returns:
             HTTP status and JSON: 202 and the request as sent to the ranks, with `seconds`, the time until its first
-            step, and `problem`, the reason why ranks that report through the socket will not receive it, or empty; or
-            4xx with `error`, the reason, and `message`.
+            step; `silent`, the longest time since a rank's last step; `world_size`, the ranks of the run on all nodes,
+            or 0; and `problem`, the reason why ranks that report through the socket will not receive it, or empty.
+            Or 4xx with `error`, the reason, and `message`.
         """
         try:
-            return 202, json.dumps(self._accept(body, owner)).encode()
+            return 202, json.dumps(self._accept(action, body, owner, sender)).encode()
         except Refusal as refusal:
             answer = json.dumps({"error": refusal.reason, "message": refusal.message})
             return refusal.status, answer.encode()
 
     def answer(self, report: Report) -> bytes:
-        """Return the request for the sender of a report over HTTP; empty without one."""
+        """Return the requests for the sender of a report over HTTP, one in each line; empty without one."""
         self._over_http.add((report.run, report.rank))
-        request = self._requests.get(report.run)
-        if request is None or (request.ranks and report.rank not in request.ranks):
-            return b""
-        return b"" if self._clock.time() > request.expires else trace_request.encode(request)
+        now = self._clock.time()
+        return b"\n".join(
+            run_request.encode(request)
+            for (_, run), request in self._requests.items()
+            if run == report.run and (not request.ranks or report.rank in request.ranks) and now <= request.expires
+        )
 
     def drop_expired(self) -> None:
         """Drop expired requests, and remove their files."""
         now = self._clock.time()
         self._over_http &= {(held.report.run, held.report.rank) for held in self._registry.held}
-        self._drop([run for run, request in self._requests.items() if now > request.expires])
+        self._drop([key for key, request in self._requests.items() if now > request.expires])
 
     def close(self) -> None:
         """Drop every request."""
         self._drop(list(self._requests))
 
-    def _accept(self, body: bytes, owner: int | None) -> dict[str, Any]:
-        if not self.allowed:
-            raise Refusal(
-                403, "off", "requests for traces are off; start the exporter with --report.allow-trace-requests"
-            )
+    def _accept(self, action: str, body: bytes, owner: int | None, sender: str) -> dict[str, Any]:
+        if action not in self.allowed:
+            switch = f"--report.allow-{action}-requests"
+            raise Refusal(403, "off", f"{action} requests are off; start the exporter with {switch}")
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):
             document = None
         if type(document) is not dict or type(document.get("run")) is not str:
-            raise Refusal(400, "bad_request", "expected a JSON object with run, a string, and steps, a number")
+            raise Refusal(400, "bad_request", "expected a JSON object with run, a string")
         try:
-            steps = trace_request.whole(document.get("steps"), "steps", 1, MAX_STEPS)
-            wanted = trace_request.rank_numbers(document.get("ranks", []))
+            steps = run_request.whole(document.get("steps"), "steps", 1, MAX_STEPS) if action == "trace" else 1
+            wanted = run_request.rank_numbers(document.get("ranks", []))
             first = document.get("first_step")
             if first is not None:
-                first = trace_request.whole(first, "first_step", 0, _HIGHEST_STEP)
+                first = run_request.whole(first, "first_step", 0, _HIGHEST_STEP)
         except ValueError as problem:
             raise Refusal(400, "bad_request", str(problem)) from None
         run = document["run"]
@@ -130,22 +135,26 @@ class TraceRequests:
                 403,
                 "not_owner",
                 f"run {run!r}: user {owner} is not the only user who reports under this name through the UNIX socket; "
-                "request traces as the owner of the training, as root, or as a member of --web.control-group",
+                f"send {action} requests as the owner of the training, as root, or as a member of --web.control-group",
             )
         known, step_seconds = self._next_step(ranks)
         first = known if first is None else first
         left = max(first - max(_done(held) for held in ranks), 0) * step_seconds
-        expires = self._clock.time() + left + steps * step_seconds + _GRACE_SECONDS
-        request = TraceRequest(run, first, steps, wanted, round(expires, 3))
-        self._requests = {**self._requests, run: request}
+        now = self._clock.time()
+        expires = now + left + steps * step_seconds + _GRACE_SECONDS
+        request = RunRequest(action, run, first, steps, wanted, round(now, 3), round(expires, 3))
+        self._requests = {**self._requests, (action, run): request}
         _logger.info(
-            "traces requested",
-            extra={"fields": {"run": run, "first_step": first, "steps": steps, "ranks": len(ranks)}},
+            "%s requested",
+            action,
+            extra={"fields": {"run": run, "first_step": first, "ranks": len(ranks), "sender": sender or "unknown"}},
         )
         return {
             **request._asdict(),
             "ranks": sorted(held.report.rank for held in ranks),
             "seconds": round(left, 1),
+            "silent": round(max(now - (held.report.last_step or held.report.start) for held in ranks), 1),
+            "world_size": max(_world_size(held) for held in ranks),
             "problem": self._write(request),
         }
 
@@ -185,11 +194,11 @@ class TraceRequests:
             furthest = max(furthest, _done(held) + ceil(silent / step_seconds))
         return furthest + ceil(notice / step_seconds) + 1, step_seconds
 
-    def _write(self, request: TraceRequest) -> str:
+    def _write(self, request: RunRequest) -> str:
         """Write the file next to the socket; return the problem, or the empty string."""
         if self._folder is None:
             return ""
-        path = self._folder / trace_request.file_name(request.run)
+        path = self._folder / run_request.file_name(request.action, request.run)
         draft = path.with_suffix(".part")
         try:
             if problem := file_trust.folder_problem(self._folder.stat()):
@@ -197,26 +206,32 @@ class TraceRequests:
             # Readable for every user's training, writable for this user only, so that it can be trusted.
             with open(file_trust.create(draft, 0o644), "wb") as file:
                 os.fchmod(file.fileno(), 0o644)
-                file.write(trace_request.encode(request))
+                file.write(run_request.encode(request))
             draft.replace(path)
         except OSError as error:
             _logger.warning("%s can't be written: %s", path, error.strerror or error)
             return f"{path} can't be written ({error.strerror or error}): only ranks that use HTTP get the request"
         return ""
 
-    def _drop(self, runs: Collection[str]) -> None:
-        if not runs:
+    def _drop(self, keys: Collection[tuple[str, str]]) -> None:
+        if not keys:
             return
-        self._requests = {run: request for run, request in self._requests.items() if run not in runs}
+        self._requests = {key: request for key, request in self._requests.items() if key not in keys}
         if self._folder is not None:
-            for run in runs:
+            for action, run in keys:
                 with contextlib.suppress(OSError):
-                    (self._folder / trace_request.file_name(run)).unlink()
+                    (self._folder / run_request.file_name(action, run)).unlink()
 
 
 def _done(held: Held) -> int:
     """Return the number of the rank's latest step."""
     return int(max(held.report.gauges.get("step", 0.0), 0.0))
+
+
+def _world_size(held: Held) -> int:
+    """Return the number of ranks of the whole run, on all nodes; 0 if the rank does not report it."""
+    text = held.report.info.get("world_size", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 8 else 0
 
 
 def _typical(steps: StepSeconds) -> float:
