@@ -40,7 +40,7 @@ from stallscope.protocol.report import (
     STEP_BUCKET_COUNT,
     ReportError,
 )
-from stallscope.protocol.run_request import ACTIONS
+from stallscope.protocol.step_request import ACTIONS
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.exposition import Renderer
 from stallscope.sampling.reading import Distribution, checked
@@ -151,7 +151,7 @@ class Fuzzer:
             self.outcomes[error.reason] += 1
         if chosen() < 0.001:
             action = self._random.choice(ACTIONS)
-            status, _answer = self.intake.requests.post(action, data, self._random.choice((None, 1001)))
+            status, _answer = self.intake.step_requests.post(action, data, self._random.choice((None, 1001)))
             self.outcomes[f"{action} {status}"] += 1
         self._clock.advance(self._random.choice((0.0, 0.01, 0.1, 0.5)))
         if chosen() < 0.002:

@@ -49,7 +49,7 @@ class Node:
         self.application = Application(
             self.sampler,
             post_report=self.intake.post,
-            post_request=self.intake.requests.post,
+            post_request=self.intake.step_requests.post,
             status_page=self._status_page,
             release=self._release,
             telemetry_path="/metrics",
@@ -239,7 +239,7 @@ def test_another_machine_may_report_only_where_that_is_allowed(node: Node, caplo
 
 
 def test_traces_are_asked_for_with_post_by_those_who_may_report(node: Node) -> None:
-    node.intake.requests.allowed = ("trace",)
+    node.intake.step_requests.allowed = ("trace",)
     node.intake.post(json.dumps(REPORT).encode())
     body = b'{"run": "resnet50", "steps": 2}'
     assert node.ask("/api/v1/trace")[0].status == 405
@@ -305,7 +305,7 @@ def test_with_signed_reports_another_machine_may_send_nothing_else(node: Node) -
     application = Application(
         node.sampler,
         post_report=node.intake.post,
-        post_request=node.intake.requests.post,
+        post_request=node.intake.step_requests.post,
         status_page=node._status_page,
         release=node._release,
         allow_remote_reports=True,

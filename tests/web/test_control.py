@@ -69,7 +69,7 @@ class Node:
         self.application = Application(
             Sampler(),
             post_report=self.intake.post,
-            post_request=self.intake.requests.post,
+            post_request=self.intake.step_requests.post,
             status_page=lambda _refreshing: b"",
             release=self._release,
             control=self.control,

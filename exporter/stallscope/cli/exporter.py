@@ -114,7 +114,7 @@ class Exporter:
         self._application = Application(
             self.sampler,
             post_report=self.intake.post,
-            post_request=self.intake.requests.post,
+            post_request=self.intake.step_requests.post,
             status_page=self._render_status_page,
             release=self.release,
             telemetry_path=configuration.telemetry_path,
@@ -238,7 +238,7 @@ class Exporter:
         if self.intake.authentication is not None:
             self.intake.authentication.window = self.configuration.report_token_window
             self.intake.authentication.read_if_changed()
-        self.intake.requests.allowed = _allowed_requests(self.configuration)
+        self.intake.step_requests.allowed = _allowed_requests(self.configuration)
         self._switch_sources()
         if self._security is not None:
             self._security.read_if_changed()

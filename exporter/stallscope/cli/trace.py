@@ -8,7 +8,7 @@ from typing import Any
 
 from stallscope.cli import _run_request
 from stallscope.cli._parser import Parser
-from stallscope.protocol.run_request import MAX_RANKS, MAX_STEPS
+from stallscope.protocol.step_request import MAX_RANKS, MAX_STEPS
 
 
 def parser() -> Parser:

@@ -22,8 +22,8 @@ from stallscope.intake.dispatcher import BatchLimits, Dispatcher
 from stallscope.intake.journal import Journal
 from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.intake.refusal_log import RefusalLog
-from stallscope.intake.requests import RunRequests
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
+from stallscope.intake.step_requests import StepRequests
 from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
@@ -68,7 +68,7 @@ class IntakeSettings:
     socket_needs_token: bool = False
     """True if reports through the UNIX socket must be signed too."""
     requests: Collection[str] = ()
-    """Actions that may be requested of ranks, out of `run_request.ACTIONS`."""
+    """Actions that may be requested of ranks, out of `step_request.ACTIONS`."""
     batches: BatchLimits = field(default_factory=BatchLimits)
 
 
@@ -95,7 +95,7 @@ class Intake:
         self._refusals = RefusalLog(clock)
         self.registry = RunRegistry(settings.limits, expiry=settings.expiry, clock=clock, root=root)
         folder = None if settings.socket is None else settings.socket.parent
-        self.requests = RunRequests(self.registry, folder, allowed=settings.requests, clock=clock)
+        self.step_requests = StepRequests(self.registry, folder, allowed=settings.requests, clock=clock)
         receivers: list[Receiver] = []
         if settings.socket is not None:
             receivers.append(UnixReceiver(settings.socket, settings.socket_mode))
@@ -136,7 +136,7 @@ class Intake:
     def stop(self, timeout: float = 1.0) -> None:
         """Close the receivers and write the state file."""
         self._dispatcher.stop(timeout)
-        self.requests.close()
+        self.step_requests.close()
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -165,14 +165,14 @@ class Intake:
                 self._refusals.log(f"HTTP from {client}" if client else "HTTP", error)
             answer = json.dumps({"error": error.reason, "message": error.message})
             return _STATUS.get(error.reason, 400), answer.encode()
-        requests = self.requests.answer(report)
+        requests = self.step_requests.answer(report)
         return (200, requests) if requests else (204, b"")
 
     def run_housekeeping(self) -> None:
         """Find lost ranks, drop expired ones, and save the runs every ten seconds."""
         try:
             self.registry.check_processes()
-            self.requests.drop_expired()
+            self.step_requests.drop_expired()
             if self._clock.monotonic() - self._saved_at >= _SAVE_INTERVAL:
                 self._save()
         except Exception:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, TypeVar
 
-from stallscope.shim.requests import requests_of
+from stallscope.shim.step_requests import requests_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stallscope.protocol.run_request import RunRequest
+    from stallscope.protocol.step_request import StepRequest
     from stallscope.shim.run import Run
 
 _Function = TypeVar("_Function", bound="Callable[[], object]")
@@ -52,7 +52,7 @@ class Stopper:
         self._step: int | None = None
         requests_of(run).handle("stop", self._request)
 
-    def _request(self, request: RunRequest) -> None:
+    def _request(self, request: StepRequest) -> None:
         if request.created < self._began:
             return  # made for an earlier life of this rank, which the launcher has restarted
         if self._step is None:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from stallscope.common.file_trust import folder_problem
 from stallscope.shim.gpu_counters import Exporter
 from stallscope.shim.lifetime import current
-from stallscope.shim.requests import requests_of
+from stallscope.shim.step_requests import requests_of
 from stallscope.shim.tolerance import amount, complain, tolerate, warn
 from stallscope.shim.tracing.recording import Recording
 from stallscope.shim.tracing.trace_file import folder_of, trace_document, write
 
 if TYPE_CHECKING:
-    from stallscope.protocol.run_request import RunRequest
+    from stallscope.protocol.step_request import StepRequest
     from stallscope.shim.run import Run
 
 DIRECTORY = "stallscope-traces"
@@ -100,7 +100,7 @@ class Tracer:
         if profiler is not None:
             profiler.stop()
 
-    def _request(self, request: RunRequest) -> None:
+    def _request(self, request: StepRequest) -> None:
         self._requested = range(request.first_step, request.first_step + request.steps)
         self._listen()
 

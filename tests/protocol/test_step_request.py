@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stallscope.protocol.run_request import MAX_BYTES, RunRequest, encode, file_name, parse
+from stallscope.protocol.step_request import MAX_BYTES, StepRequest, encode, file_name, parse
 
-REQUEST = RunRequest("trace", "resnet50", 20_012, 5, (0, 3), 1_700_000_100.0, 1_700_000_700.0)
+REQUEST = StepRequest("trace", "resnet50", 20_012, 5, (0, 3), 1_700_000_100.0, 1_700_000_700.0)
 
 
 def test_a_request_reads_as_it_was_written() -> None:

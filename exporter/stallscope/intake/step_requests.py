@@ -20,9 +20,9 @@ from stallscope.catalogue.metrics import STEP_BUCKETS
 from stallscope.common import file_trust
 from stallscope.intake.quotas import Key
 from stallscope.intake.runs import Held, RunRegistry
-from stallscope.protocol import run_request
+from stallscope.protocol import step_request
 from stallscope.protocol.report import Report, StepSeconds
-from stallscope.protocol.run_request import MAX_STEPS, RunRequest
+from stallscope.protocol.step_request import MAX_STEPS, StepRequest
 from stallscope.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Refusal(ValueError):
         self.message = message
 
 
-class RunRequests:
+class StepRequests:
     """At most one request for each run and action. Thread-safe: each change replaces the dictionary."""
 
     def __init__(
@@ -65,7 +65,7 @@ class RunRequests:
         self._registry = registry
         self._folder = folder
         self._clock = clock or SystemClock()
-        self._requests: dict[tuple[str, str], RunRequest] = {}
+        self._requests: dict[tuple[str, str], StepRequest] = {}
         """By action and run."""
         self._over_http: set[Key] = set()
 
@@ -73,7 +73,7 @@ class RunRequests:
         """Accept `{"run": …, "steps": …, "ranks": […], "first_step": …}`; ranks and first_step are optional.
 
         Args:
-            action: one of `run_request.ACTIONS`.
+            action: one of `step_request.ACTIONS`.
             body: the request. Only traces have `steps`.
             owner: uid that must own the ranks' processes; None for any.
             sender: who sends the request, for the log.
@@ -95,7 +95,7 @@ class RunRequests:
         self._over_http.add((report.run, report.rank))
         now = self._clock.time()
         return b"\n".join(
-            run_request.encode(request)
+            step_request.encode(request)
             for (_, run), request in self._requests.items()
             if run == report.run and (not request.ranks or report.rank in request.ranks) and now <= request.expires
         )
@@ -121,11 +121,11 @@ class RunRequests:
         if type(document) is not dict or type(document.get("run")) is not str:
             raise Refusal(400, "bad_request", "expected a JSON object with run, a string")
         try:
-            steps = run_request.whole(document.get("steps"), "steps", 1, MAX_STEPS) if action == "trace" else 1
-            wanted = run_request.rank_numbers(document.get("ranks", []))
+            steps = step_request.whole(document.get("steps"), "steps", 1, MAX_STEPS) if action == "trace" else 1
+            wanted = step_request.rank_numbers(document.get("ranks", []))
             first = document.get("first_step")
             if first is not None:
-                first = run_request.whole(first, "first_step", 0, _HIGHEST_STEP)
+                first = step_request.whole(first, "first_step", 0, _HIGHEST_STEP)
         except ValueError as problem:
             raise Refusal(400, "bad_request", str(problem)) from None
         run = document["run"]
@@ -142,7 +142,7 @@ class RunRequests:
         left = max(first - max(_done(held) for held in ranks), 0) * step_seconds
         now = self._clock.time()
         expires = now + left + steps * step_seconds + _GRACE_SECONDS
-        request = RunRequest(action, run, first, steps, wanted, round(now, 3), round(expires, 3))
+        request = StepRequest(action, run, first, steps, wanted, round(now, 3), round(expires, 3))
         self._requests = {**self._requests, (action, run): request}
         _logger.info(
             "%s requested",
@@ -194,11 +194,11 @@ class RunRequests:
             furthest = max(furthest, _done(held) + ceil(silent / step_seconds))
         return furthest + ceil(notice / step_seconds) + 1, step_seconds
 
-    def _write(self, request: RunRequest) -> str:
+    def _write(self, request: StepRequest) -> str:
         """Write the file next to the socket; return the problem, or the empty string."""
         if self._folder is None:
             return ""
-        path = self._folder / run_request.file_name(request.action, request.run)
+        path = self._folder / step_request.file_name(request.action, request.run)
         draft = path.with_suffix(".part")
         try:
             if problem := file_trust.folder_problem(self._folder.stat()):
@@ -206,7 +206,7 @@ class RunRequests:
             # Readable for every user's training, writable for this user only, so that it can be trusted.
             with open(file_trust.create(draft, 0o644), "wb") as file:
                 os.fchmod(file.fileno(), 0o644)
-                file.write(run_request.encode(request))
+                file.write(step_request.encode(request))
             draft.replace(path)
         except OSError as error:
             _logger.warning("%s can't be written: %s", path, error.strerror or error)
@@ -220,7 +220,7 @@ class RunRequests:
         if self._folder is not None:
             for action, run in keys:
                 with contextlib.suppress(OSError):
-                    (self._folder / run_request.file_name(action, run)).unlink()
+                    (self._folder / step_request.file_name(action, run)).unlink()
 
 
 def _done(held: Held) -> int:

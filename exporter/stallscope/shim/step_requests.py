@@ -11,7 +11,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from stallscope.protocol import run_request
+from stallscope.protocol import step_request
 from stallscope.protocol.report import DEFAULT_SOCKET
 from stallscope.shim.tolerance import tolerate, warn
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from stallscope.protocol.run_request import RunRequest
+    from stallscope.protocol.step_request import StepRequest
     from stallscope.shim.run import Run
 
 
-class Requests:
+class StepRequests:
     """Requests to one run. The files are checked before each report, so at most twice a second."""
 
     def __init__(self, run: Run) -> None:
         """Nothing is read until a handler is added."""
         self._run = run
         self._address = os.environ.get("STALLSCOPE_ADDRESS", "").strip()
-        self._handlers: dict[str, Callable[[RunRequest], object]] = {}
+        self._handlers: dict[str, Callable[[StepRequest], object]] = {}
         self._seen: dict[str, tuple[int, int]] = {}
         self._heard: frozenset[bytes] = frozenset()
         run.watch(self.look)
@@ -38,7 +38,7 @@ class Requests:
         if hasattr(sender, "hear"):
             sender.hear = self.hear
 
-    def handle(self, action: str, handler: Callable[[RunRequest], object]) -> None:
+    def handle(self, action: str, handler: Callable[[StepRequest], object]) -> None:
         """Call this with each new request of an action to this rank."""
         self._handlers[action] = handler
 
@@ -58,7 +58,7 @@ class Requests:
 
     def _take(self, data: bytes) -> None:
         try:
-            request = run_request.parse(data)
+            request = step_request.parse(data)
         except ValueError as problem:
             warn(f"a request from outside is invalid: {problem}", "request")
             return
@@ -88,14 +88,14 @@ class Requests:
             if problem:
                 warn(f"the request in {path} is not trusted: {problem}", "request: trust")
                 return b""
-            return file.read(run_request.MAX_BYTES + 1)
+            return file.read(step_request.MAX_BYTES + 1)
 
 
-def requests_of(run: Run) -> Requests:
+def requests_of(run: Run) -> StepRequests:
     """Return the requests of a run; created at the first call."""
-    if run.requests is None:
-        run.requests = Requests(run)
-    return run.requests
+    if run.step_requests is None:
+        run.step_requests = StepRequests(run)
+    return run.step_requests
 
 
 def mistrust(file: os.stat_result, folder: os.stat_result) -> str:
@@ -115,4 +115,4 @@ def beside_socket(address: str, action: str, run: str) -> str:
     """Return the path of a request to the run, if reports go to a UNIX socket; else empty."""
     socket = DEFAULT_SOCKET if not address else address.removeprefix("unix://")
     folder = os.path.dirname(socket) if socket.startswith("/") else ""
-    return os.path.join(folder, run_request.file_name(action, run)) if folder else ""
+    return os.path.join(folder, step_request.file_name(action, run)) if folder else ""

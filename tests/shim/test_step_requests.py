@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import stallscope
-from stallscope.protocol.run_request import RunRequest, encode, file_name
+from stallscope.protocol.step_request import StepRequest, encode, file_name
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import stopping
-from stallscope.shim.requests import beside_socket, mistrust, requests_of
+from stallscope.shim.step_requests import beside_socket, mistrust, requests_of
 from stallscope.shim.stopping import Stopper
 from tests.shim.conftest import Desk
 
@@ -42,7 +42,7 @@ def run(room: Path, clock: ScriptedClock) -> stallscope.Run:
 
 def wish(**changes: Any) -> bytes:
     now = time.time()
-    return encode(RunRequest("trace", "job", 5, 2, (), now, now + 3600)._replace(**changes))
+    return encode(StepRequest("trace", "job", 5, 2, (), now, now + 3600)._replace(**changes))
 
 
 def put(room: Path, data: bytes, mode: int = 0o644, action: str = "trace") -> Path:

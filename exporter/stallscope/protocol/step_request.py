@@ -29,7 +29,7 @@ MAX_RANKS = 1024
 _HIGHEST = 2**53
 
 
-class RunRequest(NamedTuple):
+class StepRequest(NamedTuple):
     """An action, and the steps and ranks of a run that it applies to."""
 
     action: str
@@ -44,12 +44,12 @@ class RunRequest(NamedTuple):
     """Unix time after which the request is void."""
 
 
-def encode(request: RunRequest) -> bytes:
+def encode(request: StepRequest) -> bytes:
     """Encode a request."""
     return json.dumps({"version": VERSION, **request._asdict()}, separators=(",", ":")).encode()
 
 
-def parse(data: bytes) -> RunRequest:
+def parse(data: bytes) -> StepRequest:
     """Parse and check a request.
 
     Raises:
@@ -68,7 +68,7 @@ def parse(data: bytes) -> RunRequest:
         raise ValueError(f"action is {action!r:.80}; expected one of {', '.join(ACTIONS)}")
     if type(run) is not str or not run:
         raise ValueError("run is not a string")
-    return RunRequest(
+    return StepRequest(
         action=action,
         run=run,
         first_step=whole(document.get("first_step"), "first_step", 0, _HIGHEST),
