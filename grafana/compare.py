@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grafana.builders import Json, choices, variables, verdicts
-from grafana.builders.annotations import events
+from grafana.builders.bands import OTHER_COLOUR, bands
 from grafana.builders.choices import NAMESPACE, RUN
 from grafana.builders.dashboard import Dashboard, Row
-from grafana.builders.field import RED, Override, by_name, fixed_colours
+from grafana.builders.field import Override, by_name, fixed_colours
 from grafana.builders.links import to_dashboard
-from grafana.builders.panel import Panel, bar_gauge, table, text, time_series
+from grafana.builders.panel import Panel, table, text, time_series
 from grafana.builders.phases import shares
 from grafana.builders.query import Query
 from stallscope.catalogue.causes import PHASE_COLOURS
@@ -168,13 +168,6 @@ def _curves() -> Sequence[Panel]:
             "short",
         ),
         _curve(
-            "Tokens per second",
-            "All ranks of each run together, if the run reports tokens. A falling line points to the input, clocks or "
-            "a straggler.",
-            "run:tokens:rate5m",
-            "short",
-        ),
-        _curve(
             "Step time",
             "Mean over five minutes and all ranks. Compare only runs with the same batch size.",
             "run:step:seconds5m",
@@ -188,35 +181,6 @@ def _curves() -> Sequence[Panel]:
             "percentunit",
             maximum=1,
         ),
-        _curve(
-            "GPU memory busy",
-            "Share of time in which GPU memory was read or written, mean of each run's GPUs. Falls if a larger batch "
-            "computes more per byte.",
-            "run:gpu_memory_busy:ratio5m",
-            "percentunit",
-            maximum=1,
-        ),
-        _curve(
-            "GPU memory used",
-            "Used share of GPU memory, mean of each run's GPUs. Free memory allows a larger batch, unless the "
-            "framework preallocates all memory.",
-            "run:gpu_memory_used:ratio",
-            "percentunit",
-            maximum=1,
-        ),
-    )
-
-
-def _bars(title: str, description: str, expression: str, unit: str, decimals: int | None = None) -> Panel:
-    return bar_gauge(
-        title,
-        description,
-        [Query(expression, "{{run}}", instant=True)],
-        unit=unit,
-        decimals=decimals,
-        height=6,
-        colour={"mode": "palette-classic"},
-        links=[_TO_RUN],
     )
 
 
@@ -225,12 +189,11 @@ def _phases() -> Panel:
         "Phases of $run",
         "Share of the loop's time in each phase. If data wait or communication is larger than in other runs, the loss "
         "is there.",
-        [Query(shares(f"run_phase:time:rate5m{{{RUN}}}"), "{{phase}}")],
+        bands(shares(f"run_phase:time:rate5m{{{RUN}}}"), "phase"),
         unit="percentunit",
         width=8,
-        stacked="percent",
-        maximum=1,
-        overrides=fixed_colours(PHASE_COLOURS),
+        stacked=True,
+        overrides=fixed_colours(PHASE_COLOURS | OTHER_COLOUR),
         repeat="run",
     )
 
@@ -239,10 +202,10 @@ def _lost_by_cause() -> Panel:
     return time_series(
         "Time lost by $run, by cause",
         "Share of the run's GPU time that each cause costs. Fix the largest cause first.",
-        [Query(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}})", "{{cause}}")],
+        bands(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}})", "cause"),
         unit="percentunit",
         width=8,
-        stacked="normal",
+        stacked=True,
         overrides=verdicts.cause_colours(),
         repeat="run",
     )
@@ -276,20 +239,6 @@ def _periods() -> Sequence[Panel]:
             "change, or two consecutive runs.",
             "run:samples:rate5m",
             "short",
-        ),
-        _then_and_now(
-            "Step time, now and $shift before",
-            "Dashed: the earlier period. If steps became slower at the same batch size, find out what changed.",
-            "run:step:seconds5m",
-            "s",
-        ),
-        _then_and_now(
-            "GPU busy, now and $shift before",
-            "Dashed: the earlier period. If utilisation did not rise after a change of the input, the input is not the "
-            "bottleneck.",
-            "run:gpu_busy:ratio5m",
-            "percentunit",
-            1,
         ),
         _then_and_now(
             "Time lost, now and $shift before",
@@ -350,7 +299,6 @@ def _base_choice() -> Json:
 
 def dashboard() -> Dashboard:
     """Compose the dashboard."""
-    samples = _mean("run:samples:rate5m")
     return Dashboard(
         uid="stallscope-compare",
         title="Stallscope / Compare",
@@ -377,42 +325,11 @@ def dashboard() -> Dashboard:
                     _how(),
                     _speed(),
                     _cost(),
-                    _bars(
-                        "Samples per second, mean",
-                        "All ranks together, mean over the time range while each run was active.",
-                        samples,
-                        "short",
-                        1,
-                    ),
-                    _bars(
-                        "Samples per second per GPU, mean",
-                        "Falls if more GPUs do not help.",
-                        f"{samples} / {_GPUS}",
-                        "short",
-                        1,
-                    ),
-                    _bars(
-                        "Energy per sample, mean",
-                        "Power of the run's GPUs divided by its samples per second. Falls with every change that lets "
-                        "the GPUs wait less.",
-                        _ENERGY,
-                        "joule",
-                    ),
                 ),
             ),
             Row("Time series", tuple(_curves())),
             Row("Time by phase and cause", (_phases(), _lost_by_cause())),
             Row("Comparison of two periods", tuple(_periods()), collapsed=True),
-        ),
-        annotations=(
-            events(
-                "Alerts",
-                f'ALERTS{{alertstate="firing", cause!="", {RUN}}}',
-                title="{{alertname}}",
-                text="{{run}} {{rank}}",
-                colour=RED,
-                labels="cause,severity",
-            ),
         ),
         since="now-6h",
     )

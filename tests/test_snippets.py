@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 import stallscope
+from deploy.generate import STACK_ALERTMANAGER
 from stallscope.cli import commands
 from stallscope.web.http.configuration_file import read_web_configuration
 from tests.deploy.kubernetes_tools import program
@@ -38,6 +39,7 @@ NOT_EXECUTED = {
     "export": "sets a variable of the reader's shell",
     "helm": "needs a cluster; deploy/test_helm.py renders the chart",
     "install": "needs root",
+    "jq": "reads the output of a command",
     "kubectl": "needs a cluster; deploy/test_kubernetes.py renders the overlays",
     "openssl": "writes to /etc, or to a Secret of a cluster",
     "pip": "needs a package index; packaging/ and deploy/test_systemd.py install from the checkout",
@@ -188,7 +190,16 @@ def check_rules(text: str, folder: Path) -> None:
     subprocess.run(["promtool", "check", "rules", file], check=True, capture_output=True, timeout=120)
 
 
+def check_stack_values(text: str, folder: Path) -> None:
+    values = (yaml.safe_load(each) for each in ((ROOT / STACK_ALERTMANAGER).read_text(encoding="utf-8"), text))
+    configuration = {key: value for each in values for key, value in each["alertmanager"]["config"].items()}
+    (folder / "alertmanager.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
+    command = ["amtool", "check-config", str(folder / "alertmanager.yml")]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
 YAML: dict[str, Callable[[str, Path], None]] = {
+    "alertmanager": check_stack_values,
     "kind": check_kustomization,
     "record": check_rules,
     "relabelings": check_relabelings,

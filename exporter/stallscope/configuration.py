@@ -29,14 +29,8 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX = "STALLSCOPE_EXPORTER_"
 MAX_FILE_BYTES = 65_536
 OWN_PATHS = (
-    "/",
-    "/-/healthy",
-    "/-/ready",
-    "/-/release",
-    "/-/resume",
-    "/api/v1/report",
-    "/api/v1/stop",
-    "/api/v1/trace",
+    *("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume"),
+    *("/api/v1/report", "/api/v1/stacks", "/api/v1/stop", "/api/v1/trace"),
 )
 """Paths of the web server that the metrics can't be moved to."""
 
@@ -274,7 +268,7 @@ class Configuration:
             _parse_group,
             "",
             "GROUP",
-            "Group whose members may release GPUs, and request traces and ends of every run, over HTTP, as root and "
+            "Group whose members may release GPUs, and request traces, stacks and ends of every run, over HTTP, as root and "
             "the user of the exporter may; others send requests to their own runs only.",
             live=True,
         )

@@ -56,7 +56,8 @@ def namesakes() -> Iterator[Series]:
 def filled() -> Iterator[str]:
     with prometheus() as running:
         start = time.time() - 30 * (SCRAPES - 1)
-        everything = [*told("resnet50", "running"), *told("resnet18", "finished"), *namesakes()]
+        without_gpu = [each for each in told("cpu", "running") if each.name != "run:gpus:count"]
+        everything = [*told("resnet50", "running"), *told("resnet18", "finished"), *without_gpu, *namesakes()]
         write([running.port], everything, start, SCRAPES)
         yield running.address
 
@@ -114,6 +115,29 @@ def test_what_went_on_at_an_end_that_is_past_is_not_told_to_go_on(server: str, h
     for which in (["--run", "resnet50"], ["--instance", "resnet50"]):
         assert report.main(["--prometheus.url", server, *which, "--end", "10m", "--out", "it.md"]) == 0
         assert "still running" not in (here / "it.md").read_text(encoding="utf-8").split("##", 1)[0]
+
+
+def test_a_server_without_the_rules_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with prometheus() as running:
+        scraped = [each for each in told("resnet50", "running") if ":" not in each.name]
+        write([running.port], scraped, time.time() - 30 * (SCRAPES - 1), SCRAPES)
+        for which in (["--run", "resnet50"], ["--instance", "resnet50"], []):
+            assert report.main(["--prometheus.url", running.address, *which]) == 1
+            said = capsys.readouterr().err
+            assert "recorded no results of Stallscope's rules in this time; load prometheus/rules/*.yml" in said
+            assert said.count("\n") == 1
+    assert not list(here.iterdir())
+
+
+def test_a_run_without_a_gpu_has_a_share_but_no_gpu_hours(server: str, here: Path) -> None:
+    assert report.main(["--prometheus.url", server, "--out", "it.md"]) == 0
+    rows = {line.split(" | ")[0]: line for line in (here / "it.md").read_text(encoding="utf-8").splitlines()}
+    assert rows["| resnet50"].endswith("| 1 h | 0.25 h | 25 % |")
+    assert rows["| cpu"].endswith("|  |  | 25 % |")
+    assert report.main(["--prometheus.url", server, "--run", "cpu", "--out", "it.md"]) == 0
+    text = (here / "it.md").read_text(encoding="utf-8")
+    assert "rank-hours: **0.5 h**" in text
+    assert "GPU-hours" not in text.split("## What to change", 1)[0]
 
 
 def test_nodes_are_found_with_and_without_their_port(server: str, here: Path) -> None:

@@ -34,6 +34,7 @@ LEVELS = {
     "amd": {"HostPath Volumes"},
     "web-config": {"HostPath Volumes"},
     "signed-reports": {"HostPath Volumes"},
+    "prometheus-url": {"HostPath Volumes"},
     "mig": {"HostPath Volumes", "Capabilities"},
     "host-processes": {"HostPath Volumes", "Capabilities", "Host Namespaces"},
     "without-hostpath": set(),
@@ -229,6 +230,18 @@ class TestSecurity:
                 assert all("namespaceSelector" in peer and peer["namespaceSelector"] for peer in rule["from"])
                 ports.update({port["port"]: port["protocol"] for port in rule["ports"]})
         assert ports == {"http": "TCP", "reports": "UDP"}
+
+    def test_with_a_prometheus_url_the_exporter_may_reach_only_prometheus_and_the_name_server(self) -> None:
+        objects = kustomized("overlays/prometheus-url")
+        assert configuration_of(only(objects, "DaemonSet")).prometheus_url
+        scrapes, reports = (
+            next(each["spec"] for each in of_kind(objects, "NetworkPolicy") if each["metadata"]["name"].endswith(end))
+            for end in ("-scrapes", "-reports")
+        )
+        names, prometheus = scrapes["egress"]
+        assert {(port["port"], port["protocol"]) for port in names["ports"]} == {(53, "UDP"), (53, "TCP")}
+        assert prometheus == {"to": scrapes["ingress"][0]["from"]}
+        assert "egress" not in reports
 
     @pytest.mark.parametrize(
         ("change", "broken"),

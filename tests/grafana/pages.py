@@ -21,6 +21,9 @@ PAGES: dict[str, Json] = {
 _LABEL_VALUES = re.compile(r"label_values\((?:(?P<series>.+),\s*)?(?P<label>\w+)\)", re.DOTALL)
 
 
+_SENTENCE = re.compile(r"query_result\((.+)\)", re.DOTALL)
+
+
 class Asked(NamedTuple):
     """A query and its place."""
 
@@ -63,6 +66,17 @@ def variables(page: Json) -> list[Json]:
     return found
 
 
+def choices(page: Json) -> list[Json]:
+    """Return the variables that offer the values of a label, without hidden sentences."""
+    return [each for each in variables(page) if each["type"] == "query" and not sentence(each)]
+
+
+def sentence(variable: Json) -> str:
+    """Return the expression of a hidden variable with the sentence at the top of a dashboard; empty for others."""
+    match = _SENTENCE.fullmatch(variable["query"]["query"]) if variable["type"] == "query" else None
+    return match[1] if match else ""
+
+
 def variable_names(page: Json) -> set[str]:
     """Return the names of all variables."""
     return {variable["name"] for variable in variables(page)}
@@ -94,10 +108,12 @@ def asked(page: Json) -> Iterator[Asked]:
     for each in marks(page):
         yield Asked(f"annotation {each['name']}", each["expr"])
     for variable in variables(page):
-        if variable["type"] == "query":
-            series = label_values(variable).series
-            if series:
-                yield Asked(f"variable {variable['name']}", series)
+        if sentence(variable):
+            yield Asked(f"sentence {variable['name']}", sentence(variable))
+    for variable in choices(page):
+        series = label_values(variable).series
+        if series:
+            yield Asked(f"variable {variable['name']}", series)
 
 
 def strings(value: object) -> Iterator[str]:

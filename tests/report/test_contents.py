@@ -553,7 +553,7 @@ def test_everything_is_the_sum_of_all(server: Prometheus, filled: FilledPromethe
         assert number(row["Energy"]) == pytest.approx(number(same["Energy"]), rel=0.02)
     runs = [row["Run"] for row in table(document, "summary", "Runs")]
     assert runs[:2] == ["broken", "straggling"]
-    assert "Watchdog" not in {row["Alert"] for row in table(document, "alerts", "Alerts")}
+    assert "StallscopeWatchdog" not in {row["Alert"] for row in table(document, "alerts", "Alerts")}
 
 
 @pytest.mark.parametrize("name", [each.name for each in INSTALLED if each.run])

@@ -337,8 +337,8 @@ def test_a_symptom_of_a_gpu_or_a_host_is_a_page_only_where_somebody_uses_it() ->
 
 
 def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:
-    watchdog = 'count by (alertname) (ALERTS{alertname="Watchdog",alertstate="firing"})'
-    rulebook.check([], {watchdog: [({"alertname": "Watchdog"}, 1)]}, at="1m")
+    watchdog = 'count by (alertname) (ALERTS{alertname="StallscopeWatchdog",alertstate="firing"})'
+    rulebook.check([], {watchdog: [({"alertname": "StallscopeWatchdog"}, 1)]}, at="1m")
 
 
 def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rulebook) -> None:

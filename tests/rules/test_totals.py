@@ -118,6 +118,10 @@ def test_what_the_ranks_of_a_run_do_is_summed_over_its_nodes(rulebook: Rulebook)
         {
             "round(run:samples:rate5m)": [(run, 200)],
             "run:tokens:rate5m": [],
+            in_percent("rank:step:seconds5m"): [
+                ({**run, "rank": "0", "job": "stallscope", "instance": "a:19400"}, 100),
+                ({**run, "rank": "1", "job": "stallscope", "instance": "b:19400"}, 100),
+            ],
             in_percent("run:step:seconds5m"): [(run, 100)],
             "1 * run:batch_size:sum": [(run, 100)],
             in_percent("run:gpu_busy:ratio5m"): [(run, 50)],

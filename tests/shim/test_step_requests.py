@@ -15,7 +15,8 @@ import stallscope
 from stallscope.protocol.step_request import StepRequest, encode, file_name
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import stopping
-from stallscope.shim.step_requests import beside_socket, mistrust, requests_of
+from stallscope.shim.request_file import beside_socket, mistrust
+from stallscope.shim.step_requests import requests_of
 from stallscope.shim.stopping import Stopper
 from tests.shim.conftest import Desk
 
@@ -190,7 +191,9 @@ def test_whom_a_wish_is_taken_from(
     [("", "/run/stallscope"), ("unix:///a/b.sock", "/a"), ("udp://localhost", ""), ("http://localhost:19400", "")],
 )
 def test_wishes_stand_beside_the_socket_that_takes_reports(address: str, folder: str) -> None:
-    assert beside_socket(address, "stop", "job") == (f"{folder}/{file_name('stop', 'job')}" if folder else "")
+    assert beside_socket(address, file_name("stop", "job")) == (
+        f"{folder}/{file_name('stop', 'job')}" if folder else ""
+    )
 
 
 def train(run: stallscope.Run, clock: ScriptedClock, steps: int) -> None:

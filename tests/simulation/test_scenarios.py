@@ -37,6 +37,12 @@ def test_an_onset_that_is_no_time_is_refused(onset: float) -> None:
         scenario("gpu_lost", onset=onset)
 
 
+def test_only_a_fault_that_shows_on_the_host_has_a_simulated_host() -> None:
+    assert scenario("input_cpu_saturated").simulates_host
+    assert not scenario("thermal_throttle").simulates_host
+    assert not scenario("healthy").simulates_host
+
+
 def test_faulty_gpus_are_those_of_the_fault() -> None:
     assert isinstance(scenario("gpu_lost").fault, GpuLoss)
     assert len(scenario("gpu_lost").faulty_gpus) == 1

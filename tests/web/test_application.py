@@ -49,7 +49,7 @@ class Node:
         self.application = Application(
             self.sampler,
             post_report=self.intake.post,
-            post_request=self.intake.step_requests.post,
+            post_request=self.intake.post_request,
             status_page=self._status_page,
             release=self._release,
             telemetry_path="/metrics",
@@ -305,7 +305,7 @@ def test_with_signed_reports_another_machine_may_send_nothing_else(node: Node) -
     application = Application(
         node.sampler,
         post_report=node.intake.post,
-        post_request=node.intake.step_requests.post,
+        post_request=node.intake.post_request,
         status_page=node._status_page,
         release=node._release,
         allow_remote_reports=True,

@@ -69,7 +69,7 @@ class Node:
         self.application = Application(
             Sampler(),
             post_report=self.intake.post,
-            post_request=self.intake.step_requests.post,
+            post_request=self.intake.post_request,
             status_page=lambda _refreshing: b"",
             release=self._release,
             control=self.control,
@@ -151,7 +151,7 @@ def test_the_user_who_trains_may_send_requests_to_the_own_run_alone(action: str,
     assert set(statuses.values()) == {202, 403}
     status, answer = node.post_as(STRANGER, "/api/v1/trace", '{"run": "resnet50", "steps": 1}')
     assert (status, json.loads(answer)["error"]) == (403, "not_owner")
-    assert "send trace requests as the owner of the training" in json.loads(answer)["message"]
+    assert "request traces as the owner of the training" in json.loads(answer)["message"]
 
 
 @as_root

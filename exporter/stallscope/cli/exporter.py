@@ -114,7 +114,7 @@ class Exporter:
         self._application = Application(
             self.sampler,
             post_report=self.intake.post,
-            post_request=self.intake.step_requests.post,
+            post_request=self.intake.post_request,
             status_page=self._render_status_page,
             release=self.release,
             telemetry_path=configuration.telemetry_path,

@@ -55,6 +55,7 @@ def parser() -> Parser:
             "stallscope report --run eight-gpus --against one-gpu": "with a comparison of how it scales",
             "stallscope report --run resnet50 --watch 60s": "written again every minute until the run has ended",
             "stallscope report --run resnet50 --format markdown": "for a merge request, on standard output",
+            "stallscope report --run resnet50 --json": "for a program: lost_ratio, causes, ranks …",
             "stallscope report --instance node-1 --since 7d --out node-1.html": "all GPUs of a node, for all users",
         },
         notes="Exit status: 0 if the report was written, 1 if that failed, 2 for an invalid command line. An existing "
@@ -90,6 +91,13 @@ def parser() -> Parser:
     cost.add_argument("--currency", default="", help="currency of the prices, such as EUR or USD")
     output = made.add_argument_group("output")
     output.add_argument("--format", choices=SUFFIXES, help="file format (default: from the file's name, or html)")
+    output.add_argument(
+        "--json",
+        dest="format",
+        action="store_const",
+        const="json",
+        help="the values as one JSON document, which exporter/REPORT.md describes; same as --format json",
+    )
     output.add_argument(
         "--out",
         type=Path,
@@ -200,6 +208,7 @@ def _write(server: Prometheus, parsed: Any) -> Document:
     Raises:
         _RefusedError: the report cannot be built or written.
     """
+    from stallscope.analysis.over_time import require_rules
     from stallscope.analysis.runs import RunError
     from stallscope.clients.prometheus import PrometheusError
     from stallscope.report.contents import PARTS, build
@@ -211,6 +220,7 @@ def _write(server: Prometheus, parsed: Any) -> Document:
             now = server.now()
             start, end = _times.span(parsed, now)
             subject = _subject(server, parsed, start, end)
+            require_rules(server, server.name, start, end)
             if end < now:  # a run that was active then may have ended since
                 subject = replace(subject, live=False)
             against = _run(server, parsed, parsed.against, start, end) if parsed.against else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stallscope.cli import _run_request
+from stallscope.cli import _requests, _step_requests
 from stallscope.cli._parser import Parser
 
 _SILENT_SECONDS = 60.0
@@ -28,7 +28,10 @@ def parser() -> Parser:
         },
         notes="Exit status: 0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.",
     )
-    _run_request.add_arguments(made)
+    _step_requests.add_flags(
+        made, "step before which to stop, counted from 0 (default: the first that all ranks receive in time)"
+    )
+    _requests.add_flags(made)
     return made
 
 
@@ -38,11 +41,11 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.
     """
-    return _run_request.send("stop", parser().parse_args(arguments), {}, _summary)
+    return _step_requests.send("stop", parser().parse_args(arguments), {}, _summary)
 
 
 def _summary(answer: dict[str, Any]) -> str:
-    told = f"{_run_request.ranks_of(answer)} will stop before step {answer['first_step']}"
+    told = f"{_step_requests.ranks_of(answer)} will stop before step {answer['first_step']}"
     silent = answer.get("silent", 0.0)
     if silent > _SILENT_SECONDS:
         return f"{told}, if they make steps again: the last step was {silent:.0f} s ago"

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from stallscope.cli import _run_request
+from stallscope.cli import _requests, _step_requests
 from stallscope.cli._parser import Parser
-from stallscope.protocol.step_request import MAX_RANKS, MAX_STEPS
+from stallscope.protocol.step_request import MAX_STEPS
 
 
 def parser() -> Parser:
@@ -29,17 +29,13 @@ def parser() -> Parser:
         },
         notes="Exit status: 0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.",
     )
-    _run_request.add_arguments(made)
+    _step_requests.add_flags(
+        made, "first step to trace, counted from 0 (default: the first step that all ranks can still trace)"
+    )
     made.add_argument(
         "--steps", type=_steps, default=1, metavar="NUMBER", help=f"steps to trace, 1 to {MAX_STEPS} (default: 1)"
     )
-    made.add_argument(
-        "--rank",
-        type=_ranks,
-        default=[],
-        metavar="RANKS",
-        help="only these ranks: 0, 0-3 or 0,8,16-23 (default: all)",
-    )
+    _requests.add_flags(made, "trace")
     return made
 
 
@@ -50,33 +46,16 @@ def main(arguments: Sequence[str]) -> int:
         0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.
     """
     parsed = parser().parse_args(arguments)
-    return _run_request.send("trace", parsed, {"steps": parsed.steps, "ranks": parsed.rank}, _summary)
+    return _step_requests.send("trace", parsed, {"steps": parsed.steps, "ranks": parsed.rank}, _summary)
 
 
 def _summary(answer: dict[str, Any]) -> str:
     first, steps = answer["first_step"], answer["steps"]
     numbers = f"step {first}" if steps == 1 else f"steps {first} to {first + steps - 1}"
-    return f"{_run_request.ranks_of(answer)} will trace {numbers}, in about {answer['seconds']:.0f} s"
+    return f"{_step_requests.ranks_of(answer)} will trace {numbers}, in about {answer['seconds']:.0f} s"
 
 
 def _steps(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_STEPS):
         raise argparse.ArgumentTypeError(f"expected an integer from 1 to {MAX_STEPS}, got {text!r}")
     return int(text)
-
-
-def _ranks(text: str) -> list[int]:
-    found: set[int] = set()
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        ends = (low, high if dash else low)
-        if not all(end.isascii() and end.isdecimal() and len(end) < 8 for end in ends):
-            raise argparse.ArgumentTypeError(f"expected ranks such as 0, 0-3 or 0,8,16-23, got {text!r}")
-        if not 0 <= int(ends[1]) - int(ends[0]) < MAX_RANKS:
-            raise argparse.ArgumentTypeError(f"expected a range of at most {MAX_RANKS} ranks, got {part.strip()!r}")
-        found.update(range(int(ends[0]), int(ends[1]) + 1))
-    if len(found) > MAX_RANKS:
-        raise argparse.ArgumentTypeError(
-            f"expected at most {MAX_RANKS} ranks, got {len(found)}; omit --rank to trace all"
-        )
-    return sorted(found)

@@ -47,8 +47,8 @@ _PODS_SOON_SECONDS = 1.0
 """Seconds between two queries of the kubelet with a new process."""
 _PODS_HELD_SECONDS = 60.0
 """Seconds that the last response stays valid while the kubelet does not respond: as long as its restart takes."""
-_PODS_DEADLINE = (2.0, 1.5)
-"""Timeout of the kubelet: the lower of these seconds and these intervals, so that owners never become stale."""
+_PODS_TIMEOUT = 2.0
+"""Longest timeout of the kubelet in seconds; at most 1.5 intervals, so that owners never become stale."""
 _LOG_AGAIN_SECONDS = 300.0
 """Seconds without a problem after which it is logged again."""
 _EXAMPLES = 3
@@ -61,8 +61,9 @@ class Owners(Collector):
     name = "owners"
     summary = "Who holds each GPU: pod, Slurm job, container, user (kubelet, /proc)."
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, pods_timeout: float | None = None) -> None:
         super().__init__(environment)
+        self._pods_timeout = pods_timeout or min(_PODS_TIMEOUT, 1.5 * environment.interval)
         self._processes = Processes(environment.root)
         self._kubelet = PodResources(environment.root)
         self._busy = BusyAccounts()
@@ -143,10 +144,9 @@ class Owners(Collector):
         if queried is not None and now - queried < (_PODS_SOON_SECONDS if self._pods_due else _PODS_SECONDS):
             return
         self._pods_queried_at, self._pods_due = now, False
-        seconds, intervals = _PODS_DEADLINE
         try:
             if self._kubelet.present():
-                self._allocations = self._kubelet.allocations(min(seconds, intervals * self.environment.interval))
+                self._allocations = self._kubelet.allocations(self._pods_timeout)
                 self._pods_read_at = now
                 return
             if self._allocations:

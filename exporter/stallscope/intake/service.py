@@ -23,8 +23,10 @@ from stallscope.intake.journal import Journal
 from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.intake.refusal_log import RefusalLog
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
+from stallscope.intake.stacks import StackFiles, StackRequests
 from stallscope.intake.step_requests import StepRequests
 from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
+from stallscope.protocol.request_name import STACKS
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
 
@@ -96,6 +98,8 @@ class Intake:
         self.registry = RunRegistry(settings.limits, expiry=settings.expiry, clock=clock, root=root)
         folder = None if settings.socket is None else settings.socket.parent
         self.step_requests = StepRequests(self.registry, folder, allowed=settings.requests, clock=clock)
+        self.stacks = StackFiles(self.registry, clock=clock)
+        self.stack_requests = StackRequests(self.registry, self.stacks, folder, clock=clock)
         receivers: list[Receiver] = []
         if settings.socket is not None:
             receivers.append(UnixReceiver(settings.socket, settings.socket_mode))
@@ -107,6 +111,7 @@ class Intake:
             self._accept,
             self.registry.count_overtaken,
             self._terminate,
+            self.stacks.keep,
             clock=clock,
             limits=settings.batches,
             refusals=self._refusals,
@@ -137,6 +142,7 @@ class Intake:
         """Close the receivers and write the state file."""
         self._dispatcher.stop(timeout)
         self.step_requests.close()
+        self.stack_requests.close()
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -145,7 +151,7 @@ class Intake:
 
     def collect(self) -> list[Sample]:
         """Return every series of the report path. Reads memory only; thread-safe."""
-        return self.registry.collect()
+        return [*self.registry.collect(), *self.stacks.collect()]
 
     def post(self, body: bytes, client: str = "") -> tuple[int, bytes]:
         """Accept a report from a POST request.
@@ -168,11 +174,29 @@ class Intake:
         requests = self.step_requests.answer(report)
         return (200, requests) if requests else (204, b"")
 
+    def post_request(self, kind: str, body: bytes, owner: int | None, sender: str) -> tuple[int, bytes]:
+        """Accept a request to a run: stacks, or one of `step_request.ACTIONS`.
+
+        Args:
+            kind: of the request.
+            body: the request.
+            owner: uid that must own the ranks' processes; None for any.
+            sender: who sends the request, for the log.
+
+        Returns:
+            HTTP status and JSON.
+        """
+        if kind == STACKS:
+            return self.stack_requests.post(body, owner)
+        return self.step_requests.post(kind, body, owner, sender)
+
     def run_housekeeping(self) -> None:
         """Find lost ranks, drop expired ones, and save the runs every ten seconds."""
         try:
             self.registry.check_processes()
             self.step_requests.drop_expired()
+            self.stacks.refresh()
+            self.stack_requests.drop_expired()
             if self._clock.monotonic() - self._saved_at >= _SAVE_INTERVAL:
                 self._save()
         except Exception:

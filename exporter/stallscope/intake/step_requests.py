@@ -6,19 +6,15 @@ file next to the socket. The first step is far enough ahead for every rank to re
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import os
 from collections.abc import Collection
-from errno import EPERM
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from stallscope.catalogue.metrics import STEP_BUCKETS
-from stallscope.common import file_trust
 from stallscope.intake.quotas import Key
+from stallscope.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
 from stallscope.intake.runs import Held, RunRegistry
 from stallscope.protocol import step_request
 from stallscope.protocol.report import Report, StepSeconds
@@ -35,16 +31,8 @@ _HTTP_INTERVAL = 5.0
 _GRACE_SECONDS = 600.0
 """Seconds that a request stays valid after its steps should have ended."""
 _HIGHEST_STEP = 2**52
-
-
-class Refusal(ValueError):
-    """A refused request: HTTP status, reason, and a message with the remedy."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.message = message
+_WORDS = {"trace": "traces", "stop": "a stop"}
+"""Words for each action in messages."""
 
 
 class StepRequests:
@@ -63,7 +51,7 @@ class StepRequests:
         """
         self.allowed = allowed
         self._registry = registry
-        self._folder = folder
+        self._folder = RequestFolder(folder)
         self._clock = clock or SystemClock()
         self._requests: dict[tuple[str, str], StepRequest] = {}
         """By action and run."""
@@ -84,11 +72,7 @@ class StepRequests:
             or 0; and `problem`, the reason why ranks that report through the socket will not receive it, or empty.
             Or 4xx with `error`, the reason, and `message`.
         """
-        try:
-            return 202, json.dumps(self._accept(action, body, owner, sender)).encode()
-        except Refusal as refusal:
-            answer = json.dumps({"error": refusal.reason, "message": refusal.message})
-            return refusal.status, answer.encode()
+        return answer(lambda: (202, self._accept(action, body, owner, sender)))
 
     def answer(self, report: Report) -> bytes:
         """Return the requests for the sender of a report over HTTP, one in each line; empty without one."""
@@ -114,12 +98,7 @@ class StepRequests:
         if action not in self.allowed:
             switch = f"--report.allow-{action}-requests"
             raise Refusal(403, "off", f"{action} requests are off; start the exporter with {switch}")
-        try:
-            document = json.loads(body)
-        except (ValueError, RecursionError):
-            document = None
-        if type(document) is not dict or type(document.get("run")) is not str:
-            raise Refusal(400, "bad_request", "expected a JSON object with run, a string")
+        document = document_of(body, "run, a string")
         try:
             steps = step_request.whole(document.get("steps"), "steps", 1, MAX_STEPS) if action == "trace" else 1
             wanted = step_request.rank_numbers(document.get("ranks", []))
@@ -129,14 +108,8 @@ class StepRequests:
         except ValueError as problem:
             raise Refusal(400, "bad_request", str(problem)) from None
         run = document["run"]
-        ranks = self._ranks(run, wanted)
-        if owner is not None and self._users(ranks) != {owner}:
-            raise Refusal(
-                403,
-                "not_owner",
-                f"run {run!r}: user {owner} is not the only user who reports under this name through the UNIX socket; "
-                f"send {action} requests as the owner of the training, as root, or as a member of --web.control-group",
-            )
+        ranks = live_ranks(self._registry, run, wanted)
+        refuse_foreign(self._registry, ranks, owner, _WORDS[action])
         known, step_seconds = self._next_step(ranks)
         first = known if first is None else first
         left = max(first - max(_done(held) for held in ranks), 0) * step_seconds
@@ -155,26 +128,8 @@ class StepRequests:
             "seconds": round(left, 1),
             "silent": round(max(now - (held.report.last_step or held.report.start) for held in ranks), 1),
             "world_size": max(_world_size(held) for held in ranks),
-            "problem": self._write(request),
+            "problem": self._folder.write(step_request.file_name(action, run), step_request.encode(request)),
         }
-
-    def _users(self, ranks: list[Held]) -> set[int]:
-        """Return the users whose processes would receive the request: runs of two users may share a reported name."""
-        names = {held.reported_run or held.report.run for held in ranks}
-        alive = [held for held in self._registry.held if held.ended is None]
-        return {held.uid for held in alive if held.uid is not None and (held.reported_run or held.report.run) in names}
-
-    def _ranks(self, run: str, wanted: Collection[int]) -> list[Held]:
-        alive = [held for held in self._registry.held if held.report.run == run and held.ended is None]
-        if not alive:
-            runs = sorted({held.report.run for held in self._registry.held if held.ended is None})
-            named = ", ".join(runs[:10]) or "none"
-            raise Refusal(404, "unknown_run", f"no run {run!r:.150} is alive here; live runs: {named}")
-        ranks = [held for held in alive if not wanted or held.report.rank in wanted]
-        if not ranks:
-            numbers = ", ".join(str(number) for number in sorted(held.report.rank for held in alive)[:20])
-            raise Refusal(404, "unknown_rank", f"run {run!r} has none of these ranks here; its ranks: {numbers}")
-        return ranks
 
     def _next_step(self, ranks: list[Held]) -> tuple[int, float]:
         """Return the first step that every rank can be notified of in time, and a low estimate of a step's seconds."""
@@ -194,33 +149,12 @@ class StepRequests:
             furthest = max(furthest, _done(held) + ceil(silent / step_seconds))
         return furthest + ceil(notice / step_seconds) + 1, step_seconds
 
-    def _write(self, request: StepRequest) -> str:
-        """Write the file next to the socket; return the problem, or the empty string."""
-        if self._folder is None:
-            return ""
-        path = self._folder / step_request.file_name(request.action, request.run)
-        draft = path.with_suffix(".part")
-        try:
-            if problem := file_trust.folder_problem(self._folder.stat()):
-                raise PermissionError(EPERM, f"{self._folder}: {problem}")
-            # Readable for every user's training, writable for this user only, so that it can be trusted.
-            with open(file_trust.create(draft, 0o644), "wb") as file:
-                os.fchmod(file.fileno(), 0o644)
-                file.write(step_request.encode(request))
-            draft.replace(path)
-        except OSError as error:
-            _logger.warning("%s can't be written: %s", path, error.strerror or error)
-            return f"{path} can't be written ({error.strerror or error}): only ranks that use HTTP get the request"
-        return ""
-
     def _drop(self, keys: Collection[tuple[str, str]]) -> None:
         if not keys:
             return
         self._requests = {key: request for key, request in self._requests.items() if key not in keys}
-        if self._folder is not None:
-            for action, run in keys:
-                with contextlib.suppress(OSError):
-                    (self._folder / step_request.file_name(action, run)).unlink()
+        for action, run in keys:
+            self._folder.remove(step_request.file_name(action, run))
 
 
 def _done(held: Held) -> int:

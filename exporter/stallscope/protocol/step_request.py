@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 from typing import Any, NamedTuple
-from zlib import crc32
+
+from stallscope.protocol.request_name import STOP, TRACE, request_name
 
 VERSION = 1
-ACTIONS = ("trace", "stop")
+ACTIONS = (TRACE, STOP)
 """Requests that ranks may receive: write traces of some steps; end before the first step."""
 MAX_BYTES = 8192
 """Longest request."""
@@ -108,6 +109,5 @@ def rank_numbers(value: Any) -> tuple[int, ...]:
 
 
 def file_name(action: str, run: str) -> str:
-    """Return the name of the file next to the socket for a request; names of runs may contain slashes and worse."""
-    name = run.encode(errors="replace")
-    return f"{action}-{crc32(name):08x}{crc32(name[::-1]):08x}.json"
+    """Return the name of the file next to the socket for a request to a run."""
+    return request_name(action, run)

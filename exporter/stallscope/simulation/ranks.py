@@ -50,7 +50,7 @@ class _Rank:
         self._steps = 0
         self._clock = ScriptedClock(node.epoch)
         self._run = Run(
-            f"simulated-{node.scenario.name.replace('_', '-')}",
+            node.scenario.run,
             samples_per_step=workload.samples,
             rank=number,
             local_rank=number,

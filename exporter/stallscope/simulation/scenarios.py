@@ -97,6 +97,16 @@ class Scenario:
     """No simulated job: the GPUs work for the real ranks that claim them."""
 
     @property
+    def run(self) -> str:
+        """Name of the simulated run; empty if none reports."""
+        return f"simulated-{self.name.replace('_', '-')}" if self.instrumented else ""
+
+    @property
+    def simulates_host(self) -> bool:
+        """True if the fault shows on the host, which must be simulated too."""
+        return isinstance(self.fault, LoadChange) and self.fault.host != self.host
+
+    @property
     def faulty_gpus(self) -> tuple[int, ...]:
         """The GPUs that the fault sits on, where it sits on some; the ranks are numbered alike."""
         return self.fault.gpus if isinstance(self.fault, (CoolingFailure, GpuLoss)) else ()
@@ -117,10 +127,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="input_cpu_saturated",
-            description=(
-                "Decoding needs more CPUs than the host has: GPUs wait about a third of each step for data. "
-                "The cause is visible only with the simulated host; next to a real one it is plain input_bound."
-            ),
+            description=("Decoding needs more CPUs than the host has: GPUs wait about a third of each step for data."),
             expected="input_cpu_saturated",
             workload=_STEADY,
             host=_CALM,

@@ -19,12 +19,11 @@ READY_PATH = "/-/ready"
 STATUS_PATH = "/"
 REPORT_PATH = "/api/v1/report"
 TRACE_PATH = "/api/v1/trace"
+STACKS_PATH = "/api/v1/stacks"
 STOP_PATH = "/api/v1/stop"
 RELEASE_PATH = "/-/release"
 RESUME_PATH = "/-/resume"
 
-_ACTIONS = {TRACE_PATH: "trace", STOP_PATH: "stop"}
-"""Requests to the ranks of a run, by path."""
 _READING = ("GET", "HEAD")
 _VARY = "Vary: Accept, Accept-Encoding"
 _GZIPPED = (_VARY, "Content-Encoding: gzip")
@@ -39,6 +38,9 @@ _PROXIED = frozenset(("forwarded", "x-forwarded-for"))
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _STATUS_HEADERS = ("Cache-Control: no-store", f"Content-Security-Policy: {_POLICY}", "Referrer-Policy: no-referrer")
 _REFRESHING_HEADERS = (*_STATUS_HEADERS, f"Refresh: {REFRESH_SECONDS}")
+
+_REQUESTS = {TRACE_PATH: ("trace", "traces"), STACKS_PATH: ("stacks", "stacks"), STOP_PATH: ("stop", "a stop")}
+"""Kinds of requests to a run by path, and what they are for."""
 
 
 class Pages(Protocol):
@@ -75,8 +77,8 @@ class Application:
         Args:
             pages: gives the metrics.
             post_report: takes a report's body and the client's address; returns status and JSON.
-            post_request: takes an action, the body of a request to a run's ranks, the uid whose runs alone it may
-                name, or None, and the sender; returns the same.
+            post_request: takes the kind and the body of a request to a run, the uid whose runs alone it may name, or
+                None, and the sender; returns the same.
             status_page: renders the status page; its argument is true if browsers should reload it.
             release: releases GPUs for this many seconds, the configured time for None, acquires them again for 0;
                 returns a message.
@@ -87,7 +89,7 @@ class Application:
                 else, since nothing else has one.
             switched_off: paths that are not answered, with the setting that would answer them; may be replaced later.
             refusals: counts refused requests.
-            control: the users that may release GPUs and send requests to every run; root and this process's by default.
+            control: the users that may release GPUs and request traces; root and this process's by default.
         """
         self.allow_remote_reports = allow_remote_reports
         self.switched_off: Mapping[str, str] = switched_off or {}
@@ -114,8 +116,8 @@ class Application:
             return problem(404, "off", f"{path} is switched off here; {setting} switches it on")
         if path == REPORT_PATH:
             return self._answer_report(request, client)
-        if path in _ACTIONS:
-            return self._answer_run_request(request, client)
+        if path in _REQUESTS:
+            return self._answer_request(request, client, *_REQUESTS[path])
         if path in (RELEASE_PATH, RESUME_PATH):
             return self._answer_release(request, client)
         readable = self._readable.get(path)
@@ -160,19 +162,19 @@ class Application:
         status, body = self._post_report(_OVERSIZED if request.oversized else request.body, client)
         return Response(status, JSON if body else "", body)
 
-    def _answer_run_request(self, request: Request, client: str) -> Response:
-        action = _ACTIONS[request.path]
+    def _answer_request(self, request: Request, client: str, kind: str, thing: str) -> Response:
+        what = f"requests for {thing}"
         if request.method != "POST":
-            return problem(405, "method", f"a {action} request is sent with POST", "Allow: POST")
-        if (refusal := self._refusal(request, client, f"{action} requests")) is not None:
+            return problem(405, "method", f"{what} are sent with POST", "Allow: POST")
+        if (refusal := self._refusal(request, client, what)) is not None:
             return problem(403, *refusal)
         controls, uid = self._controls(request, client)
         if not controls and uid is None:
-            return problem(403, *self._without_control(request, client, f"{action} requests", uid))
+            return problem(403, *self._without_control(request, client, what, uid))
         if request.oversized:
             return problem(413, "too_large", f"the body is longer than {MAX_BYTES} bytes")
         sender = client if uid is None else f"user {uid}"
-        status, body = self._post_request(action, request.body, None if controls else uid, sender)
+        status, body = self._post_request(kind, request.body, None if controls else uid, sender)
         return Response(status, JSON, body)
 
     def _answer_release(self, request: Request, client: str) -> Response:

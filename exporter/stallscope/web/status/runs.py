@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stallscope.common.formatting import count, duration, percent, progress, several, time_left, time_since, whole_time
-from stallscope.view.model import Node, Rank, Run
+from stallscope.view.model import Node, Rank, Run, no_step_for
 from stallscope.view.phase_shares import KNOWN, phase_shares
 from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
@@ -58,12 +58,16 @@ def _judged(run: Run, verdicts: Verdicts | None) -> str:
 
 
 def _states(run: Run) -> str:
-    """Every state that ranks are in, with their number where it isn't that of all."""
+    """Every state that ranks are in, with their number where it isn't that of all; and the time without a step."""
     whole = len(run.states) == 1
-    return " ".join(
-        f'<span class="badge {_STATES.get(state, "quiet")}">{state if whole else f"{number:,} {state}"}</span>'
+    states = {
+        state if whole else f"{number:,} {state}": _STATES.get(state, "quiet")
         for state, number in sorted(run.states.items())
-    )
+    }
+    if run.without_step is not None:
+        states = {name: "quiet" if css == "good" else css for name, css in states.items()}
+        states[no_step_for(run.without_step)] = "warn"
+    return " ".join(f'<span class="badge {css}">{name}</span>' for name, css in states.items())
 
 
 def _presence(run: Run, look: ExporterState) -> str:
@@ -92,7 +96,9 @@ def _progress(run: Run) -> str:
 
 
 def _facts(run: Run, node: Node) -> str:
-    facts = [entry("Step time", UNKNOWN_TEXT if run.step_seconds is None else duration(run.step_seconds))]
+    facts = []
+    if run.without_step is None:
+        facts.append(entry("Step time", UNKNOWN_TEXT if run.step_seconds is None else duration(run.step_seconds)))
     if run.epoch is not None:
         facts.append(entry("Epoch", f"{run.epoch:,.4g}"))
     if run.loss is not None:
@@ -135,8 +141,11 @@ def _rank_row(rank: Rank, look: ExporterState, node: Node) -> str:
     gpus = ", ".join(foreign(gpu) for gpu in rank.gpus[:2] if gpu)
     gpu = f' <span class="none">GPU {gpus}</span>' if gpus else ""
     silence = 0.0 if node.time is None or rank.last_push is None else node.time - rank.last_push
-    state = f'<span class="{_STATES.get(rank.state, "quiet")}">{rank.state}</span>'
-    if not rank.ended and silence > SILENT_SECONDS:
+    css = "quiet" if rank.without_step is not None and rank.state == "running" else _STATES.get(rank.state, "quiet")
+    state = f'<span class="{css}">{rank.state}</span>'
+    if rank.without_step is not None:
+        state += f', <span class="warn">{no_step_for(rank.without_step)}</span>'
+    elif not rank.ended and silence > SILENT_SECONDS:
         state += f', <span class="warn">silent for {duration(silence // 10 * 10)}</span>'
     elif failure := _failure(rank, look):
         state += f", {foreign(failure)}"
