@@ -268,8 +268,8 @@ class Configuration:
             _parse_group,
             "",
             "GROUP",
-            "Group whose members may release GPUs, and request traces, stacks and ends of every run, over HTTP, as root and "
-            "the user of the exporter may; others send requests to their own runs only.",
+            "Group whose members may release GPUs, and request traces, stacks and ends of every run, over HTTP, as "
+            "root and the user of the exporter may; others send requests to their own runs only.",
             live=True,
         )
     )
