@@ -166,6 +166,12 @@ def parse_server(text: str) -> str:
     return text.rstrip("/")
 
 
+def _parse_node(text: str) -> str:
+    if not re.fullmatch(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", text):
+        raise ValueError("the name of a node, such as gpu-node-7")
+    return text
+
+
 def _parse_word(text: str) -> str:
     if text and not re.fullmatch(r"[a-z0-9_-]+", text):
         raise ValueError("the name of a scenario, or nothing for the real driver")
@@ -476,14 +482,23 @@ class Configuration:
             "takes 10 MB of memory more.",
         )
     )
+    kubernetes_node: str = field(
+        metadata=_setting(
+            "kubernetes.node",
+            _parse_node,
+            "",
+            "NAME",
+            "Name of this node. Enables requests to the Kubernetes API: queue and job of pods with GPUs, and GPUs of "
+            "dynamic resource allocation. Needs a service account that may get pods and list resourceslices.",
+        )
+    )
     scenario: str = field(
         metadata=_setting(
             "simulation.scenario",
             _parse_word,
             "",
             "NAME",
-            "Show a simulated node that plays this scenario in place of the real driver; "
-            "`stallscope up --help` lists them.",
+            "Show a simulated node that plays this scenario of `stallscope up` in place of the real driver.",
         )
     )
     simulated_host: bool = field(
@@ -625,6 +640,7 @@ _GROUPS = {
     "path": "readings",
     "report": "training reports",
     "prometheus": "verdicts on the status page",
+    "kubernetes": "owners of GPUs",
     "simulation": "simulation",
 }
 """Titles in the help, by the first words of settings."""

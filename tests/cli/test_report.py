@@ -57,7 +57,11 @@ def filled() -> Iterator[str]:
     with prometheus() as running:
         start = time.time() - 30 * (SCRAPES - 1)
         without_gpu = [each for each in told("cpu", "running") if each.name != "run:gpus:count"]
-        everything = [*told("resnet50", "running"), *told("resnet18", "finished"), *without_gpu, *namesakes()]
+        held = [
+            Series("owner:gpus_held:sum", {"namespace": "vision", "user": user}, [gpus] * SCRAPES)
+            for user, gpus in (("ada", 2.0), ("grace", 1.0))
+        ]
+        everything = [*held, *told("resnet50", "running"), *told("resnet18", "finished"), *without_gpu, *namesakes()]
         write([running.port], everything, start, SCRAPES)
         yield running.address
 
@@ -127,6 +131,41 @@ def test_a_server_without_the_rules_is_an_error(here: Path, capsys: pytest.Captu
             assert "recorded no results of Stallscope's rules in this time; load prometheus/rules/*.yml" in said
             assert said.count("\n") == 1
     assert not list(here.iterdir())
+
+
+def test_owners_are_written_for_chargeback(server: str, here: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    arguments = ["--prometheus.url", server, "--by", "user", "--price-per-gpu-hour", "2", "--format", "csv"]
+    assert report.main(arguments) == 0
+    header, *rows = capsysbinary.readouterr().out.decode().splitlines()
+    assert header.startswith("start_timestamp_seconds,end_timestamp_seconds,user,held_gpu_hours,")
+    assert [row.split(",")[2] for row in rows] == ["ada", "grace"]
+    assert float(rows[0].split(",")[3]) == pytest.approx(1, abs=0.1)
+    assert report.main(["--prometheus.url", server, "--by", "team", "--compare-to", "1d", "--out", "it.html"]) == 0
+    assert "GPU time by team" in (here / "it.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--compare-to", "7d"], "--compare-to: requires --by"),
+        (["--format", "csv"], "--format csv: requires --by"),
+        (["--out", "it.csv"], "--format csv: requires --by"),
+        (["--by", "user", "--watch", "1m", "--out", "it.md"], "--watch: cannot be combined with --by"),
+        (["--by", "user", "--run", "resnet50"], "not allowed with argument"),
+        (
+            ["--by", "team", "--team-label", "a-b"],
+            "--team-label: expected a label such as kube_namespace_labels:label_team, got 'a-b'",
+        ),
+        (["--by", "department"], "invalid choice"),
+    ],
+)
+def test_flags_of_owners_that_do_not_fit_are_refused(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        report.main(arguments)
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_a_run_without_a_gpu_has_a_share_but_no_gpu_hours(server: str, here: Path) -> None:
@@ -230,7 +269,7 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
             "--notebook: report.html is also the report's file; name another",
         ),
         (["--against", "b"], "--against: requires --run"),
-        (["--cluster", "b"], "--cluster: requires --run or --instance"),
+        (["--cluster", "b"], "--cluster: requires --run, --instance or --by"),
         (["--notebook", "it.ipynb"], "--notebook: requires --run"),
         (["--run", "a", "--against", "a"], "--against: 'a' is the run itself; name another"),
         (["--run", "a", "--watch", "60s", "--out", "-"], "name a file with --out"),
@@ -242,7 +281,7 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
         (["--run", "a", "--price-per-gpu-hour", "-1"], "expected a price such as 2.50, got '-1'"),
         (["--run", "a", "--timezone", "Mars/Olympus"], "time zone 'Mars/Olympus' is not known here"),
         (["--run", "a", "--format", "pdf"], "invalid choice: 'pdf'"),
-        (["--run", "a", "--out", "a.pdf"], "a.pdf: unknown format; expected .html, .md, .json, or set --format"),
+        (["--run", "a", "--out", "a.pdf"], "a.pdf: unknown format; expected .html, .md, .json, .csv, or set --format"),
         (["--runs", "a"], "unknown flag --runs; did you mean --run?"),
     ],
 )

@@ -179,6 +179,8 @@ def test_a_program_that_never_trains_gets_a_line_as_before(folder: Folder) -> No
     run = folder.run("plain.py")
     assert run.stderr == "stallscope run: plain.py did not import torch, so there was nothing to measure\n"
     assert folder.run(sys.executable, "plain.py").stderr == ""
+    assert folder.run("no-such-command").returncode == 127
+    assert folder.run("missing.py").returncode == 2
     assert not leftovers(folder)
 
 
@@ -269,6 +271,13 @@ def test_conditions_hold_for_a_command_and_for_a_program_without_steps(folder: F
     assert nothing.returncode == 91
     assert nothing.stderr == "stallscope run: --fail-on: lost>1%: nothing was measured\n"
     assert folder.run("--fail-on", "lost>1%", "no-such-command").returncode == 127
+
+
+def test_conditions_within_a_launcher_are_checked_by_each_rank_and_the_first_writes_the_summary(
+    folder: Folder,
+) -> None:
+    run = folder.play(*("launcher.py", sys.executable, "-m", "stallscope", "run", "--fail-on", "lost>1%", "program.py"))
+    assert (run.returncode, run.stderr.count(FIRST), run.stderr.count("--fail-on: lost>1%: ")) == (90, 1, 2)
 
 
 def test_signals_reach_the_program_under_a_condition(folder: Folder) -> None:

@@ -24,6 +24,7 @@ SWITCHES = {
     "web-config": ("webConfigSecret=stallscope-web-config",),
     "signed-reports": ("reportTokensSecret=stallscope-report-tokens",),
     "prometheus-url": ("prometheusUrl=http://prometheus-operated.monitoring.svc:9090",),
+    "kubernetes-api": ("kubernetesApi=true",),
     "prometheus-operator": ("prometheusOperator.enabled=true",),
     "grafana-sidecar": ("grafanaSidecar.enabled=true",),
 }

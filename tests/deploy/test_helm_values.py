@@ -187,7 +187,7 @@ def test_common_labels_are_on_every_object_and_replace_no_label_of_the_charts_ow
 def test_the_default_affinity_remains_unless_it_is_replaced(tmp_path: Path, objects: list[Object]) -> None:
     path = f"{POD}.affinity.nodeAffinity"
     assert at(objects, path) == at(defaults(), path)
-    own = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": []}]}}
+    own: Object = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": []}]}}
     assert at(rendered({"affinity": {"nodeAffinity": own}}, tmp_path), path) == own
 
 

@@ -290,6 +290,28 @@ def test_no_rank_is_blamed_where_no_culprit_is_recorded(server: Prometheus, run_
     assert document.highlights[0].note == "the verdict that held longest"
 
 
+def test_the_advice_names_the_line_of_code(server: Prometheus, run_of: FindRun) -> None:
+    labels = {
+        "cause": "input_few_workers",
+        "phase": "data_wait",
+        "location": "data/augment.py:41",
+        "function": "elastic",
+    }
+    told = Saying(server, "run:code:ratio2m", Series(labels, 0.62))
+    advised = {each.cause: each.advice for each in advice(build(of_run(server, run_of("waiting")), told, PRICES))}
+    assert advised["input_few_workers"].startswith(
+        "62 % of the wait is in data/augment.py:41 elastic, with 2 loader workers. "
+    )
+    assert advised["input_few_workers"].endswith(CAUSES["input_few_workers"].remedy)
+
+
+def test_the_advice_names_no_line_of_another_verdict(server: Prometheus, run_of: FindRun) -> None:
+    labels = {"cause": "checkpoint_stall", "phase": "checkpoint", "location": "save.py:3", "function": "save"}
+    told = Saying(server, "run:code:ratio2m", Series(labels, 0.62))
+    advised = {each.cause: each.advice for each in advice(build(of_run(server, run_of("waiting")), told, PRICES))}
+    assert advised["input_few_workers"] == CAUSES["input_few_workers"].remedy
+
+
 def test_a_rank_that_is_gone_is_named(report_of: Report) -> None:
     gone = words(report_of("broken"), "ranks")
     assert gone.startswith(

@@ -11,6 +11,7 @@ import pytest
 from stallscope.analysis.run_figures import RunFigures, read_figures
 from stallscope.analysis.runs import find_run
 from stallscope.clients.prometheus import Prometheus
+from stallscope.report import owners
 from stallscope.report.contents import build
 from stallscope.report.document import Document, Facts, Table, Value
 from stallscope.report.options import Options
@@ -103,6 +104,18 @@ def test_gpu_hours_and_lost_time_agree_in_reports_and_comparison(numbers: Number
     assert found.compared.time_lost == pytest.approx(lost / hours)
     shares = {cause: row["Share"] for cause, row in columns(found.report, "Time lost by cause").items()}
     assert {cause: share for cause, share in found.compared.lost.items() if share} == pytest.approx(shares)
+
+
+def test_the_hours_of_a_run_as_an_owner_are_those_of_its_report(
+    server: Prometheus, filled: FilledPrometheus, numbers: NumbersOf
+) -> None:
+    period = owners.Period(filled.start - 60, filled.end)
+    table = columns(owners.build(server, period, owners.Grouping("run")), "GPU-hours by run")
+    for name in RUNS:
+        report = numbers(name).report
+        # The rules record owners every two minutes.
+        assert table[name]["Held"] == pytest.approx(fact(report, "Cost", "GPU-hours"), rel=0.06)
+        assert table[name]["Lost"] == pytest.approx(fact(report, "Cost", "Lost"), rel=0.06, abs=0.01)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -395,7 +395,7 @@ def test_invalid_requests_are_refused(
 ) -> None:
     run = stallscope.Run("job", rank=0)
     until(lambda: reported(intake), "no report")
-    found, answer = ask(intake, **request_)
+    found, answer = ask(intake, None, **request_)
     run.finish()
     assert (found, answer["error"]) == (status, error)
     assert list(path.parent.glob("stacks-*")) == []

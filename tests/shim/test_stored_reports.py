@@ -119,17 +119,15 @@ def test_a_leftover_with_a_living_rank_stays(tmp_path: Path) -> None:
     assert not held.exists()
 
 
-def test_ranks_of_one_launcher_share_a_folder_that_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    first, is_new = _run_summary._folder(str(tmp_path), is_alone=False)
+def test_ranks_of_one_launcher_share_a_folder_that_is_private(tmp_path: Path) -> None:
+    first, is_new = _run_summary._folder(str(tmp_path), "train.py")
     assert is_new
     assert first.stat().st_mode & 0o777 == 0o700
-    assert _run_summary._folder(str(tmp_path), is_alone=False) == (first, False)
-    assert _run_summary._folder(str(tmp_path), is_alone=True)[0] != first
+    assert _run_summary._folder(str(tmp_path), "train.py") == (first, False)
+    assert _run_summary._folder(str(tmp_path), "other.py")[0] != first
+    assert _run_summary._folder(str(tmp_path), "")[0] != first
     first.chmod(0o777)  # of another user, or opened by one
-    assert _run_summary._folder(str(tmp_path), is_alone=False)[0] != first
+    assert _run_summary._folder(str(tmp_path), "train.py")[0] != first
 
 
 def test_a_command_within_a_command_leaves_the_summary_to_the_outer_one(

@@ -16,13 +16,13 @@ def test_the_scenarios_of_the_first_verdicts_are_there() -> None:
     assert {"healthy", "input_cpu_saturated", "thermal_throttle", "gpu_lost", "stalled", "underused"} <= set(SCENARIOS)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one_and_the_list() -> None:
-    with pytest.raises(ValueError, match=r"'thermal_trottle'; did you mean thermal_throttle\? \(known: healthy, "):
+def test_an_unknown_name_is_refused_with_the_nearest_one_and_where_to_find_the_others() -> None:
+    with pytest.raises(ValueError, match=r"'thermal_trottle'; did you mean thermal_throttle\?; `stallscope up --list"):
         scenario("thermal_trottle")
 
 
 def test_a_name_near_to_nothing_gets_no_guess() -> None:
-    with pytest.raises(ValueError, match=r"unknown scenario 'xyzzy' \(known:"):
+    with pytest.raises(ValueError, match=r"unknown scenario 'xyzzy'; `stallscope up"):
         scenario("xyzzy")
 
 

@@ -509,6 +509,15 @@ GPU_FAMILIES = (
         provider="collectors.owners",
     ),
     _gpu(
+        "owner_workload_info",
+        _GAUGE,
+        "1: queue (Kueue, Volcano) and workload (Job, PyTorchJob, RayJob, TrainJob and others) of a pod that holds the "
+        "GPU, from the Kubernetes API (--kubernetes.node); absent if both are unknown.",
+        labels=("namespace", "pod", "queue", "workload_kind", "workload"),
+        optional=True,
+        provider="collectors.owners",
+    ),
+    _gpu(
         "owner_memory_used_bytes",
         _GAUGE,
         "Frame buffer held by that owner's processes (NVML running processes). Memory without an owner is under "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from binascii import crc32
 from contextlib import suppress
 from pathlib import Path
 
 from stallscope.clients.address import VARIABLE as PROMETHEUS
 from stallscope.clients.address import default_exporter
 from stallscope.shim import launchers, stored_reports
+from stallscope.shim.tolerance import switched_on
 
 VARIABLE = "STALLSCOPE_SUMMARY"
 """Environment variable with the default of `--summary`."""
@@ -95,7 +97,7 @@ def prepare(options: SummaryOptions, program: str) -> str:
         The folder; empty if there is no summary.
     """
     inherited = os.environ.get(stored_reports.VARIABLE, "")
-    if options.form == "off" and not options.fail_on:
+    if not options.fail_on and (options.form == "off" or switched_on("STALLSCOPE_DISABLE")):
         os.environ.pop(stored_reports.VARIABLE, None)
         return ""
     if inherited and Path(inherited).is_dir() and not options.fail_on:
@@ -104,7 +106,11 @@ def prepare(options: SummaryOptions, program: str) -> str:
     try:
         base = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else _temporary()
         _remove_leftovers(base)
-        folder, is_new = _folder(base, is_alone=bool(options.fail_on))
+        local_rank = launchers.ranks(os.environ)[1]
+        if options.fail_on and local_rank:  # each rank is judged by itself, and the first one writes the summary
+            options.form, options.file = "off", ""
+        is_shared = local_rank is not None and not options.fail_on
+        folder, is_new = _folder(base, f"{program} {vars(options)}" if is_shared else "")
         (folder / f"{stored_reports.STARTED}{os.getpid()}").touch()
         if is_new:
             _settle(folder, options, program)
@@ -115,17 +121,31 @@ def prepare(options: SummaryOptions, program: str) -> str:
     return str(folder)
 
 
+def discard() -> None:
+    """Delete the folder of this command, whose program could not be started."""
+    folder = os.environ.pop(stored_reports.VARIABLE, "")
+    with suppress(OSError):
+        if folder and stored_reports.started(folder) == {os.getpid()}:
+            stored_reports.discard(folder)
+
+
 def _temporary() -> str:
     import tempfile  # slow to import
 
     return tempfile.gettempdir()
 
 
-def _folder(base: str, *, is_alone: bool) -> tuple[Path, bool]:
-    """Return the folder, and whether it was created now."""
+def _folder(base: str, shared_by: str) -> tuple[Path, bool]:
+    """Return the folder, and whether it was created now.
+
+    Args:
+        base: the folder in which it is.
+        shared_by: the command that all ranks of a launcher have; empty for a folder of its own.
+    """
     prefix = f"{_PREFIX}{os.getuid()}-"
-    if not is_alone and launchers.ranks(os.environ)[1] is not None:
-        shared = Path(base, f"{prefix}{os.getppid()}-{_start_of(os.getppid())}")
+    if shared_by:
+        launcher = f"{os.getppid()}-{_start_of(os.getppid())}"
+        shared = Path(base, f"{prefix}{launcher}-{crc32(shared_by.encode(errors='replace')):08x}")
         with suppress(FileExistsError):
             shared.mkdir(0o700)
             return shared, True

@@ -21,7 +21,7 @@ from stallscope.configuration import Configuration, ConfigurationError, flag_par
 if TYPE_CHECKING:
     import argparse
 
-    from stallscope.collectors.base import Collector
+    from stallscope.collectors.base import Collector, KubernetesSettings
     from stallscope.drivers.device import Driver
     from stallscope.sampling.reading import Sample
     from stallscope.simulation.simulation import Simulation
@@ -95,6 +95,7 @@ class Exporter:
             driver=driver,
             processes_elsewhere=self._simulation is not None
             and not (configuration.simulated_host or self._simulation.scenario.coupled),
+            kubernetes=_kubernetes(configuration.kubernetes_node, os.environ),
             pcie_throughput=configuration.pcie_throughput,
         )
         self.sampler = Sampler(
@@ -469,6 +470,19 @@ def _switched_off(configuration: Configuration) -> dict[str, str]:
         RESUME_PATH: (configuration.enable_release, "--web.enable-release"),
     }
     return {path: setting for path, (enabled, setting) in switches.items() if not enabled}
+
+
+def _kubernetes(node: str, environment: Mapping[str, str]) -> KubernetesSettings | None:
+    if not node:
+        return None
+    from stallscope.collectors.base import KubernetesSettings
+
+    host, port = (environment.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
+    if not host or not port.isdecimal():
+        raise ConfigurationError(
+            "kubernetes.node: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set; use the flag only in a pod"
+        )
+    return KubernetesSettings(node, (host, int(port)))
 
 
 def _verdict_watch(url: str) -> VerdictWatch | None:

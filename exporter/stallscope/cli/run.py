@@ -14,7 +14,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stallscope.cli._become import become
-from stallscope.cli._run_summary import FORMS, SummaryOptions, prepare
+from stallscope.cli._run_summary import FORMS, SummaryOptions, discard, prepare
 from stallscope.cli._run_summary import VARIABLE as SUMMARY
 from stallscope.cli._supervised import end_as, supervise
 from stallscope.shim import automatic, lifetime, stored_reports
@@ -147,6 +147,7 @@ def _judged(folder: str, status: int) -> int:
 
 
 def _fail(message: str, status: int = _USAGE_ERROR) -> int:
+    discard()
     print(f"stallscope run: {message}", file=sys.stderr)
     return status
 

@@ -146,7 +146,7 @@ def _wait(nodes: Iterable[_Node]) -> None:
 
 def _number(answer: dict[str, Any], key: str) -> float:
     value = answer.get(key)
-    if type(value) not in (int, float):
+    if not isinstance(value, (int, float)):
         raise _requests.Refused("not a Stallscope exporter")
     return float(value)
 

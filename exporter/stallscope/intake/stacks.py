@@ -202,10 +202,10 @@ class StackRequests:
             return 200, {"run": run, "time": now, "ranks": [self._result(held) for held in ranks]}
         seconds = samples * interval + _PICKED_UP
         request = StackRequest(run, samples, interval, wanted, round(now + seconds, 3))
-        problem = self._folder.write(stack_request.file_name(run), stack_request.encode(request))
+        trouble = self._folder.write(stack_request.file_name(run), stack_request.encode(request))
         self._expiries[run] = request.expires
         _logger.info("stacks requested", extra={"fields": {"run": run, "samples": samples, "ranks": len(ranks)}})
-        return 202, {"run": run, "time": now, "seconds": seconds, "problem": problem}
+        return 202, {"run": run, "time": now, "seconds": seconds, "problem": trouble}
 
     def _result(self, held: Held) -> dict[str, Any]:
         """Return the stacks of a rank: each different one, and the position of the stack of each sample."""

@@ -17,6 +17,8 @@ from stallscope.report.document import Block, Fact, Notice, Paragraph, Recommend
 from stallscope.report.lost_time import Loss, LostTime
 from stallscope.report.queries import Queries
 from stallscope.report.words import percent, plain, title_of
+from stallscope.view.verdict_words import line_sentence
+from stallscope.view.verdicts import CodeLine
 
 KEY = "recommendations"
 TITLE = "What to change"
@@ -40,6 +42,8 @@ class Evidence(NamedTuple):
     """Number of ranks, or of GPUs if the subject is not a run; if it is one, its place is not mentioned."""
     blamed: Mapping[str, Blamed]
     """The culprit of a run by verdict."""
+    lines: Mapping[str, CodeLine]
+    """The line of code of a run by verdict."""
 
 
 def recommendations(queries: Queries, found: Evidence) -> tuple[Recommendation, ...]:
@@ -160,6 +164,8 @@ def _of_loss(queries: Queries, found: Evidence, loss: Loss) -> _Advice:
         words += "; " + _price(queries, hours, loss.joules, cost)
     blamed = found.blamed.get(loss.cause)
     remedy = CAUSES[loss.cause].remedy if blamed is None else blamed.sentence
+    if loss.cause in found.lines:
+        remedy = f"{line_sentence(found.lines[loss.cause])} {remedy}"
     return _Advice(loss.cause, loss.gpu_seconds, tuple(gain), words + ".", remedy, _evidence(queries, found, loss))
 
 

@@ -24,6 +24,9 @@ PHASE_CAUSES: Mapping[str, str] = {
 }
 """The general cause of time in a phase, whose remedy applies whatever the special one is."""
 
+_NAMED_FROM = 0.01
+"""Smallest share of throttling that is named, as of phases."""
+
 
 class Finding(NamedTuple):
     """A cause with what to do about it."""
@@ -50,11 +53,11 @@ def main_finding(run: RunTime, evidence: Evidence) -> Finding | None:
     if run.is_short:
         return None
     verdict = evidence.verdicts.get(run.name)
-    if verdict is not None and verdict.cause in CAUSES:
+    if verdict is not None and verdict.cause != "insufficient_data":
         words = words_of(verdict)
         title = f"{words.title}. {words.culprit}".rstrip(" .")
-        phase = _phase_of(verdict.cause)
-        return Finding("prometheus", verdict.cause, title, verdict.share, words.remedy, phase, run.line_of(phase))
+        share, phase = verdict.share or None, _phase_of(verdict.cause)
+        return Finding("prometheus", verdict.cause, title, share, words.remedy, phase, run.line_of(phase))
     return largest_share(run)
 
 
@@ -80,7 +83,7 @@ def largest_share(run: RunTime) -> Finding | None:
 
 def _phase_of(cause: str) -> str:
     """Return the phase whose time a cause explains; empty if there is none."""
-    if CAUSES[cause].domain == "input":
+    if cause in CAUSES and CAUSES[cause].domain == "input":
         return DATA_WAIT
     return next((phase for phase, general in PHASE_CAUSES.items() if general == cause), "")
 
@@ -108,7 +111,7 @@ def gpu_findings(each: GpuEvidence) -> list[Finding]:
     causes: dict[str, float] = {}
     for reason, share in each.throttled.items():
         cause = THROTTLE_CAUSES.get(reason, "")
-        if cause:
+        if cause and share >= _NAMED_FROM:
             causes[cause] = max(causes.get(cause, 0.0), share)
     for name, share in sorted(causes.items()):
         found = CAUSES[name]

@@ -85,7 +85,7 @@ class LineOfCode(NamedTuple):
     location: str
     function: str
     share: float
-    """Share of the phase's time."""
+    """Share of the sampled time of the phase."""
 
 
 @dataclass(frozen=True)
@@ -225,11 +225,11 @@ class RunTime:
         for rank in self.ranks:
             for location, function, seconds in rank.report.code.get(phase, ()):
                 spent[location, function] = spent.get((location, function), 0.0) + seconds
-        booked = sum(rank.report.phases[phase].seconds for rank in self.ranks if phase in rank.report.code)
-        if not spent or booked <= 0:
+        sampled = sum(spent.values())
+        if sampled <= 0:
             return None
         line = max(spent, key=lambda each: spent[each])
-        return LineOfCode(*line, min(1.0, spent[line] / booked))
+        return LineOfCode(*line, spent[line] / sampled)
 
     def _per_second(self, counter: str) -> float | None:
         increases = [rank.increase(counter) for rank in self.ranks]

@@ -115,7 +115,7 @@ def _line(finding: Finding) -> str:
         return ""
     location, function, share = finding.line
     phase = readable(finding.phase.replace("_", " "))
-    return f"{readable(location)} {readable(function)}: {percent(share)} of the time in {phase}, by samples of stacks"
+    return f"{readable(location)} {readable(function)}: {percent(share)} of the sampled {phase}"
 
 
 def _input_evidence(run: RunTime) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.screen import Screen
 from stallscope.view.model import Gpu, Host, Rank, Run
-from stallscope.view.verdicts import Verdict, Verdicts
+from stallscope.view.verdicts import CodeLine, Verdict, Verdicts
 
 
 def document(screen: Screen) -> dict[str, Any]:
@@ -161,4 +161,17 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "lost_ratio": verdict.lost,
         "culprit": verdict.culprit._asdict() if verdict.culprit is not None else None,
         "missing": list(verdict.missing),
+        "line": _line(verdict.line),
+    }
+
+
+def _line(line: CodeLine | None) -> dict[str, Any] | None:
+    if line is None:
+        return None
+    return {
+        "phase": line.phase,
+        "location": line.location,
+        "function": line.function,
+        "share_ratio": line.share,
+        "workers": line.workers,
     }
