@@ -142,8 +142,12 @@ def broken(
         ],
         alertmanagers=[f"127.0.0.1:{free_port()}"],
     ) as server:
-        until(lambda: len(server.ask("query", query="stallscope_build_info")["data"]["result"]) == 4)
-        until(lambda: server.ask("rules")["data"]["groups"] and "many" in str(server.ask("rules")))
+
+        def number_of(expression: str) -> int:
+            return len(server.ask("query", query=expression)["data"]["result"])
+
+        until(lambda: number_of("stallscope_build_info") == 4 and number_of('up{job="stallscope"} == 0') == 1)
+        until(lambda: number_of("exporter:unusable:info") and "many" in str(server.ask("rules")))
         yield server
 
 
@@ -165,7 +169,7 @@ def test_faults_of_jobs_rules_and_alerts_are_found_in_a_real_prometheus(broken: 
         ("thresholds", "thresholds are missing"),
         ("freshness", "the rules record nothing"),
         ("pages", "cannot be used: scraped_twice"),
-        ("alertmanagers", "the alert Watchdog does not fire"),
+        ("alertmanagers", "the alert StallscopeWatchdog does not fire"),
         ("alertmanagers", "does not respond to this machine"),
     ):
         assert words in told[check]

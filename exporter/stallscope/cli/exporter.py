@@ -84,7 +84,7 @@ class Exporter:
                     token_file=configuration.report_token_file,
                     token_window=configuration.report_token_window,
                     socket_needs_token=configuration.report_socket_token,
-                    trace_requests=configuration.allow_trace_requests,
+                    requests=_allowed_requests(configuration),
                 )
             )
         except TokenError as problem:
@@ -116,8 +116,7 @@ class Exporter:
         self._application = Application(
             self.sampler,
             post_report=self.intake.post,
-            post_trace=self.intake.traces.post,
-            post_stacks=self.intake.stack_requests.post,
+            post_request=self.intake.post_request,
             status_page=self._render_status_page,
             release=self.release,
             telemetry_path=configuration.telemetry_path,
@@ -241,7 +240,7 @@ class Exporter:
         if self.intake.authentication is not None:
             self.intake.authentication.window = self.configuration.report_token_window
             self.intake.authentication.read_if_changed()
-        self.intake.traces.allowed = self.configuration.allow_trace_requests
+        self.intake.step_requests.allowed = _allowed_requests(self.configuration)
         self._switch_sources()
         if self._security is not None:
             self._security.read_if_changed()
@@ -455,14 +454,28 @@ def _limits(configuration: Configuration) -> Any:
     return Limits(runs=configuration.report_max_runs, ranks=configuration.report_max_ranks)
 
 
+def _allowed_requests(configuration: Configuration) -> tuple[str, ...]:
+    """Return the actions that may be requested of runs."""
+    allowed = {"trace": configuration.allow_trace_requests, "stop": configuration.allow_stop_requests}
+    return tuple(action for action, is_allowed in allowed.items() if is_allowed)
+
+
 def _switched_off(configuration: Configuration) -> dict[str, str]:
     """Return the disabled paths, with the setting that enables each."""
-    from stallscope.web.application import RELEASE_PATH, REPORT_PATH, RESUME_PATH, STATUS_PATH, TRACE_PATH
+    from stallscope.web.application import (
+        RELEASE_PATH,
+        REPORT_PATH,
+        RESUME_PATH,
+        STATUS_PATH,
+        STOP_PATH,
+        TRACE_PATH,
+    )
 
     switches = {
         STATUS_PATH: (configuration.enable_status_page, "--web.enable-status-page"),
         REPORT_PATH: (configuration.enable_reports, "--web.enable-reports"),
         TRACE_PATH: (configuration.allow_trace_requests, "--report.allow-trace-requests"),
+        STOP_PATH: (configuration.allow_stop_requests, "--report.allow-stop-requests"),
         RELEASE_PATH: (configuration.enable_release, "--web.enable-release"),
         RESUME_PATH: (configuration.enable_release, "--web.enable-release"),
     }

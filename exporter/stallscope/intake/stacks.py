@@ -21,7 +21,7 @@ from stallscope.intake.pending import PassedFile
 from stallscope.intake.quotas import Key
 from stallscope.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
 from stallscope.intake.runs import Held, RunRegistry
-from stallscope.protocol import stack_request, trace_request
+from stallscope.protocol import stack_request, step_request
 from stallscope.protocol.report import Report
 from stallscope.protocol.stack_request import StackRequest
 from stallscope.protocol.stacks import MAX_SAMPLES, Capture, Stack, parse, place_of
@@ -200,9 +200,9 @@ class StackRequests:
         document = document_of(body, "run, a string, and samples, a number")
         run, now = document["run"], self._clock.time()
         try:
-            samples = trace_request.whole(document.get("samples"), "samples", 0, MAX_SAMPLES)
+            samples = step_request.whole(document.get("samples"), "samples", 0, MAX_SAMPLES)
             interval = stack_request.seconds(document.get("interval", 1.0), "interval", stack_request.MAX_INTERVAL)
-            wanted = trace_request.rank_numbers(document.get("ranks", []))
+            wanted = step_request.rank_numbers(document.get("ranks", []))
         except ValueError as problem:
             raise Refusal(400, "bad_request", str(problem)) from None
         ranks = live_ranks(self._registry, run, wanted)

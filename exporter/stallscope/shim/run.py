@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Protocol
 
+    from stallscope.shim.step_requests import StepRequests
     from stallscope.shim.tracing.trace import Tracer
     from stallscope.shim.transport import Sender
 
@@ -94,8 +95,9 @@ class Run:
 
     Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_TOKEN_FILE,
     STALLSCOPE_CA_FILE, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
-    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR; STALLSCOPE_STACKS=0
-    turns samples of stacks off, STALLSCOPE_DISABLE=1 everything, STALLSCOPE_STRICT=1 raises what would be logged.
+    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR, STALLSCOPE_ALLOW_STOP;
+    STALLSCOPE_STACKS=0 turns samples of stacks off, STALLSCOPE_DISABLE=1 everything, STALLSCOPE_STRICT=1 raises what
+    would be logged.
 
     A simulated rank is a run with a clock and a sender of its own:
 
@@ -189,6 +191,7 @@ class Run:
             self._work_steps = 0
             self._watchers: list[Callable[[], object]] = []
             self.tracer: Tracer | None = None
+            self.step_requests: StepRequests | None = None
             self._listeners: list[Callable[[int], object]] = []
             self._optimizer: int | None = None
             self._followed = 0
@@ -221,6 +224,8 @@ class Run:
                 self.on_step(self._report_warm_up)
             if clock is None and os.environ.get("STALLSCOPE_TRACE_DIR"):
                 self.trace()
+            if clock is None and switched_on("STALLSCOPE_ALLOW_STOP"):
+                self._allow_stop()
         except Exception as error:
             self.silence()
             tolerate(error, "starting a run")
@@ -321,6 +326,14 @@ class Run:
             tolerate(error, "tracing")
         else:
             trace(self, **selection)
+
+    def _allow_stop(self) -> None:
+        try:
+            from stallscope.shim.stopping import Stopper  # most runs never need it
+        except ImportError as error:
+            tolerate(error, "allowing stop requests")
+        else:
+            Stopper(self)
 
     def finish(self, state: str = "finished") -> None:
         """End the run as `finished`, `failed` or `terminated` and send the last report; calls after it do nothing."""
