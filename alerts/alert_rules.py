@@ -24,7 +24,7 @@ from stallscope.catalogue.causes import (
     Subject,
     Value,
 )
-from stallscope.view.verdict_words import ROOT_WORDS, root_words
+from stallscope.view.verdict_words import PHASE_WORDS, ROOT_WORDS, root_words
 
 _TOP = Path(__file__).parents[1]
 FOLDER = _TOP / "alerts"
@@ -49,6 +49,12 @@ _FAILED_RANKS = (
     " unless on (cluster, run, rank) rank:live:info)"
 )
 """Up to three ranks whose process has ended."""
+
+_ODD_STACKS = f'printf "bottomk(3, rank:odd_stack:info{_THIS_RUN})" {_RUN_LABELS} | query'
+"""Up to three ranks that differ from most ranks of a stalled run by the place in their code."""
+_STACKS = f'printf "topk(1, count by (location, function, call) (rank:stack:info{_THIS_RUN}))" {_RUN_LABELS} | query'
+"""The place of most ranks of a stalled run."""
+_PLACE = "{{ with .Labels.call }}{{ . }}{{ else }}{{ .Labels.function }}{{ end }} at {{ .Labels.location }}"
 
 _HOLDERS = (
     "bottomk(3, group by (namespace, pod, container, slurm_job, user)"
@@ -154,6 +160,14 @@ PHRASES = {
     "culprit": (
         f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"
     ),
+    "place": (
+        f"{{{{ with {_ODD_STACKS} }}}}"
+        '{{ range sortByLabel "rank" . }} Rank {{ .Labels.rank }} is in '
+        f"{_PLACE}, unlike most ranks.{{{{ end }}}}"
+        f"{{{{ else }}}}{{{{ range {_STACKS} }}}} Stack of {{{{ .Value }}}} of its ranks: in {_PLACE}.{{{{ end }}}}"
+        "{{ end }}"
+    ),
+    "stacks": "`stallscope stacks {{ $labels.run }}`",
     "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",
     "slowed_or": root_or("hardware"),
     "starved_or": root_or("input"),
@@ -361,7 +375,16 @@ def lost(cause: Cause, alert: Alert) -> str:
 
 def description(cause: Cause, alert: Alert) -> str:
     """Return the description on one line, with its phrases expanded."""
-    return " ".join(filled(r"(?<!\{)\{(\w+)\}(?!\})", PHRASES, alert.description, cause).split())
+    text = filled(r"(?<!\{)\{(\w+)\}(?!\})", PHRASES, alert.description, cause)
+    return " ".join(text.split()) + (line_of_code(cause) if cause.phase else "")
+
+
+def line_of_code(cause: Cause) -> str:
+    """Return a template with the line of code in which the time of the cause passes; without one it is empty."""
+    query = f'printf "run:code:ratio2m{_THIS_RUN[:-1]},cause=%q}}" {_RUN_LABELS} "{cause.name}" | query'
+    phase = PHASE_WORDS.get(cause.phase, "phase {{ .Labels.phase }}")
+    line = "{{ .Labels.location }}{{ with .Labels.function }} {{ . }}{{ end }}"
+    return f"{{{{ range {query} }}}} {{{{ .Value | humanizePercentage }}}} of {phase} is in {line}.{{{{ end }}}}"
 
 
 def quoted(text: str) -> str:

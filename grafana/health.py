@@ -19,7 +19,7 @@ EXPORTER = f'job=~".*stallscope.*", {HOST}'
 OWN_RULES = 'rule_group=~".*;stallscope-.*"'
 SHOWN = 16
 """Rows of the timeline."""
-OWN_ALERTS = f'alertname=~"Stallscope.+|TrainingTelemetryMissing", {CLUSTER}, instance=~"$instance|"'
+OWN_ALERTS = f'alertname=~"Stallscope.+|TrainingTelemetryMissing", cause!="watchdog", {CLUSTER}, instance=~"$instance|"'
 """Alerts on missing exporters have no instance."""
 KNOWN = f"0 * count(stallscope_build_info{{{HOST}}})"
 """Zero if an exporter reports; otherwise nothing is known."""

@@ -37,7 +37,11 @@ SERVER_SERIES: Mapping[str, set[str]] = {
 BY_SERIES_NAME: dict[str, Family] = {series: family for family in FAMILIES.values() for series in family.series_names}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Ten times as fast where PyYAML comes with libyaml, as its wheels do."""
-_OF_RECORDED = OWN_LABELS | TARGET_LABELS | {"gpu", "uuid", "mig", "run", "rank", "measured_by", "reason"}
+_OF_RECORDED = (
+    OWN_LABELS
+    | TARGET_LABELS
+    | {"gpu", "uuid", "mig", "run", "rank", "measured_by", "reason", "phase", "location", "function"}
+)
 
 
 @cache

@@ -1,6 +1,6 @@
 """Code of the training that costs time: phases of the step, and work that recurs.
 
-Tables of code lines and of groups of stacks belong to this row.
+The groups of stacks belong to this row, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,19 @@ from grafana.builders.field import by_name, fixed_colours
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.phases import shares
 from grafana.builders.query import Query
-from grafana.run_rows.run_queries import CELL_TO_GPU, CELL_TO_HOST, CELL_TO_RANK, MANY, RANK_HERE, TO_COMPARE, of_gpus
+from grafana.run_rows.run_queries import (
+    BY_RUN,
+    CELL_TO_GPU,
+    CELL_TO_HOST,
+    CELL_TO_RANK,
+    MANY,
+    RANK_HERE,
+    TO_COMPARE,
+    of_gpus,
+)
 from stallscope.catalogue.causes import PHASE_COLOURS
+
+_BY_PHASE = f"{BY_RUN}, phase"
 
 
 def _phases(title: str, description: str, record: str) -> Panel:
@@ -25,6 +36,33 @@ def _phases(title: str, description: str, record: str) -> Panel:
         stacked=True,
         overrides=fixed_colours(PHASE_COLOURS | OTHER_COLOUR),
         links=[TO_COMPARE],
+    )
+
+
+def _lines() -> Panel:
+    seconds = f"max by ({_BY_PHASE}, location, function) (run_code:time:rate2m{{{RUN}}})"
+    phase = f"max by ({_BY_PHASE}) (run_phase:sampled_time:rate2m{{{RUN}}})"
+    return table(
+        "Lines of code by phase",
+        "Lines in which the ranks spend the time of a phase, with the library's function that a line calls. Samples of "
+        "stacks are taken once a phase of the host takes 10 % of a minute, and again every ten minutes. Start with the "
+        "phase of the verdict.",
+        [Query(f"{seconds} / on ({_BY_PHASE}) group_left () ({phase} > 0)", table=True)],
+        columns={
+            "run": "Run",
+            "phase": "Phase",
+            "location": "Line",
+            "function": "Function",
+            "Value": "Share of the phase",
+        },
+        height=7,
+        sort="Share of the phase",
+        overrides=[
+            by_name("Run", custom__width=140),
+            by_name("Phase", custom__width=120),
+            by_name("Share of the phase", unit="percentunit", decimals=0, custom__width=140),
+        ],
+        no_value="No samples: no phase of the host takes much time, or STALLSCOPE_STACKS=0.",
     )
 
 
@@ -109,6 +147,7 @@ def row() -> Row:
                 "on the left delays the GPU unnoticed.",
                 "run_phase:gpu_time:rate5m",
             ),
+            _lines(),
             _comes_back(),
             _regular_dips(),
         ),

@@ -55,6 +55,7 @@ SHOWN_FOR = {
     ("stallscope-run", "GPUs with regular dips", "C"): "saving",
     ("stallscope-run", "Step time", "D"): "stuttering",
     ("stallscope-run", "Scaling efficiency and load", "B"): "lopsided",
+    ("stallscope-run", "Lines of code by phase", "A"): "waiting",
     ("stallscope-run", "Loader workers", "C"): "waiting",
 }
 """Queries that return data only for a specific fault, not for a healthy run and its nodes."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.catalogue.metrics import RUN_STATES, TRAINING_FAMILIES
+from stallscope.intake.quotas import usage_of
 from stallscope.intake.runs import REJECTION_REASONS, Limits, RunRegistry
 from stallscope.protocol.report import TRIAL_RUN, ReportError
 from stallscope.sampling.clock import ScriptedClock
@@ -41,6 +42,51 @@ def refused(registry: RunRegistry, data: bytes) -> ReportError:
         registry.accept(data, "unix")
     assert [sample for sample in registry.collect() if sample.family in TRAINING_FAMILIES] == before
     return caught.value
+
+
+def lines(*numbers: int, seconds: float = 2.0, phase: str = "data_wait") -> dict[str, list[dict[str, object]]]:
+    """Return the field of a report with lines of one file."""
+    return {phase: [{"location": f"a.py:{number}", "function": "f", "seconds": seconds} for number in numbers]}
+
+
+class TestLinesOfCode:
+    NAME = "stallscope_training_code_seconds_total"
+
+    def test_each_line_is_a_series_as_long_as_it_is_reported(
+        self, registry: RunRegistry, make_report: MakeReport
+    ) -> None:
+        registry.accept(make_report(sequence=1, code=lines(1, 2)), "unix")
+        assert values(registry, self.NAME) == {
+            ("resnet50", "0", "data_wait", "a.py:1", "f"): 2.0,
+            ("resnet50", "0", "data_wait", "a.py:2", "f"): 2.0,
+        }
+        registry.accept(make_report(sequence=2, code=lines(2, 3, seconds=1.5)), "unix")
+        assert values(registry, self.NAME) == {
+            ("resnet50", "0", "data_wait", "a.py:2", "f"): 2.0,
+            ("resnet50", "0", "data_wait", "a.py:3", "f"): 1.5,
+        }
+        registry.accept(make_report(sequence=3), "unix")
+        assert values(registry, self.NAME) == {}
+
+    def test_new_lines_above_the_limit_are_dropped(self, registry: RunRegistry, make_report: MakeReport) -> None:
+        registry.accept(make_report(sequence=1, code=lines(1)), "unix")
+        held = registry.held[0]
+        registry.limits = Limits(series_per_run=usage_of(held.report).series)
+        registry.accept(make_report(sequence=2, code=lines(1, 2, 3, seconds=9)), "unix")
+        assert values(registry, self.NAME) == {("resnet50", "0", "data_wait", "a.py:1", "f"): 9.0}
+        dropped = values(registry, "stallscope_exporter_series_dropped_total")
+        assert dropped[("series_quota",)] == 2
+
+    def test_the_lines_of_another_users_run_stay(
+        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    ) -> None:
+        set_process(100)
+        set_process(200)
+        registry.accept(make_report(sequence=1, code=lines(1)), "unix", 100, uid=1000)
+        with pytest.raises(ReportError) as caught:
+            registry.accept(make_report(sequence=2, code=lines(2)), "unix", 200, uid=1001)
+        assert caught.value.reason == "not_owner"
+        assert [labels[3] for labels in values(registry, self.NAME)] == ["a.py:1"]
 
 
 class TestSeries:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stallscope.catalogue import metrics as catalogue
 from stallscope.protocol import report
 from stallscope.protocol.report import (
+    CodeLine,
     Gpu,
     Phase,
     Report,
@@ -50,6 +51,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "values": {"accuracy": 0.875},
         "precision": ["bf16"],
         "dropped": {"queue_full": 2},
+        "code": {"data_wait": [{"location": "data/augment.py:41", "function": "elastic", "seconds": 2.5}]},
     }
     full.update(changes)
     return {key: value for key, value in full.items() if value is not None}
@@ -309,11 +311,42 @@ def test_every_training_family_has_its_place_in_the_document() -> None:
     elsewhere = (
         "rank_info rank_gpu_info state activity start_timestamp_seconds first_step_timestamp_seconds "
         "last_step_timestamp_seconds last_push_timestamp_seconds restarts_total step_seconds phase_seconds_total "
-        "phase_gpu_seconds_total phase_occurrences_total phase_max_seconds value precision_info "
-        "shim_dropped_reports_total"
+        "phase_gpu_seconds_total phase_occurrences_total phase_max_seconds code_seconds_total value precision_info "
+        "shim_dropped_reports_total stack_info"
     )
     told |= {f"stallscope_training_{name}" for name in elsewhere.split()}
     assert told == {found.name for found in catalogue.TRAINING_FAMILIES}
+
+
+def test_lines_of_code_are_read_and_may_be_left_out() -> None:
+    assert parsed().code == {"data_wait": (CodeLine("data/augment.py:41", "elastic", 2.5),)}
+    assert parsed(code=None).code == {}
+    assert from_document(to_document(parsed())) == parsed()
+    twice = [{"location": "a.py:1", "function": "f", "seconds": seconds} for seconds in (2.0, 1.0)]
+    assert parsed(code={"other": twice}).code == {"other": (CodeLine("a.py:1", "f", 2.0),)}
+    assert parsed(code={"other": [{"location": "a.py:1", "seconds": 1}]}).code["other"][0].function == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ([], "bad_field"),
+        ({"other": {}}, "bad_field"),
+        ({"other": ["a.py:1"]}, "bad_field"),
+        ({"other": [{"location": 1, "function": "f", "seconds": 1.0}]}, "bad_field"),
+        ({"other": [{"location": " ", "function": "f", "seconds": 1.0}]}, "bad_name"),
+        ({"other": [{"location": "a\nb.py:1", "function": "f", "seconds": 1.0}]}, "bad_name"),
+        ({"other": [{"location": "a" * 129, "function": "f", "seconds": 1.0}]}, "bad_name"),
+        ({"other": [{"location": "a.py:1", "function": "f\x00", "seconds": 1.0}]}, "bad_name"),
+        ({"other": [{"location": "a.py:1", "function": "f"}]}, "bad_field"),
+        ({"other": [{"location": "a.py:1", "function": "f", "seconds": -1}]}, "bad_field"),
+        ({"other": [{"location": f"a.py:{n}", "function": "f", "seconds": 1} for n in range(6)]}, "too_many_lines"),
+        ({f"p{n}": [] for n in range(33)}, "too_many_phases"),
+        ({"": []}, "bad_name"),
+    ],
+)
+def test_malformed_lines_of_code_are_refused(code: Any, reason: str) -> None:
+    assert refused(encode(document(code=code))).reason == reason
 
 
 def test_closed_lists_are_the_catalogues() -> None:

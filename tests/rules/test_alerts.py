@@ -337,14 +337,31 @@ def test_a_symptom_of_a_gpu_or_a_host_is_a_page_only_where_somebody_uses_it() ->
 
 
 def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:
-    watchdog = 'count by (alertname) (ALERTS{alertname="Watchdog",alertstate="firing"})'
-    rulebook.check([], {watchdog: [({"alertname": "Watchdog"}, 1)]}, at="1m")
+    watchdog = 'count by (alertname) (ALERTS{alertname="StallscopeWatchdog",alertstate="firing"})'
+    rulebook.check([], {watchdog: [({"alertname": "StallscopeWatchdog"}, 1)]}, at="1m")
 
 
-def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rulebook) -> None:
+SLOW_LINE = series(
+    "stallscope_training_code_seconds_total",
+    growing(0.3),
+    run="my run",
+    rank="0",
+    phase="data_wait",
+    location="data/augment.py:41",
+    function="elastic > scipy.map",
+    **TARGET,
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "line"), [((), ""), ((SLOW_LINE,), " 60% of the wait is in data/augment.py:41 elastic > scipy.map.")]
+)
+def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(
+    rulebook: Rulebook, code: Sequence[tuple[str, str]], line: str
+) -> None:
     url = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/"
     rulebook.check_text(
-        exporter() + rank(wait=0.5, run="my run", namespace="a&b") + gpu(idle=0.5) + host(0.97),
+        [*exporter(), *rank(wait=0.5, run="my run", namespace="a&b"), *gpu(idle=0.5), *host(0.97), *code],
         "TrainingInputCpuSaturated",
         {
             "namespace": "a&b",
@@ -359,7 +376,7 @@ def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rul
                 "Run my run loses 50% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
                 "without that it would be up to 2.0 times as fast. More workers will not help. Decode and augment "
                 "less per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the job "
-                "more CPUs per GPU."
+                f"more CPUs per GPU.{line}"
             ),
             "lost": "12.0 GPU-hours a day",
             "runbook_url": url + "TrainingInputCpuSaturated.md",
@@ -384,6 +401,43 @@ def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops(rulebook: Rulebook) 
             "lost": "24.0 GPU-hours a day",
             "runbook_url": url + "GpuLost.md",
             "dashboard_url": "/d/stallscope-gpu?var-instance=node1%3A19400&var-gpu=0",
+        },
+    )
+
+
+def stack(number: int, location: str, call: str) -> Story:
+    labels = {**TARGET, "run": "train", "rank": str(number), "location": location, "function": "step", "call": call}
+    return [series("stallscope_training_stack_info", steady(1), **labels)]
+
+
+@pytest.mark.parametrize(
+    ("odd", "place"),
+    [
+        ("job/dataset.py:12", "Rank 3 is in read_sample at job/dataset.py:12, unlike most ranks."),
+        ("", "Stack of 4 of its ranks: in all_reduce at job/trainer.py:88."),
+    ],
+)
+def test_the_text_on_a_stall_names_the_rank_that_differs_and_its_line(odd: str, place: str, rulebook: Rulebook) -> None:
+    story = exporter()
+    for number in range(4):
+        story += rank(number, gpus=(), last_step=growing_until(40))
+        is_odd = odd and number == 3
+        story += stack(number, odd if is_odd else "job/trainer.py:88", "read_sample" if is_odd else "all_reduce")
+    rulebook.check_text(
+        story,
+        "TrainingStalled",
+        {**STALLED, "cause": "stalled", "job_class": "production"},
+        {
+            "summary": "Training is stalled, but its processes are alive.",
+            "description": (
+                "100% of the ranks of run train have not completed a step for over a minute, and for far longer than "
+                f"their steps usually take. {place} Before the job is killed, compare the stacks of all ranks "
+                "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
+                "whose stack differs from the others, then restart from the last checkpoint."
+            ),
+            "lost": "",
+            "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingStalled.md",
+            "dashboard_url": "/d/stallscope-run?var-run=train",
         },
     )
 

@@ -51,6 +51,14 @@ def test_the_most_that_a_rank_may_tell_fits_under_plain_names() -> None:
     assert parse(payload) == from_document(whole)
 
 
+def test_lines_of_code_go_before_values() -> None:
+    lines = [{"location": f"{LONG}:{number}", "function": LONG, "seconds": 1.0} for number in range(5)]
+    whole = {**document(8, 20, 8), "code": {"data_wait": lines, "other": lines}}
+    report = parse(fit(whole)[0])
+    assert len(report.values) == 8
+    assert len(report.code) < 2
+
+
 def test_values_go_first_and_the_newest_of_them() -> None:
     payload, shortened = fit(document(MAX_VALUES, 20, 8))
     report = parse(payload)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from stallscope.catalogue.causes import CAUSES, MISSING, REMAINDERS
-from stallscope.view.verdict_words import phrase_of, root_words, words_of
-from stallscope.view.verdicts import Culprit, Verdict
+from stallscope.view.verdict_words import line_sentence, phrase_of, root_words, words_of
+from stallscope.view.verdicts import CodeLine, Culprit, Verdict
 from tests.known_names import rules
 
 HOT = Culprit("3", "b:9400", "1", "", "thermal_throttle")
@@ -53,6 +55,37 @@ def test_the_total_is_shown_only_if_it_differs() -> None:
     assert words_of(Verdict("thermal_throttle", 0.42, 0.425)).cost == "It costs 42 % of the GPU time."
     total = words_of(Verdict("thermal_throttle", 0.42, 0.5), with_gpus=False).cost
     assert total == "It costs 42 % of its time, all causes together 50 %."
+
+
+SLOW = CodeLine("data_wait", "data/augment.py:41", "elastic > scipy.ndimage.map", 0.62, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            SLOW,
+            "62 % of the wait is in data/augment.py:41 elastic > scipy.ndimage.map, with 4 loader workers.",
+        ),
+        (SLOW._replace(workers=1, function=""), "62 % of the wait is in data/augment.py:41, with 1 loader worker."),
+        (SLOW._replace(workers=0, function="f"), "62 % of the wait is in data/augment.py:41 f."),
+        (CodeLine("checkpoint", "save.py:3", "f", 1.0), "100 % of the checkpoints is in save.py:3 f."),
+        (CodeLine("other", "train.py:3", "f", 0.5), "50 % of this time is in train.py:3 f."),
+        (CodeLine("my phase", "train.py:3", "f", 0.5), "50 % of phase my phase is in train.py:3 f."),
+        (CodeLine("other", "tr\nain.py:3", "f\x1b", 0.5), "50 % of this time is in tr\\nain.py:3 f\\x1b."),
+    ],
+)
+def test_a_line_of_code_is_one_sentence(line: CodeLine, sentence: str) -> None:
+    assert line_sentence(line) == sentence
+    assert words_of(Verdict("input_bound", 0.3, line=line)).line == sentence
+    assert words_of(Verdict("input_bound", 0.3)).line == ""
+
+
+def test_the_causes_with_a_phase_are_those_whose_line_the_rules_record() -> None:
+    (rule,) = (rule for rule in rules() if rule.get("record") == "run:code:ratio2m")
+    patterns = re.findall(r'run:verdict:ratio5m\{cause=~?"([^"]+)"\}', rule["expr"])
+    recorded = {name for name in CAUSES if any(re.fullmatch(pattern, name) for pattern in patterns)}
+    assert {cause.name for cause in CAUSES.values() if cause.phase} == recorded
 
 
 @pytest.mark.parametrize("cause", CAUSES)

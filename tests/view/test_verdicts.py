@@ -12,7 +12,16 @@ import pytest
 
 from stallscope.clients.prometheus import Prometheus, PrometheusError, Series
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.view.verdicts import USEFUL_SECONDS, WATCHED_SECONDS, Culprit, RunName, Verdict, Verdicts, VerdictWatch
+from stallscope.view.verdicts import (
+    USEFUL_SECONDS,
+    WATCHED_SECONDS,
+    CodeLine,
+    Culprit,
+    RunName,
+    Verdict,
+    Verdicts,
+    VerdictWatch,
+)
 from tests.analysis.servers import prometheus
 
 RESNET = RunName("resnet50", "")
@@ -39,7 +48,7 @@ class Scripted:
         if self.problem is not None:
             raise self.problem
         return self.answers.get(
-            expression.partition("{")[0].rpartition("(")[2].removesuffix(":ratio5m").replace(":", "_"), ()
+            re.sub(r":ratio\dm$", "", expression.partition("{")[0].rpartition("(")[2]).replace(":", "_"), ()
         )
 
     def await_queries(self, number: int) -> None:
@@ -80,6 +89,7 @@ def test_the_displayed_runs_and_gpus_are_queried(watch: Make) -> None:
         'run:time_lost:ratio5m{run=~"a|b\\\\.c"}',
         'run:culprit:info{run=~"a|b\\\\.c"}',
         'count by (run, namespace, missing) (rank:missing:info{run=~"a|b\\\\.c"})',
+        'run:code:ratio2m{run=~"a|b\\\\.c"}',
         'run:verdict:ratio5m{run=~"a|b\\\\.c"}',
         'gpu:verdict:ratio5m{uuid=~"GPU-1|GPU-2"}',
     ]
@@ -132,6 +142,34 @@ def test_runs_of_one_name_with_different_culprits_have_none(watch: Make) -> None
     verdict = [series(0.2, run="resnet50", cause="straggler_hw")]
     culprits = [series(1, run="resnet50", **HOT), series(1, cluster="b", run="resnet50", **{**HOT, "rank": "0"})]
     assert after_query(watch(Scripted(run_verdict=verdict, run_culprit_info=culprits))).runs[RESNET].culprit is None
+
+
+LINE = {"run": "resnet50", "phase": "data_wait", "location": "data/augment.py:41", "function": "elastic"}
+
+
+def lines(**changes: str) -> Series:
+    return series(0.62, **{**LINE, "cause": "input_bound", **changes})
+
+
+@pytest.mark.parametrize(
+    ("found", "workers", "expected"),
+    [
+        ([lines()], 4, CodeLine("data_wait", "data/augment.py:41", "elastic", 0.62, 4)),
+        ([lines()], None, CodeLine("data_wait", "data/augment.py:41", "elastic", 0.62)),
+        ([lines(phase="other")], 4, CodeLine("other", "data/augment.py:41", "elastic", 0.62)),
+        ([lines(cause="stalled")], 4, None),
+        ([lines(), lines(cluster="b", location="read.py:1")], 4, None),
+        ([series(float("nan"), **LINE, cause="input_bound")], 4, None),
+        ([], 4, None),
+    ],
+)
+def test_a_verdict_of_a_run_has_the_line_of_code_of_its_cause(
+    watch: Make, found: Sequence[Series], workers: int | None, expected: CodeLine | None
+) -> None:
+    loaders = [] if workers is None else [series(workers, run="resnet50")]
+    verdict = [series(0.3, run="resnet50", cause="input_bound")]
+    server = Scripted(run_verdict=verdict, run_code=found, stallscope_training_dataloader_workers=loaders)
+    assert after_query(watch(server)).runs[RESNET].line == expected
 
 
 def test_before_the_first_query_there_are_no_verdicts(watch: Make) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stallscope.intake.runs import Held
 from stallscope.protocol.report import STEP_BUCKET_COUNT, StepSeconds
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.view.verdicts import Culprit, RunName, Verdict, Verdicts
+from stallscope.view.verdicts import CodeLine, Culprit, RunName, Verdict, Verdicts
 from stallscope.web.status.history import MARK_SECONDS, History
 from tests.web.status_page import NOW, Element, Told, held, ranks, shown
 
@@ -214,6 +214,14 @@ def test_names_of_a_culprit_are_text_and_nothing_else() -> None:
     assert "Rank <b>, GPU <u> MIG <s> of <i>: <a>. Drain or replace" in article.one(class_="verdict").text
 
 
+def test_a_line_of_code_is_text_between_the_cost_and_the_remedy() -> None:
+    line = CodeLine("data_wait", "<b>/augment.py:41", "<i>", 0.62, 4)
+    told = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, line=line)})
+    article = run(held(info={"namespace": "research"}), verdicts=told)
+    sentence = "62 % of the wait is in <b>/augment.py:41 <i>, with 4 loader workers. Read"
+    assert sentence in article.one(class_="verdict").text
+
+
 def test_a_run_without_a_gpu_loses_its_own_time() -> None:
     told = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42)})
     article = run(held(info={"namespace": "research"}, gpus=[]), verdicts=told)
@@ -267,3 +275,9 @@ def test_a_prometheus_that_does_not_answer_is_told_with_the_age_of_what_is_shown
     assert "Verdict: Waiting for data: disk." in page.text
     page = shown(verdicts=judged(age=None, problem="no answer within 5 s"))
     assert "no answer within 5 s. No verdict is known meanwhile." in page.text
+
+
+def test_a_standstill_is_shown_with_the_rank_that_differs() -> None:
+    where = "7 ranks wait in all_reduce at job/trainer.py:88; rank 3 is in <b>read</b> at job/dataset.py:12"
+    assert f"Standstill: {where}." in run(held(), stacks={"resnet50": where}).text
+    assert "Standstill" not in run(held(), stacks={"another": where}).text

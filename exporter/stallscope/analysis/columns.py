@@ -75,6 +75,7 @@ _EXCLUDED = frozenset(
         *("stallscope_gpu_persistence_mode", "stallscope_gpu_dip_interval_seconds_sumsq"),
         "stallscope_gpu_utilization_samples",
         "stallscope_training_shim_dropped_reports_total",
+        "stallscope_training_code_seconds_total",
         # Of owners, of which a GPU may have any number.
         *("stallscope_gpu_owner_memory_used_bytes", "stallscope_gpu_owner_busy_seconds_total"),
     }

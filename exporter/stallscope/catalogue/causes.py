@@ -132,6 +132,8 @@ class Cause:
     """None if there is nothing to do about it."""
     mutes: tuple[str, ...] = ()
     """Causes that its alert mutes on the same run, GPU or host; also PERFORMANCE, EVERYTHING or an alert's name."""
+    phase: str = ""
+    """The phase whose time it is, and whose lines of code explain it; `*` for the phases of the program's own."""
     is_slowness: bool = False
     """True for slow progress outside the tiers `performance` and `device`, which always are."""
 
@@ -188,6 +190,7 @@ CAUSES: dict[str, Cause] = {
                 are stored (cache them on a local disk).""",
             ),
             mutes=_WAITS_FOR_DATA,
+            phase="data_wait",
         ),
         Cause(
             "input_cpu_saturated",
@@ -205,6 +208,7 @@ CAUSES: dict[str, Cause] = {
                 on the GPU), or give the job more CPUs per GPU.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_cgroup_throttled",
@@ -224,6 +228,7 @@ CAUSES: dict[str, Cause] = {
                 wait="10m",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_few_workers",
@@ -241,6 +246,7 @@ CAUSES: dict[str, Cause] = {
                 persistent_workers.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_single_thread",
@@ -258,6 +264,7 @@ CAUSES: dict[str, Cause] = {
                 them, and avoid Python loops over samples.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_too_many_workers",
@@ -275,6 +282,7 @@ CAUSES: dict[str, Cause] = {
                 to one (OMP_NUM_THREADS, OpenCV).""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_disk_bound",
@@ -292,6 +300,7 @@ CAUSES: dict[str, Cause] = {
                 will not help.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_network_bound",
@@ -313,6 +322,7 @@ CAUSES: dict[str, Cause] = {
                 shard, or use a faster link.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         Cause(
             "input_remote_latency",
@@ -330,6 +340,7 @@ CAUSES: dict[str, Cause] = {
                 the node before training.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
+            phase="data_wait",
         ),
         # What the GPU does with its time.
         Cause(
@@ -403,6 +414,7 @@ CAUSES: dict[str, Cause] = {
                 in each step, log less often, disable anomaly detection, and control garbage collection; or name the
                 work with run.phase().""",
             ),
+            phase="other",
         ),
         Cause(
             "mem_bw_bound",
@@ -591,6 +603,7 @@ CAUSES: dict[str, Cause] = {
                 between failures).""",
             ),
             mutes=_PAUSES,
+            phase="checkpoint",
         ),
         Cause(
             "evaluation_overhead",
@@ -608,6 +621,7 @@ CAUSES: dict[str, Cause] = {
                 the checkpoints.""",
             ),
             mutes=_PAUSES,
+            phase="evaluation",
         ),
         Cause(
             "callback_stall",
@@ -647,6 +661,7 @@ CAUSES: dict[str, Cause] = {
                 (one number, not a tensor); stallscope_training_phase_max_seconds names the longest.""",
             ),
             mutes=_PAUSES,
+            phase="*",
         ),
         Cause(
             "step_outliers",
@@ -736,9 +751,9 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training is stalled, but its processes are alive.",
                 """{share} of the ranks of run {run} have not completed a step for over a minute, and for far longer
-                than their steps usually take.{gone}{culprit} Dump the stacks of every rank (py-spy dump, or the
-                collective library's flight recorder) before the job is killed, find the rank whose stack differs
-                from the others, then restart from the last checkpoint.""",
+                than their steps usually take.{gone}{culprit}{place} Before the job is killed, compare the stacks of all
+                ranks ({stacks}, py-spy dump, or the collective library's flight recorder), find the rank whose stack
+                differs from the others, then restart from the last checkpoint.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -757,8 +772,8 @@ CAUSES: dict[str, Cause] = {
                 "Training hangs in a collective operation.",
                 """{share} of the ranks of run {run} complete no step while GPUs spin: they are fully busy at low,
                 constant power, as in a collective operation that never completes.{gone} Find the rank whose GPU does
-                not spin: it is not in the collective.{culprit} Dump stacks and the flight recorder (py-spy dump,
-                TORCH_NCCL_TRACE_BUFFER_SIZE)
+                not spin: it is not in the collective.{culprit}{place} Save the stacks ({stacks}, py-spy dump) and the
+                flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE)
                 before the library's timeout kills the job, then restart from the last checkpoint, without that node
                 if it happens again.""",
                 wait="1m",
@@ -778,10 +793,9 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training hangs in I/O.",
                 """{share} of the ranks of run {run} complete no step, their GPUs idle, and on one of their nodes all
-                tasks
-                wait for storage.{culprit} Check that node's mounts and disks (dmesg, mountstats, tasks in state D) and
-                the storage service behind them. Repair or remount it, then restart from the last checkpoint if the run
-                does not continue by itself.""",
+                tasks wait for storage.{culprit}{place} Check that node's mounts and disks (dmesg, mountstats, tasks in
+                state D) and the storage service behind them. Repair or remount it, then restart from the last
+                checkpoint if the run does not continue by itself.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -907,6 +921,7 @@ CAUSES: dict[str, Cause] = {
                 CPUs; give its loader more workers and prefetching.{end}""",
             ),
             mutes=("straggler_rank", "input_bound", *_WAITS_FOR_A_RANK),
+            phase="data_wait",
         ),
         Cause(
             "straggler_hw",

@@ -29,7 +29,7 @@ _PAGES = 6
 _SESSIONS = 10
 """Copies of a session's identifier: of the session that is held and of those before it."""
 _FIXED_SERIES = (
-    1  # rank_info
+    2  # rank_info and stack_info
     + len(RUN_STATES)
     + len(ACTIVITIES)
     + 5  # timestamps and restarts
@@ -66,9 +66,12 @@ def usage_of(report: Report) -> Usage:
     Series with fixed names count whether they are in the report or not, so that a rank only grows by new names. The run
     counts as 0: it is counted with its first rank.
     """
+    lines = _lines_of(report)
     series = _FIXED_SERIES + 4 * len(report.phases) + len(report.gpus) + len(report.values) + len(report.dropped)
+    series += len(lines)
     labels = "".join(
         [*report.phases] * 4
+        + [text for line in lines for text in line]
         + [*report.values, *report.dropped, *report.info.values()]
         + [text for gpu in report.gpus for text in gpu]
     )
@@ -89,6 +92,7 @@ def has_new_names(before: Report, after: Report) -> bool:
         and after.dropped.keys() <= before.dropped.keys()
         and after.info == before.info
         and after.gpus == before.gpus
+        and _lines_of(after) <= _lines_of(before)
     )
 
 
@@ -98,19 +102,28 @@ def names_of(report: Report) -> dict[int, int]:
     names.update({hash(("value", name)): 1 for name in report.values})
     names.update({hash(("dropped", name)): 1 for name in report.dropped})
     names.update({hash(("gpu", gpu)): 1 for gpu in report.gpus})
+    names.update({hash(("code", *line)): 1 for line in _lines_of(report)})
     names[hash(("info", *report.info.items()))] = 1
     return names
 
 
 def without_new_names(before: Report, after: Report) -> Report:
     """Return the second report of a rank without names that the first one did not have."""
+    known = _lines_of(before)
     return after._replace(
         phases={name: phase for name, phase in after.phases.items() if name in before.phases},
         values={name: value for name, value in after.values.items() if name in before.values},
         dropped={name: number for name, number in after.dropped.items() if name in before.dropped},
         info=before.info,
         gpus=before.gpus,
+        code={
+            phase: tuple(line for line in lines if (phase, *line[:2]) in known) for phase, lines in after.code.items()
+        },
     )
+
+
+def _lines_of(report: Report) -> set[tuple[str, str, str]]:
+    return {(phase, line.location, line.function) for phase, lines in report.code.items() for line in lines}
 
 
 class Totals:

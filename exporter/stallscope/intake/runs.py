@@ -63,6 +63,7 @@ from stallscope.protocol.report import (
     MAX_VALUES,
     REASONS,
     TRIAL_RUN,
+    CodeLine,
     Phase,
     Report,
     ReportError,
@@ -85,6 +86,7 @@ PHASE_SECONDS = family("stallscope_training_phase_seconds_total")
 PHASE_GPU_SECONDS = family("stallscope_training_phase_gpu_seconds_total")
 PHASE_OCCURRENCES = family("stallscope_training_phase_occurrences_total")
 PHASE_MAX = family("stallscope_training_phase_max_seconds")
+CODE_SECONDS = family("stallscope_training_code_seconds_total")
 VALUE = family("stallscope_training_value")
 PRECISION = family("stallscope_training_precision_info")
 DROPPED_REPORTS = family("stallscope_training_shim_dropped_reports_total")
@@ -242,6 +244,12 @@ class RunRegistry:
     def held(self) -> tuple[Held, ...]:
         """Every rank."""
         return tuple(self._held.values())
+
+    def holding(self, report: Report) -> Held | None:
+        """Return the rank that holds the session of an accepted report, or None if another session has its place."""
+        run = self._own_names.get((report.run, report.rank, report.session), report.run)
+        held = self._held.get((run, report.rank))
+        return held if held is not None and held.report.session == report.session else None
 
     @property
     def changes(self) -> int:
@@ -816,6 +824,7 @@ def _monotonic(old: Report, new: Report) -> Report:
         phases=phases,
         counters=_monotonic_numbers(old.counters, new.counters),
         dropped=_monotonic_numbers(old.dropped, new.dropped),
+        code={phase: _monotonic_lines(old.code.get(phase, ()), lines) for phase, lines in new.code.items()},
     )
 
 
@@ -824,6 +833,11 @@ def _monotonic_phase(old: Phase, new: Phase) -> Phase:
     if gpu_seconds is not None and old.gpu_seconds is not None:
         gpu_seconds = max(gpu_seconds, old.gpu_seconds)
     return Phase(max(new.seconds, old.seconds), max(new.occurrences, old.occurrences), new.max, gpu_seconds)
+
+
+def _monotonic_lines(old: Iterable[CodeLine], new: Iterable[CodeLine]) -> tuple[CodeLine, ...]:
+    before = {line[:2]: line.seconds for line in old}
+    return tuple(line._replace(seconds=max(line.seconds, before.get(line[:2], 0.0))) for line in new)
 
 
 def _monotonic_numbers(old: Mapping[str, float], new: Mapping[str, float]) -> Mapping[str, float]:
@@ -861,6 +875,9 @@ def samples_of(held: Held) -> Iterator[Sample]:
         yield Sample(PHASE_MAX, labels, phase.max)
         if phase.gpu_seconds is not None:
             yield Sample(PHASE_GPU_SECONDS, labels, phase.gpu_seconds)
+    for name, lines in report.code.items():
+        for line in lines:
+            yield Sample(CODE_SECONDS, (*rank, name, line.location, line.function), line.seconds)
     for key, number in report.counters.items():
         yield Sample(COUNTER_FAMILIES[key], rank, number)
     for key, number in report.gauges.items():

@@ -194,6 +194,7 @@ class Loop:
         ] = {}  # functions around such calls: newest step, how often
         self._before = before
         self._input = LoopInput(run)
+        run.timeline.input_functions = self._input.functions
         if before is not None:
             self._input.functions |= before.functions
         # Optimizers

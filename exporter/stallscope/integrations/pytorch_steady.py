@@ -168,6 +168,7 @@ class SteadyLoop:
         self._ended = self._clock()
         self._device = self._loop.device
         self._timeline.pending = self.settle
+        self._timeline.peek = self._open_phase
         self._direct(self)
 
     def end(self) -> None:
@@ -175,7 +176,7 @@ class SteadyLoop:
         if not self.is_open or get_ident() != self._thread:
             return
         self.is_open = False
-        self._timeline.pending = None
+        self._timeline.pending = self._timeline.peek = None
         self._process()
         self._loop.optimizer_span = self._optimizer_span
         self._optimizer_span, self._stepping = None, 0
@@ -340,6 +341,21 @@ class SteadyLoop:
         """End the noting, and return the loop, which processes the next event at once."""
         self.end()
         return self._loop
+
+    def _open_phase(self) -> str:
+        """Return the phase that the newest noted event has opened; an empty string without one. For any thread."""
+        loop = self._loop
+        opening = {
+            self._begin_fetch: "data_wait",
+            loop.begin_copy: "host_copy",
+            self._open_forward: "forward",
+            self._open_backward: "backward",
+            self._open_optimizer: "optimizer",
+        }
+        for process in reversed(self._events[-9:][1::3]):
+            if process not in (loop.gradients_switched, loop.mode_switched):
+                return opening.get(process, "other")
+        return ""
 
     def _note(self, process: Callable[[Any], object], argument: Any) -> None:
         """Note an event; if the noting has ended since it was checked, process it at once."""

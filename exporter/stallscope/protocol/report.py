@@ -24,7 +24,8 @@ of several. Unknown keys are ignored, so that an older exporter understands a ne
       "precision": ["bf16"],
       "restarts": 1,                           how often the launcher restarted this rank, if it reports that
       "failure": "OutOfMemoryError",           type of the exception that ended it; left out where none did
-      "dropped": {"queue_full": 2}             reports that could not be sent, by cause
+      "dropped": {"queue_full": 2},            reports that could not be sent, by cause
+      "code": {"data_wait": [{"location": "data/augment.py:41", "function": "elastic_transform", "seconds": 2.1}]}
     }
 
 `phases` sum to the loop's wall time: those inside steps (with `other` as their rest) and those of
@@ -33,6 +34,9 @@ an open one included; `gpu_seconds` is left out where it can't be measured.
 
 The keys down to `activity` are required; the others may be left out. Whatever becomes a label is printable text of
 limited length. A session's cumulative numbers only grow.
+
+`code` has the lines of the program in which a phase spent its time, estimated from samples of stacks: up to
+`MAX_CODE_LINES` of a phase. A line that is no longer among them is left out.
 
 The state of a session's last report is `finished`, `failed` or `terminated`. Where SIGTERM or SIGHUP ends a process at
 once, a datagram from the address `vocabulary.TERMINATION_ADDRESS` stands for that report.
@@ -59,6 +63,7 @@ from stallscope.protocol.vocabulary import (
     JOB_CLASSES,
     LAST_STATES,
     MAX_BYTES,
+    MAX_CODE_LINES,
     MAX_DROP_CAUSES,
     MAX_GPUS,
     MAX_LABEL_LENGTH,
@@ -87,6 +92,7 @@ __all__ = [
     "JOB_CLASSES",
     "LAST_STATES",
     "MAX_BYTES",
+    "MAX_CODE_LINES",
     "MAX_DROP_CAUSES",
     "MAX_GPUS",
     "MAX_LABEL_LENGTH",
@@ -104,6 +110,7 @@ __all__ = [
     "TERMINATION_ADDRESS",
     "TRIAL_RUN",
     "VERSION",
+    "CodeLine",
     "Gpu",
     "Phase",
     "Report",
@@ -125,6 +132,7 @@ REASONS = (
     "too_many_values",
     "too_many_phases",
     "too_many_gpus",
+    "too_many_lines",
 )
 """Why a document is refused, each one word fit for a label."""
 
@@ -144,6 +152,14 @@ class Gpu(NamedTuple):
 
     gpu: str
     uuid: str
+
+
+class CodeLine(NamedTuple):
+    """Time of a phase in one line of the program: its file and number, its function, and seconds."""
+
+    location: str
+    function: str
+    seconds: float
 
 
 class StepSeconds(NamedTuple):
@@ -188,6 +204,7 @@ class Report(NamedTuple):
     dropped: Mapping[str, float]
     failure: str = ""
     restarts: int = 0
+    code: Mapping[str, tuple[CodeLine, ...]] = {}
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
@@ -211,6 +228,7 @@ def to_document(report: Report) -> dict[str, Any]:
         name: {key: value for key, value in phase._asdict().items() if value is not None}
         for name, phase in report.phases.items()
     }
+    document["code"] = {phase: [line._asdict() for line in lines] for phase, lines in report.code.items()}
     return {key: value for key, value in document.items() if value is not None}
 
 
@@ -276,6 +294,7 @@ def from_document(document: object) -> Report:
         dropped=_dropped(document),
         failure=_text(document.get("failure", ""), "failure"),
         restarts=_whole(document.get("restarts", 0), "restarts", MAX_RESTARTS),
+        code=_code(document),
     )
 
 
@@ -414,6 +433,31 @@ def _phase(name: str, value: Any) -> Phase:
         _amount(value.get("max"), field, "max"),
         _amount(value["gpu_seconds"], field, "gpu_seconds") if "gpu_seconds" in value else None,
     )
+
+
+def _code(document: dict[str, Any]) -> dict[str, tuple[CodeLine, ...]]:
+    phases = _object(document, "code")
+    if len(phases) > MAX_PHASES:
+        raise ReportError("too_many_phases", f"code has {len(phases)} phases; expected at most {MAX_PHASES}")
+    return {_name(phase, "a phase in code"): _lines(f"code.{phase}", lines) for phase, lines in phases.items()}
+
+
+def _lines(field: str, value: Any) -> tuple[CodeLine, ...]:
+    if type(value) is not list:
+        raise _bad(field, value, "a list")
+    if len(value) > MAX_CODE_LINES:
+        raise ReportError("too_many_lines", f"{field} has {len(value)} lines; expected at most {MAX_CODE_LINES}")
+    found: dict[tuple[str, str], CodeLine] = {}
+    for position, entry in enumerate(value):
+        if type(entry) is not dict:
+            raise _bad(f"{field}[{position}]", entry, "an object with location, function and seconds")
+        line = CodeLine(
+            _name(entry.get("location"), f"{field}[{position}].location"),
+            _text(entry.get("function", ""), f"{field}[{position}].function"),
+            _amount(entry.get("seconds"), f"{field}[{position}]", "seconds"),
+        )
+        found.setdefault(line[:2], line)
+    return tuple(found.values())
 
 
 def _precision(document: dict[str, Any]) -> tuple[str, ...]:

@@ -30,11 +30,12 @@ from stallscope.report import (
     utilisation,
 )
 from stallscope.report.affected import affected, listed, verdict_causes
-from stallscope.report.culprits import Blamed, culprits
+from stallscope.report.culprits import Blamed, code_lines, culprits
 from stallscope.report.document import Block, Document, Notice, Section, unavailable
 from stallscope.report.options import Options
 from stallscope.report.queries import Queries, Server
 from stallscope.report.subject import Subject
+from stallscope.view.verdicts import CodeLine
 
 PARTS = 19
 """Maximum number of calls of `progress` for a report."""
@@ -90,10 +91,12 @@ def build(
     where = attempt("Affected ranks and GPUs", lambda: affected(queries, found), lambda _: {})
     verdicts = attempt("Verdicts of ranks and GPUs", lambda: verdict_causes(queries), lambda _: set())
     blamed: dict[str, Blamed] = {}
+    lines: dict[str, CodeLine] = {}
     if run is not None:
         blamed = attempt("Culprits", lambda: culprits(queries), lambda _: {})
+        lines = attempt("Lines of code", lambda: code_lines(queries), lambda _: {})
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))
-    advice = recommendations.Evidence(lost, fired, where, verdicts, number, blamed)
+    advice = recommendations.Evidence(lost, fired, where, verdicts, number, blamed, lines)
 
     sections = [
         Section(part.KEY, part.TITLE, tuple(attempt(part.TITLE, blocks, lambda reason: [unavailable(reason)])))
@@ -149,7 +152,7 @@ def _parts(
     if run is not None and found is not None:
         parts += [
             (ranks, lambda: ranks.blocks(queries, found)),
-            (scaling_section, lambda: scaling_section.blocks(queries, run)),
+            (scaling_section, lambda: scaling_section.blocks(queries)),
         ]
     return [*parts, (hosts, lambda: hosts.blocks(queries))]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from stallscope.analysis.over_time import RUN_LABELS
 from stallscope.common.formatting import capitalised, duration, readable
 from stallscope.report.queries import Queries
-from stallscope.report.subject import RUN_LABELS
 from stallscope.report.words import LONGEST_TEXT
 from stallscope.view.verdict_words import phrase_of, remedy_of
-from stallscope.view.verdicts import Culprit, culprit_of
+from stallscope.view.verdicts import CodeLine, Culprit, code_line_of, culprit_of
 
 
 class Blamed(NamedTuple):
@@ -50,6 +50,32 @@ def culprits(queries: Queries) -> dict[str, Blamed]:
         if cause not in found or blamed.seconds > found[cause].seconds:
             found[cause] = blamed
     return found
+
+
+def code_lines(queries: Queries) -> dict[str, CodeLine]:
+    """Return the line of code of a run by verdict; of several, the line that lost most.
+
+    Empty if the server has no `run:code:ratio2m`, as with older rules.
+    """
+    which, window = queries.subject.run_matchers, queries.window
+    by = "cause, phase, location, function"
+    most: dict[str, tuple[float, Mapping[str, str]]] = {}
+    for each in queries.instant(f"sum by ({by}) (sum_over_time(run:code:ratio2m{{{which}}}[{window}]))"):
+        cause = each.labels.get("cause", "")
+        if cause not in most or each.value > most[cause][0]:
+            most[cause] = each.value, each.labels
+    if not most:
+        return {}
+    shares = {
+        frozenset(each.labels.items()): each.value
+        for each in queries.instant(f"max by ({by}) (avg_over_time(run:code:ratio2m{{{which}}}[{window}]))")
+    }
+    ranks = queries.subject.rank_matchers
+    loaders = queries.value(f"max(max_over_time(stallscope_training_dataloader_workers{{{ranks}}}[{window}]))")
+    return {
+        cause: code_line_of(labels, shares.get(frozenset(labels.items()), 0.0), int(loaders or 0))
+        for cause, (_, labels) in most.items()
+    }
 
 
 def culprits_of_runs(queries: Queries, runs: str) -> Mapping[tuple[str, str, str], str]:

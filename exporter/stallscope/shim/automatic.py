@@ -11,6 +11,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from stallscope.shim import worker_samples
+from stallscope.shim.stored_reports import summarise_at_exit
 from stallscope.shim.tolerance import switched_on, tolerate
 
 VARIABLE = "STALLSCOPE_AUTO"
@@ -30,6 +32,7 @@ AFTER_IMPORT = {
         "stallscope.integrations.pytorch:observe_checkpoints",
     ),
     "keras": "stallscope.integrations.keras:watch_fits",
+    "multiprocessing.connection": "stallscope.shim.worker_samples:follow",
 }
 """Functions to call once the program has imported a module: `package.module:function`, by the module's name.
 
@@ -43,6 +46,9 @@ def start() -> None:
     """Measure each training loop that begins in this process. Imports no framework itself."""
     if switched_on("STALLSCOPE_DISABLE") or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
+    summarise_at_exit(os.environ)
+    if not worker_samples.is_spawned():  # a worker first finds the memory of its parent
+        worker_samples.prepare()
     finder = _Finder(AFTER_IMPORT, time.monotonic())
     sys.meta_path.insert(0, finder)
     for name in AFTER_IMPORT:

@@ -21,9 +21,9 @@ _MARGIN = 0.95
 def fit(document: dict[str, Any], longest: int = MAX_BYTES) -> tuple[bytes, bool]:
     """Write a document as it travels, without what matters least where it is too long.
 
-    The user's own values go first, then their own phases, whose time is added to `other` so that phases still sum to
-    the loop's time, then all but the first GPUs: of each the newest first, so that what is shown stays the same from
-    one report to the next. Only names in many bytes make that necessary.
+    Lines of code go first, then the user's own values, then their own phases, whose time is added to `other` so that
+    phases still sum to the loop's time, then all but the first GPUs: of each the newest first, so that what is shown
+    stays the same from one report to the next. Only names in many bytes make that necessary.
 
     Returns:
         the bytes, and True if something was left out; payloads that still exceed the limit are dropped.
@@ -32,7 +32,7 @@ def fit(document: dict[str, Any], longest: int = MAX_BYTES) -> tuple[bytes, bool
     if len(payload) <= longest:
         return payload, False
     document = dict(document)
-    for key, least in (("values", 0), ("phases", len(_ESSENTIAL)), ("gpus", _ESSENTIAL_GPUS)):
+    for key, least in (("code", 0), ("values", 0), ("phases", len(_ESSENTIAL)), ("gpus", _ESSENTIAL_GPUS)):
         while len(document.get(key, ())) > least and len(payload) > longest * _MARGIN:
             document[key] = _shortened(document[key])
             payload = _encoded(document)

@@ -8,10 +8,13 @@ import time
 from math import inf, isfinite
 
 from stallscope.protocol import vocabulary
-from stallscope.shim import identity, lifetime, termination
+from stallscope.shim import identity, lifetime, stacks, termination, worker_samples
 from stallscope.shim.failures import failure_of, is_out_of_memory
+from stallscope.shim.hot_lines import HotLines
 from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
+from stallscope.shim.slow_steps import WARM_UP
+from stallscope.shim.stored_reports import stored_reports
 from stallscope.shim.timeline import NO_PHASE, Phase, Timeline
 from stallscope.shim.tolerance import (
     amount,
@@ -21,11 +24,12 @@ from stallscope.shim.tolerance import (
     label,
     number,
     shown,
+    switched_off,
     switched_on,
     tolerate,
     warn,
 )
-from stallscope.shim.transport import room, transport
+from stallscope.shim.transport import Datagrams, room, transport
 from stallscope.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Protocol
 
+    from stallscope.shim.step_requests import StepRequests
     from stallscope.shim.tracing.trace import Tracer
     from stallscope.shim.transport import Sender
 
@@ -82,15 +87,17 @@ class Run:
     `host_copy`, `forward`, `backward` or `optimizer` phase, or, without such phases, with the first `step()`: that
     step's length is unknown, so it counts as progress and has no duration.
 
-    Nothing here raises or starts a thread: what goes wrong is logged once under the logger `stallscope`. Nothing waits
-    either, except for reports over HTTP: at most once a second; it backs off while the exporter does not respond.
+    Nothing here raises: what goes wrong is logged once under the logger `stallscope`. Nothing waits either, except for
+    reports over HTTP: at most once a second; it backs off while the exporter does not respond. The only thread takes
+    samples of stacks, for ten seconds where the host loses much time (see `hot_lines`).
     Calls belong in one thread. A forked child and a pickled copy are silent, and so is a run that a spawned worker
     creates while it imports the program. A newer run of the same name and rank in one process ends the older one.
 
     Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_TOKEN_FILE,
     STALLSCOPE_CA_FILE, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
-    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR; STALLSCOPE_DISABLE=1 turns
-    everything off, STALLSCOPE_STRICT=1 raises what would be logged.
+    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR, STALLSCOPE_ALLOW_STOP;
+    STALLSCOPE_STACKS=0 turns samples of stacks off, STALLSCOPE_DISABLE=1 everything, STALLSCOPE_STRICT=1 raises what
+    would be logged.
 
     A simulated rank is a run with a clock and a sender of its own:
 
@@ -152,6 +159,8 @@ class Run:
         self.claimed_by = ""
         """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
         self.timeline = Timeline(time.monotonic, self._publish, interval)
+        self.hot_lines: HotLines | None = None
+        """The lines of the program in which it loses time; None for a run with a clock of its own."""
         self._phases: dict[str, Phase] = {}
         try:
             if switched_on("STALLSCOPE_DISABLE") or lifetime.importing_for_parent():
@@ -182,6 +191,7 @@ class Run:
             self._work_steps = 0
             self._watchers: list[Callable[[], object]] = []
             self.tracer: Tracer | None = None
+            self.step_requests: StepRequests | None = None
             self._listeners: list[Callable[[int], object]] = []
             self._optimizer: int | None = None
             self._followed = 0
@@ -192,6 +202,7 @@ class Run:
                 self._succeed()
             self._sender: Sender = transport(os.environ) if sender is None else sender
             self._room = room(self._sender)
+            self._stored = stored_reports(os.environ, self._session) if clock is None else None
             self._probe: Probe | None = process
             if process is None and clock is None:
                 self._probe = ProcessProbe()
@@ -199,6 +210,9 @@ class Run:
             self.timeline.mark = self._begun
             self.silent = False
             self._phases = self.timeline.phases
+            if clock is None and not switched_off("STALLSCOPE_STACKS"):
+                worker_samples.prepare()
+                self.hot_lines = HotLines(self.timeline, lambda: bool(self._gpus))
             self.plan(samples_per_step, tokens_per_step, flops_per_step, steps_planned)
             if prepare is not None:
                 prepare(self)
@@ -206,8 +220,12 @@ class Run:
             if clock is None:
                 lifetime.watch(self)
             self._publish(self.timeline.now())
+            if self._stored is not None:
+                self.on_step(self._report_warm_up)
             if clock is None and os.environ.get("STALLSCOPE_TRACE_DIR"):
                 self.trace()
+            if clock is None and switched_on("STALLSCOPE_ALLOW_STOP"):
+                self._allow_stop()
         except Exception as error:
             self.silence()
             tolerate(error, "starting a run")
@@ -308,6 +326,14 @@ class Run:
             tolerate(error, "tracing")
         else:
             trace(self, **selection)
+
+    def _allow_stop(self) -> None:
+        try:
+            from stallscope.shim.stopping import Stopper  # most runs never need it
+        except ImportError as error:
+            tolerate(error, "allowing stop requests")
+        else:
+            Stopper(self)
 
     def finish(self, state: str = "finished") -> None:
         """End the run as `finished`, `failed` or `terminated` and send the last report; calls after it do nothing."""
@@ -518,7 +544,8 @@ class Run:
     def overhead(self) -> float:
         """Seconds that the shim has cost so far, about."""
         self.timeline.settle()
-        return self._overhead + self.booking_overhead
+        sampling = 0.0 if self.hot_lines is None else self.hot_lines.cost
+        return self._overhead + sampling + self.booking_overhead
 
     @property
     def booking_overhead(self) -> float:
@@ -567,6 +594,8 @@ class Run:
         self.timeline.due = inf
         self.timeline.listener = None
         self._phases = {}
+        if self.hot_lines is not None:
+            self.hot_lines.close()
 
     def _identify(
         self,
@@ -651,6 +680,13 @@ class Run:
         if not self._listeners:
             self.timeline.listener = None
 
+    def _report_warm_up(self, _steps: int) -> bool:
+        """Make a report due at the end of the first steps, which the summary leaves out."""
+        if self.timeline.steps < WARM_UP:
+            return True
+        self.timeline.due = min(self.timeline.due, self.timeline.now())
+        return False
+
     def _read_process(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         try:
             return ({}, {}) if self._probe is None else self._probe.read()
@@ -711,9 +747,17 @@ class Run:
             if self._watchers:
                 self._refresh()
                 now = timeline.now()
+            if self.hot_lines is not None:
+                self._refresh_lines(now, last)
             payload = self._written(now).encode()
             if len(payload) > self._room:
                 payload = self._shortened(payload)
+            if self._stored is not None:
+                self._stored.store(payload, timeline.steps >= WARM_UP)
+            if not last and not self._scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
+                self._sender.passed = max(
+                    self._sender.passed, stacks.attach(self._session, timeline.activity, self.name, self.rank)
+                )
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and not self._scripted:
                 patience = time.monotonic() + _LAST_WORDS
@@ -732,6 +776,16 @@ class Run:
             self._overhead += timeline.now() - started
         if cause is not None and cause != "absent":
             warn(f"a report could not be sent ({cause}); the next one includes its values", f"dropped: {cause}")
+
+    def _refresh_lines(self, now: float, last: bool) -> None:
+        if self.hot_lines is None:
+            return
+        try:
+            self.timeline.book(now)
+            self.hot_lines.refresh(now, last=last)
+        except Exception as error:
+            self.hot_lines = None
+            tolerate(error, "finding lines of code")
 
     def _shortened(self, payload: bytes) -> bytes:
         import json
@@ -791,7 +845,8 @@ class Run:
             f'"sent":{sent:.3f},"state":"{self._state}","activity":"{timeline.activity}",'
             f'"phases":{{{",".join(phases)}}},"counters":{amounts(counters)},'
             f'"gauges":{values({**gauges, **self._gauges, "step": timeline.steps + self._step_offset})},'
-            f'"values":{values(self._values)},"dropped":{amounts(self._dropped)}{steps}}}'
+            f'"values":{values(self._values)},"dropped":{amounts(self._dropped)}{steps}'
+            f"{'' if self.hot_lines is None else self.hot_lines.written()}}}"
         )
 
     def _headed(self) -> str:
@@ -811,6 +866,7 @@ class Run:
         self.silence()
         lifetime.forget(self)
         termination.withdraw(self._session)
+        stacks.release(self._session)
         for part in (self._probe, self._sender, self.tracer):
             close = getattr(part, "close", None)
             if close is not None:
@@ -849,6 +905,7 @@ def _silent_run() -> Run:
     copy.rank = 0
     copy.batch_size = None
     copy.claimed_by = ""
+    copy.hot_lines = None
     copy.timeline = Timeline(time.monotonic, lambda _: None, inf)
     copy.silence()
     return copy

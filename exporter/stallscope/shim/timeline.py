@@ -12,6 +12,7 @@ from stallscope.shim.tolerance import complain, is_label, shown, tolerate
 TYPE_CHECKING = False  # importing typing takes longer than all of the shim
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from types import CodeType
 
     Snapshot = dict["Phase", tuple[float, int, float]]
     """Seconds, occurrences and longest recent occurrence of each phase."""
@@ -207,12 +208,14 @@ class Timeline:
         "_special",
         "_step_began",
         "_tokens",
+        "after_step",
         "counts",
         "current",
         "due",
         "first_step",
         "held",
         "initialization",
+        "input_functions",
         "interval",
         "last_step",
         "listener",
@@ -220,8 +223,10 @@ class Timeline:
         "mark",
         "now",
         "other",
+        "peek",
         "pending",
         "phases",
+        "rebooked",
         "slow_steps",
         "step_seconds",
         "steps",
@@ -243,8 +248,16 @@ class Timeline:
         self._publish = publish
         self.pending: Callable[[], None] | None = None
         """Books the events that are noted and not booked yet."""
+        self.peek: Callable[[], str] | None = None
+        """Returns the phase that is open by the noted events, in any thread; an empty string if there are none."""
+        self.rebooked: Callable[[float, float, str, Collection[str]], None] | None = None
+        """Called when time has moved between phases: with its interval, the phase that has it now, and the others."""
+        self.input_functions: set[CodeType] = set()
+        """Functions that draw batches: their time is moved from `other` to `data_wait` after it was booked."""
         self.listener: Callable[[], None] | None = None
         """Called at each boundary, before a report that is due."""
+        self.after_step: Callable[[], object] | None = None
+        """Called once at the end of the current boundary. What it raises reaches the program."""
         self.interval = interval
         """Seconds between reports; what one report may come early."""
         self.held = False
@@ -333,6 +346,9 @@ class Timeline:
                 self.publish(now)
         except Exception as error:
             tolerate(error, "marking a step")
+        if self.after_step is not None:
+            action, self.after_step = self.after_step, None
+            action()
 
     def settle(self) -> None:
         """Book the events that are noted and not booked yet. Required before the timeline is read or changed."""
@@ -346,6 +362,12 @@ class Timeline:
         while found[-1].around is not found[-1]:
             found.append(found[-1].around)
         return tuple(reversed(found))
+
+    @property
+    def open_now(self) -> str:
+        """The name of the phase that is open. May be read in any thread."""
+        peek = self.peek
+        return (peek() if peek is not None else "") or self.current.name
 
     def begin_loop(self, now: float) -> None:
         """End initialization: the first step begins."""
@@ -436,6 +458,11 @@ class Timeline:
                 from_steps += added
         if moved <= 0.0:
             return
+        if self.rebooked is not None:
+            # All phases together are the time since the beginning.
+            origin = self.mark - sum(seconds for seconds, _, _ in now.values())
+            began, ended = (sum(seconds for seconds, _, _ in each.values()) for each in (before, after))
+            self.rebooked(origin + began, origin + ended, target.name, sources)
         self.move(None, target, moved)
         shift = from_steps if target.outside else from_steps - moved
         self._step_began = min(self._step_began + shift, self.mark)

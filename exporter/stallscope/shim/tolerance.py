@@ -14,6 +14,11 @@ def switched_on(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
+def switched_off(variable: str) -> bool:
+    """Return True if an environment variable is set to 0, false, no or off."""
+    return os.environ.get(variable, "").strip().lower() in ("0", "false", "no", "off")
+
+
 def complain(message: str, cause: str = "", error: Exception | None = None) -> None:
     """Warn of a mistake.
 

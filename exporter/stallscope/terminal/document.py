@@ -8,7 +8,7 @@ from typing import Any
 from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.screen import Screen
 from stallscope.view.model import Gpu, Host, Rank, Run
-from stallscope.view.verdicts import Verdict, Verdicts
+from stallscope.view.verdicts import CodeLine, Verdict, Verdicts
 
 
 def document(screen: Screen) -> dict[str, Any]:
@@ -114,6 +114,7 @@ def _run(run: Run, verdicts: Verdicts | None) -> dict[str, Any]:
         "steps_planned": run.steps_planned,
         "seconds_left": run.seconds_left,
         "step_seconds": run.step_seconds,
+        "seconds_without_step": run.without_step,
         "samples_per_second": run.samples_per_second,
         "tokens_per_second": run.tokens_per_second,
         "epoch": run.epoch,
@@ -136,6 +137,7 @@ def _rank(rank: Rank) -> dict[str, Any]:
         "activity": rank.activity or None,
         "step": rank.step,
         "step_seconds": rank.step_seconds,
+        "seconds_without_step": rank.without_step,
         "restarts": rank.restarts,
         "last_step": rank.last_step,
         "last_report": rank.last_push,
@@ -159,4 +161,17 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "lost_ratio": verdict.lost,
         "culprit": verdict.culprit._asdict() if verdict.culprit is not None else None,
         "missing": list(verdict.missing),
+        "line": _line(verdict.line),
+    }
+
+
+def _line(line: CodeLine | None) -> dict[str, Any] | None:
+    if line is None:
+        return None
+    return {
+        "phase": line.phase,
+        "location": line.location,
+        "function": line.function,
+        "share_ratio": line.share,
+        "workers": line.workers,
     }

@@ -14,7 +14,7 @@ def verdict_lines(verdict: Verdict, width: int, indent: str, *, with_gpus: bool 
     """Return a verdict with its cost, the rank to blame and the remedy."""
     words = words_of(verdict, with_gpus=with_gpus)
     title = f"Verdict: {readable(words.title)}."
-    said = " ".join(each for each in (title, words.cost, words.culprit, words.remedy) if each)
+    said = " ".join(each for each in (title, words.cost, words.culprit, words.line, words.remedy) if each)
     healthy = "good" if verdict.cause == "healthy" else ""
     return wrapped(said, width, ROLES.get(words.severity or "", healthy), indent)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stallscope.catalogue.causes import CAUSES, MISSING, REMAINDERS, Severity
 from stallscope.common.formatting import capitalised, percent, readable
 from stallscope.view.model import Run
-from stallscope.view.verdicts import Culprit, Verdict, Verdicts
+from stallscope.view.verdicts import CodeLine, Culprit, Verdict, Verdicts
 
 ROOT_WORDS = {
     "straggler_rank": "slower than the others",
@@ -20,6 +20,15 @@ ROOT_WORDS = {
 """Root causes whose title describes the run, worded for the rank."""
 
 
+PHASE_WORDS = {
+    "data_wait": "the wait",
+    "checkpoint": "the checkpoints",
+    "evaluation": "the evaluation",
+    "other": "this time",
+}
+"""Phases in words that follow a share; for others, the name of the phase."""
+
+
 class VerdictWords(NamedTuple):
     """A verdict in words."""
 
@@ -29,6 +38,8 @@ class VerdictWords(NamedTuple):
     """A sentence; empty if no time is lost."""
     culprit: str
     """A sentence with rank, GPU, node and root cause; empty if no rank is to blame."""
+    line: str
+    """A sentence with the line of code in which the time passes; empty if it is unknown."""
     remedy: str
     """A sentence: the remedy of the root cause if it is known, else of the verdict."""
     severity: Severity | None
@@ -48,7 +59,7 @@ def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], 
     if cause is None:
         title, remedy = REMAINDERS.get(verdict.cause, (verdict.cause, ""))
         remedy = " ".join(MISSING[reason] for reason in MISSING if reason in verdict.missing) or remedy
-        return VerdictWords(title, "", "", remedy, None, False)
+        return VerdictWords(title, "", "", "", remedy, None, False)
     cost = ""
     if verdict.share > 0:
         cost = f"It costs {percent(verdict.share)} of {'the GPU' if with_gpus else 'its'} time"
@@ -59,7 +70,8 @@ def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], 
     if verdict.culprit is not None:
         culprit = f"{capitalised(phrase_of(verdict.culprit, name))}."
         remedy = remedy_of(verdict.culprit) or remedy
-    return VerdictWords(cause.title, cost, culprit, remedy, cause.severity, cause.subject != "gpu")
+    line = "" if verdict.line is None else line_sentence(verdict.line, name)
+    return VerdictWords(cause.title, cost, culprit, line, remedy, cause.severity, cause.subject != "gpu")
 
 
 def why_unjudged(run: Run, verdicts: Verdicts) -> str:
@@ -80,6 +92,18 @@ def phrase_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
     """
     words = root_words(culprit.cause)
     return f"{place_of(culprit, name)}: {words if culprit.cause in CAUSES else name(words)}"
+
+
+def line_sentence(line: CodeLine, name: Callable[[str], str] = readable) -> str:
+    """Return a sentence such as `62 % of the wait is in data/augment.py:41 elastic, with 4 loader workers`.
+
+    Args:
+        line: the line of code.
+        name: escapes a name from outside for output.
+    """
+    phase = PHASE_WORDS.get(line.phase) or f"phase {name(line.phase)}"
+    workers = f", with {line.workers} loader {'worker' if line.workers == 1 else 'workers'}" if line.workers else ""
+    return f"{percent(line.share)} of {phase} is in {name(f'{line.location} {line.function}'.rstrip())}{workers}."
 
 
 def place_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:

@@ -46,6 +46,18 @@ class Culprit(NamedTuple):
     cause: str
 
 
+class CodeLine(NamedTuple):
+    """The line of code in which the phase of a verdict spends most of its time, as in `run:code:ratio2m`."""
+
+    phase: str
+    location: str
+    function: str
+    share: float
+    """Share of the phase."""
+    workers: int = 0
+    """Loader workers of a rank, for the phase `data_wait`; 0 if there are none."""
+
+
 class Verdict(NamedTuple):
     """A primary cause."""
 
@@ -58,6 +70,8 @@ class Verdict(NamedTuple):
     """None for a GPU, and for a run whose verdict names no single rank."""
     missing: tuple[str, ...] = ()
     """Reasons for insufficient data, as in `rank:missing:info`; empty for a GPU, and if the verdict names a cause."""
+    line: CodeLine | None = None
+    """None for a GPU, and for a run whose verdict names no line of code."""
 
 
 class Verdicts(NamedTuple):
@@ -162,15 +176,32 @@ class VerdictWatch:
         missing: dict[RunName, set[str]] = {}
         for labels, _value in self._server.query(f"count by (run, namespace, missing) (rank:missing:info{matcher})"):
             missing.setdefault(_run_name(labels), set()).add(labels.get("missing", ""))
+        lines = self._lines(matcher)
         runs: dict[RunName, Verdict] = {}
         ambiguous = set()
         for name, cause, share in _shares(self._server.query(f"run:verdict:ratio5m{matcher}"), _run_name):
             if name in runs and runs[name].cause != cause:
                 ambiguous.add(name)
             reasons = missing.get(name, set()) if cause == "insufficient_data" else ()
-            runs[name] = Verdict(cause, share, lost.get(name), culprits.get(name), tuple(sorted(reasons)))
+            runs[name] = Verdict(
+                cause, share, lost.get(name), culprits.get(name), tuple(sorted(reasons)), lines.get((name, cause))
+            )
         wanted = frozenset(names)
         return {name: runs[name] for name in runs.keys() & (wanted - ambiguous)}, wanted & ambiguous
+
+    def _lines(self, matcher: str) -> dict[tuple[RunName, str], CodeLine]:
+        """Return the line of code by run and cause, except for names of several runs with different lines."""
+        found: dict[tuple[RunName, str], set[CodeLine]] = {}
+        series = self._server.query(f"run:code:ratio2m{matcher}")
+        workers: dict[str, int] = {}
+        if series:
+            for labels, value in self._server.query(f"max by (run) (stallscope_training_dataloader_workers{matcher})"):
+                workers[labels.get("run", "")] = int(value)
+        for labels, share in series:
+            if isfinite(share):
+                line = code_line_of(labels, share, workers.get(labels.get("run", ""), 0))
+                found.setdefault((_run_name(labels), labels.get("cause", "")), set()).add(line)
+        return {key: next(iter(lines)) for key, lines in found.items() if len(lines) == 1}
 
     def _judged_gpus(self, uuids: tuple[str, ...]) -> dict[str, Verdict]:
         gpus: dict[str, Verdict] = {}
@@ -196,6 +227,19 @@ class VerdictWatch:
 def culprit_of(labels: Mapping[str, str]) -> Culprit:
     """Read a culprit from the labels of a series of `run:culprit:info`."""
     return Culprit(*(labels.get(name, "") for name in Culprit._fields))
+
+
+def code_line_of(labels: Mapping[str, str], share: float, workers: int = 0) -> CodeLine:
+    """Read a line of code from the labels of a series of `run:code:ratio2m`.
+
+    Args:
+        labels: the labels.
+        share: share of the phase.
+        workers: loader workers of a rank, which only matter for `data_wait`.
+    """
+    phase, location, function = (labels.get(name, "") for name in ("phase", "location", "function"))
+    limited = min(1.0, max(0.0, share))
+    return CodeLine(phase, location, function, limited, workers if phase == "data_wait" else 0)
 
 
 def _culprits(series: Iterable[Series]) -> dict[RunName, Culprit]:

@@ -19,7 +19,8 @@ def verdict_line(verdict: Verdict, *, with_gpus: bool = True) -> str:
     css = {"critical": "bad", "warning": "warn"}.get(words.severity or "", "quiet")
     cost = f" {words.cost}" if words.cost else ""
     culprit = f" {words.culprit}" if words.culprit else ""
-    return f'<p class="verdict {css}"><strong>Verdict: {words.title}.</strong>{cost}{culprit} {words.remedy}</p>'
+    line = f" {words.line}" if words.line else ""
+    return f'<p class="verdict {css}"><strong>Verdict: {words.title}.</strong>{cost}{culprit}{line} {words.remedy}</p>'
 
 
 def gpu_verdict_line(verdict: Verdict) -> str:

@@ -1,0 +1,346 @@
+"""The lines of the program in which a run loses its time, from short bursts of stack samples.
+
+If the run loses much of a minute in a phase of the host, a thread samples the stack of the loop's thread for ten
+seconds, 20 times a second, and ends. Each sample belongs to the phase that is open, and to the innermost frame of the
+program's own code. While the loop waits for data, the samples of its workers, and of the threads that it waits for,
+replace its own.
+
+Between two bursts, the time of a phase is divided as in the newest burst that has sampled this phase. So the seconds of
+a line are an estimate that grows with the seconds of its phase.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from _thread import get_ident, start_new_thread
+from math import inf
+
+from stallscope.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH
+from stallscope.shim import worker_samples
+from stallscope.shim.tolerance import switched_off, tolerate
+from stallscope.shim.writing import quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from stallscope.shim.code_location import Spot
+    from stallscope.shim.run import Run
+    from stallscope.shim.timeline import Timeline
+    from stallscope.shim.worker_samples import Counts, Entry
+
+WINDOW = 60.0
+"""Seconds of which a phase must lose much."""
+MUCH = 0.1
+"""Share of this time that is much."""
+AGAIN = 600.0
+"""Seconds after which a phase that still loses much is sampled again."""
+PAUSE = 60.0
+"""Fewest seconds from the end of a burst to the next one."""
+_BUSY = 0.8
+"""Share of the time from which on the work of the GPU limits the run."""
+_ON_GPU = ("host_copy", "forward", "backward", "communication", "optimizer")
+_NOT_LOST = (*_ON_GPU, "initialization", "restore", "paused")
+"""Phases that are never sampled."""
+_LEAST_SECONDS = 0.4
+"""Sampled seconds of a phase, below which they prove nothing."""
+_LEAST_SHARE = 0.02
+"""Share of a phase, below which a line is not reported."""
+_WORKERS_LATE = 60.0
+"""Seconds that workers may take to begin: a worker begins with its next batch."""
+
+
+class Line:
+    """A line of the program, and its share of the time of a phase."""
+
+    __slots__ = ("function", "location", "share", "workers")
+
+    def __init__(self, location: str, function: str, share: float, workers: int) -> None:
+        """Take file and line, the function with what it calls, the share, and the number of worker processes."""
+        self.location = location
+        self.function = function
+        self.share = share
+        self.workers = workers
+        """Worker processes in which the line was seen; 0 if the training process executes it."""
+
+
+def lines_of(run: Run) -> Mapping[str, Sequence[Line]]:
+    """Return the lines of each phase that was sampled, those with the largest share first; at most five for a phase."""
+    return {} if run.silent or run.hot_lines is None else run.hot_lines.lines
+
+
+class HotLines:
+    """Starts bursts for a run, and holds their results. Belongs to the thread of the loop."""
+
+    def __init__(self, timeline: Timeline, uses_gpu: Callable[[], bool]) -> None:
+        """Start without lines.
+
+        Args:
+            timeline: the timeline of the run.
+            uses_gpu: returns whether the run computes on GPUs, as far as known.
+        """
+        self.lines: dict[str, list[Line]] = {}
+        """The result of the newest burst that has sampled the phase, by phase."""
+        self.cost = 0.0
+        """CPU seconds of all bursts in this process."""
+        self._timeline = timeline
+        self._uses_gpu = uses_gpu
+        self._seconds: dict[str, dict[tuple[str, str], float]] = {}
+        self._booked: dict[str, float] = {}
+        self._began = -inf
+        self._before: dict[str, tuple[float, float]] = {}
+        self._wanted: set[str] = set()
+        self._tried: dict[str, float] = {}
+        self._ended = -inf
+        self._burst: Burst | None = None
+
+    def refresh(self, now: float, *, last: bool = False) -> None:
+        """Start or end a burst if it is time, and estimate the seconds of each line. Called before each report."""
+        if not self._timeline.looping:
+            return
+        burst = self._burst
+        if burst is None:
+            self._judge(now)
+            if not last and self._is_due(now):
+                self.begin(now)
+        elif last or burst.is_over:
+            self._burst = None
+            self._ended = now
+            self._take(burst)
+        for phase, lines in self.lines.items():
+            booked = self._timeline.phases[phase].seconds
+            added = max(booked - self._booked[phase], 0.0)
+            self._booked[phase] = booked
+            for line in lines:
+                self._seconds[phase][line.location, line.function] += added * line.share
+
+    def begin(self, now: float) -> None:
+        """Start a burst, whatever the run loses. Does nothing during a burst, or where bursts are switched off."""
+        if self._burst is None and not switched_off("STALLSCOPE_STACKS"):
+            sampled = {phase for phase in self._wanted if self._is_sampled_by_now(phase)}
+            self._wanted -= sampled
+            self._tried.update(dict.fromkeys(sampled, now))
+            self._burst = Burst(self._timeline)
+            self._burst.start()
+
+    def close(self) -> None:
+        """End a burst that is under way."""
+        if self._burst is not None:
+            self._burst.stop()
+            self._burst = None
+
+    def written(self) -> str:
+        """Return the lines as the field of a report, with a comma before it; an empty string without any."""
+        phases = []
+        for phase, seconds in self._seconds.items():
+            lines = [
+                f'{{"location":{quoted(location)},"function":{quoted(function)},"seconds":{spent:.3f}}}'
+                for (location, function), spent in seconds.items()
+            ]
+            phases.append(f"{quoted(phase)}:[{','.join(lines)}]")
+        return f',"code":{{{",".join(phases)}}}' if phases else ""
+
+    def _judge(self, now: float) -> None:
+        """Find the phases in which the run has lost much of the last minute."""
+        elapsed = now - self._began
+        if elapsed < WINDOW:
+            return
+        phases = self._timeline.phases
+        before = self._before
+        self._began = now
+        self._before = {name: (phase.seconds, phase.gpu_seconds or 0.0) for name, phase in phases.items()}
+        if elapsed == inf:
+            return
+        spent = {name: self._before[name][0] - before.get(name, (0.0, 0.0))[0] for name in phases}
+        on_gpu = {name: self._before[name][1] - before.get(name, (0.0, 0.0))[1] for name in phases}
+        if sum(on_gpu.get(name, 0.0) for name in _ON_GPU) >= _BUSY * elapsed:
+            self._wanted.clear()
+            return
+        for name, phase in phases.items():
+            # The GPU may still have work while the host waits for data.
+            hides = name == "data_wait" and phase.gpu_seconds is not None
+            lost = on_gpu[name] if hides else spent[name]
+            if name in _NOT_LOST or (name == "other" and not self._knows_other(spent)):
+                continue
+            if lost >= MUCH * elapsed:
+                self._wanted.add(name)
+            elif not phase.announced:
+                self._wanted.discard(name)
+
+    def _knows_other(self, spent: Mapping[str, float]) -> bool:
+        """Return whether the rest of the steps is lost: where no forward pass is measured, the rest may contain it."""
+        phases = self._timeline.phases
+        on_gpu = any(phases[name].gpu_seconds for name in _ON_GPU if name in phases)
+        return spent.get("forward", 0.0) > 0.0 and (on_gpu or not self._uses_gpu())
+
+    def _is_due(self, now: float) -> bool:
+        return now - self._ended >= PAUSE and any(
+            self._is_sampled_by_now(phase) and now - self._tried.get(phase, -inf) >= AGAIN for phase in self._wanted
+        )
+
+    def _is_sampled_by_now(self, name: str) -> bool:
+        """Return whether a burst that starts now samples the phase: it is in each step, or open."""
+        phase = self._timeline.phases[name]
+        return phase.opened or not phase.announced
+
+    def _take(self, burst: Burst) -> None:
+        """Take the results of a burst."""
+        burst.stop()
+        self.cost += burst.cost
+        for phase, lines in burst.lines().items():
+            former = self._seconds.get(phase, {})
+            keys = [(line.location, line.function) for line in lines]
+            self._seconds[phase] = {key: former.get(key, 0.0) for key in keys}
+            if phase not in self.lines:
+                self._booked[phase] = burst.booked.get(phase, 0.0)
+            self.lines[phase] = lines
+
+
+class Burst:
+    """One burst of samples, in a thread that ends by itself."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        """Prepare a burst for the loop in this thread."""
+        self.booked = {name: phase.seconds for name, phase in timeline.phases.items()}
+        """Seconds of each phase when the burst began."""
+        self.cost = 0.0
+        """CPU seconds of the thread."""
+        self._timeline = timeline
+        self._thread = get_ident()
+        self._channel = worker_samples.channel()
+        self._samples: list[_Sample] = []
+        self._is_stopped = self._is_done = False
+        self._began = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """True if the samples are complete, those of the workers included."""
+        if not self._is_done or self._channel is None or not any(sample.waits for sample in self._samples):
+            return self._is_done
+        age = time.monotonic() - self._began
+        # Workers begin with their next batch, so the last one ends after this process.
+        return age >= 2.0 * worker_samples.SECONDS and (age >= _WORKERS_LATE or bool(self._channel.counts()))
+
+    def start(self) -> None:
+        """Start the thread, and the bursts of the workers."""
+        self._timeline.rebooked = self._rebook
+        if self._channel is not None:
+            self._channel.call()
+        try:
+            start_new_thread(self._sample, ())
+        except RuntimeError as error:
+            self._is_done = True
+            tolerate(error, "sampling stacks")
+
+    def stop(self) -> None:
+        """End the thread with its next sample, and the bursts of the workers."""
+        self._is_stopped = True
+        self._timeline.rebooked = None
+        if self._channel is not None:
+            self._channel.hush()
+
+    def lines(self) -> dict[str, list[Line]]:
+        """Return the lines of each phase that was sampled for long enough, those with the largest share first."""
+        from stallscope.shim.code_location import function_of, library_function_of, location_of
+
+        def entry(spot: Spot) -> Entry:
+            beneath = "" if spot[2] is None else library_function_of(spot[2])
+            return location_of(spot), function_of(spot[0]), beneath
+
+        workers = self._channel.counts() if self._channel is not None else {}
+        found: dict[str, list[Line]] = {}
+        for phase in {sample.phase for sample in self._samples if sample.phase not in _NOT_LOST}:
+            samples = [sample for sample in self._samples if sample.phase == phase]
+            total = sum(sample.seconds for sample in samples)
+            if total < _LEAST_SECONDS:
+                continue
+            direct: Counts = {}
+            helping: Counts = dict(workers) if phase == "data_wait" else {}
+            waited = 0.0
+            for sample in samples:
+                for spot in sample.helpers:
+                    _add(helping, entry(spot), sample.seconds)
+                if sample.waits:
+                    waited += sample.seconds
+                elif sample.spot is not None:
+                    _add(direct, entry(sample.spot), sample.seconds)
+            helped = sum(seconds for seconds, _ in helping.values())
+            for key, (seconds, number) in helping.items() if helped else ():
+                _add(direct, key, waited * seconds / helped, number)
+            lines = [line for line in _lines(direct, total) if line.share >= _LEAST_SHARE]
+            if lines:
+                found[phase] = lines[:MAX_CODE_LINES]
+        return found
+
+    def _sample(self) -> None:
+        try:
+            from stallscope.shim.code_location import is_inside, is_waiting, spot_of
+            from stallscope.shim.worker_samples import spots_of_others, ticks
+
+            timeline = self._timeline
+            for now, seconds in ticks():
+                if self._is_stopped:
+                    break
+                phase = timeline.open_now
+                if phase in _NOT_LOST:
+                    continue
+                frames = sys._current_frames()  # noqa: SLF001 - the only way to the stacks
+                frame = frames.get(self._thread)
+                if frame is None:  # the loop's thread has ended
+                    break
+                if phase == "other" and is_inside(frame, timeline.input_functions):
+                    phase = "data_wait"
+                waits = phase == "data_wait" and is_waiting(frame)
+                helpers = spots_of_others(frames, self._thread) if waits else []
+                self._samples.append(_Sample(now, seconds, phase, None if waits else spot_of(frame), waits, helpers))
+                del frames, frame  # they hold the local variables of the program
+            self.cost = time.thread_time()
+        except Exception as error:
+            tolerate(error, "sampling stacks")
+        finally:
+            self._is_done = True
+
+    def _rebook(self, began: float, ended: float, target: str, sources: Collection[str]) -> None:
+        """Move the samples of an interval, like its time, to the phase that they turned out to belong to."""
+        for sample in self._samples:
+            if began <= sample.moment <= ended and sample.phase in sources:
+                sample.phase = target
+
+
+class _Sample:
+    __slots__ = ("helpers", "moment", "phase", "seconds", "spot", "waits")
+
+    def __init__(
+        self, moment: float, seconds: float, phase: str, spot: Spot | None, waits: bool, helpers: list[Spot]
+    ) -> None:
+        self.moment = moment
+        self.seconds = seconds
+        """Seconds that the sample stands for."""
+        self.phase = phase
+        self.spot = spot
+        self.waits = waits
+        """True if the loop waits for data from other threads or processes."""
+        self.helpers = helpers
+        """Lines of the threads that it waits for."""
+
+
+def _add(counts: Counts, key: Entry, seconds: float, workers: int = 0) -> None:
+    before, seen = counts.get(key, (0.0, 0))
+    counts[key] = (before + seconds, max(seen, workers))
+
+
+def _lines(counts: Counts, total: float) -> list[Line]:
+    """Return lines by their share, each with the library's function that it spends most of its time in, if any."""
+    lines: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
+    for (location, function, beneath), (seconds, workers) in counts.items():
+        lines.setdefault((location, function), []).append((seconds, workers, beneath))
+    found = []
+    for (location, function), parts in lines.items():
+        seconds = sum(part[0] for part in parts)
+        most = max(parts)
+        if most[2] and most[0] > 0.5 * seconds and len(function) + len(most[2]) + 3 <= MAX_LABEL_LENGTH:
+            function = f"{function} > {most[2]}"
+        found.append(Line(location, function, min(seconds / total, 1.0), max(part[1] for part in parts)))
+    found.sort(key=lambda line: (-line.share, line.location))
+    return found

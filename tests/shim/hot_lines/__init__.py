@@ -1,0 +1,1 @@
+"""Programs with a planted slow line, and the lines that the shim finds."""
