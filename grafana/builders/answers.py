@@ -102,7 +102,12 @@ def worded(found: str, parts: Sequence[str], forms: Sequence[tuple[str, str]], *
     if with_culprit:
         found = f'label_replace({found}, "cause", "$1", "root", "(.+)")'
         found = f'label_replace({found}, "place", "$1, ", "culprit", "(.+): .*")'
-    found = f"{found} * on (cause) group_left (words, remedy, who) stallscope:cause:info"
+    found = f"{found} * on (cause) group_left (title, words, remedy, who) stallscope:cause:info"
+    if not with_culprit:
+        found = f'label_replace({found}, "words", "$1", "title", "(.+)")'
+    else:  # Words that follow a rank are wrong without one.
+        joined = f'label_join({found}, "joined", "|", "place", "title")'
+        found = f'label_replace({joined}, "words", "$1", "joined", "[|](.+)")'
     found = f"""label_join({found}, "{NAME}", "|", {", ".join(f'"{part}"' for part in parts)})"""
     for form, pattern in forms:
         found = f'label_replace({found}, "{NAME}", "{form}", "{NAME}", "{pattern}")'
