@@ -1,9 +1,13 @@
-# What a developer types. Everything is installed into .venv from one lock; nothing else on the machine is touched,
-# except that `make test` installs Debian's Prometheus and Alertmanager where they are missing and that is allowed.
+# What a developer types. `make up` installs what it runs into .venv-up, and everything else is installed into .venv, each
+# from a lock. Nothing else on the machine is touched, except that `make up` and `make test` install Debian's Prometheus and
+# Alertmanager where they are missing and that is allowed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What `make up` runs: a sixth of the development tools.
+UP_VENV := .venv-up
+UP_STAMP := $(UP_VENV)/.installed
 # The training frameworks take 7 GB on Linux, where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
 STALLSCOPE_FRAMEWORKS ?= 1
 # How many tests run at once, each file's own one after the other; what takes the whole machine follows alone.
@@ -27,7 +31,10 @@ BESIDE = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loa
 AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
 SBOM := dist/stallscope-exporter.cdx.json
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all:
+INSTALL := -m pip install --quiet --disable-pip-version-check --only-binary :all:
+PIP := $(BIN)/python $(INSTALL)
+# Most of what these packages contain is never imported; the rest is compiled at its first use.
+UP_PIP := $(UP_VENV)/bin/python $(INSTALL) --no-compile
 # Hundreds of tests start Python: it keeps compiled files, regardless of the environment. The frameworks are compiled at their
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
@@ -43,6 +50,13 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
+$(UP_STAMP): pyproject.toml deploy/requirements-up.lock
+	@echo "installing Stallscope and the packages it needs into $(UP_VENV): 100 MB to download, once"
+	@$(PYTHON) -m venv $(UP_VENV) || { echo "python3 -m venv failed: install python3-venv" >&2; exit 1; }
+	@$(UP_PIP) --require-hashes --requirement deploy/requirements-up.lock
+	@$(UP_PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
 $(FRAMEWORKS): requirements-frameworks.lock $(STAMP)
 	$(PIP) --no-compile --require-hashes --requirement requirements-frameworks.lock
 	touch $@
@@ -52,8 +66,9 @@ frameworks: $(FRAMEWORKS) ## install the training frameworks that the integratio
 tools:
 	sh tests/install_tools.sh
 
-up: $(STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmanager, a training job
-	$(BIN)/stallscope up $(ARGS)
+up: $(UP_STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmanager, a training job
+	@echo "$(UP_VENV)/bin/stallscope up $(ARGS)"
+	@exec $(UP_VENV)/bin/stallscope up $(ARGS)
 
 prepare: $(STAMP) tools ## install what the tests need, frameworks apart
 	$(BIN)/python -m tests.deploy.kubernetes_tools
@@ -135,8 +150,10 @@ lock: ## renew the locks: development tools, frameworks, and what deploy/ instal
 	$(COMPILE) --group frameworks --constraint requirements-dev.lock pyproject.toml -o requirements-frameworks.lock
 	$(COMPILE) --constraint requirements-dev.lock --extra exporter pyproject.toml \
 	  -o deploy/requirements-exporter.lock
+	printf 'editables\nhatchling\n' | $(COMPILE) --constraint requirements-dev.lock --extra all pyproject.toml - \
+	  -o deploy/requirements-up.lock
 	printf 'build\nhatchling\n' | $(COMPILE) --constraint requirements-dev.lock - \
 	  -o deploy/requirements-build.lock
 
 clean: ## remove what was built
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(UP_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -50,6 +50,12 @@ _FAILED_RANKS = (
 )
 """Up to three ranks whose process has ended."""
 
+_ODD_STACKS = f'printf "bottomk(3, rank:odd_stack:info{_THIS_RUN})" {_RUN_LABELS} | query'
+"""Up to three ranks that differ from most ranks of a stalled run by the place in their code."""
+_STACKS = f'printf "topk(1, count by (location, function, call) (rank:stack:info{_THIS_RUN}))" {_RUN_LABELS} | query'
+"""The place of most ranks of a stalled run."""
+_PLACE = "{{ with .Labels.call }}{{ . }}{{ else }}{{ .Labels.function }}{{ end }} at {{ .Labels.location }}"
+
 _HOLDERS = (
     "bottomk(3, group by (namespace, pod, container, slurm_job, user)"
     " (stallscope_gpu_owner_info{instance=%q,gpu=%q,uuid=%q,namespace=%q,user=%q}))"
@@ -154,6 +160,14 @@ PHRASES = {
     "culprit": (
         f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"
     ),
+    "place": (
+        f"{{{{ with {_ODD_STACKS} }}}}"
+        '{{ range sortByLabel "rank" . }} Rank {{ .Labels.rank }} is in '
+        f"{_PLACE}, unlike most ranks.{{{{ end }}}}"
+        f"{{{{ else }}}}{{{{ range {_STACKS} }}}} Stack of {{{{ .Value }}}} of its ranks: in {_PLACE}.{{{{ end }}}}"
+        "{{ end }}"
+    ),
+    "stacks": "`stallscope stacks {{ $labels.run }}`",
     "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",
     "slowed_or": root_or("hardware"),
     "starved_or": root_or("input"),

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 LOCKS = (
     "deploy/requirements-exporter.lock",
     "deploy/requirements-build.lock",
+    "deploy/requirements-up.lock",
     "requirements-dev.lock",
     "requirements-frameworks.lock",
 )

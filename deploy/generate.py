@@ -1,4 +1,4 @@
-"""Write rules and dashboards as Kubernetes objects: `python -m deploy.generate`.
+"""Write rules, dashboards and Alertmanager's configuration for Kubernetes: `python -m deploy.generate`.
 
 The PrometheusRule objects contain the rule files line by line, comments included. The dashboards stay in their folder,
 next to a kustomization that creates ConfigMaps from them.
@@ -6,14 +6,36 @@ next to a kustomization that creates ConfigMaps from them.
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RULES = Path("deploy/kubernetes/components/prometheus-operator/rules")
 DASHBOARDS = Path("grafana/dashboards")
+STACK_ALERTMANAGER = Path("deploy/kubernetes/kube-prometheus-stack/alertmanager.yaml")
 
 _WRITTEN = "# Written by `make generate`"
+
+_STACK_ROUTE = """\
+    # kube-prometheus-stack's alert that only mutes others.
+    - matchers: ['alertname = "InfoInhibitor"']
+      receiver: none
+"""
+_STACK_INHIBITIONS = """\
+  # -- kube-prometheus-stack's own, restricted to alerts that are not from this bundle: a lost GPU would otherwise mute
+  # the alerts of all other nodes' GPUs, which have no namespace either.
+  - source_matchers: ['severity = "critical"', 'cause = ""']
+    target_matchers: ['severity =~ "warning|info"', 'cause = ""']
+    equal: [namespace, alertname]
+  - source_matchers: ['severity = "warning"', 'cause = ""']
+    target_matchers: ['severity = "info"', 'cause = ""']
+    equal: [namespace, alertname]
+  - source_matchers: ['alertname = "InfoInhibitor"']
+    target_matchers: ['severity = "info"', 'cause = ""']
+    equal: [namespace]
+
+"""
 
 
 def rule_files() -> dict[str, Path]:
@@ -26,7 +48,7 @@ def rule_files() -> dict[str, Path]:
 
 def prometheus_rule(name: str, path: Path) -> str:
     """Return the PrometheusRule object of one file."""
-    text = "".join(f"  {line}" if line.strip() else line for line in path.read_text(encoding="utf-8").splitlines(True))
+    text = _indented(path.read_text(encoding="utf-8"), 2)
     return f"""{_WRITTEN} from {path.relative_to(ROOT)}.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
@@ -55,6 +77,29 @@ configMapGenerator:
 {maps}"""
 
 
+def stack_alertmanager() -> str:
+    """Return values for kube-prometheus-stack: the routes, inhibition rules and templates of `alerts/`."""
+    text = (ROOT / "alerts/alertmanager.yml").read_text(encoding="utf-8")
+    text = text[text.index("route:\n") :]
+    for place, addition in (("  routes:\n", _STACK_ROUTE), ("inhibit_rules:\n", _STACK_INHIBITIONS)):
+        text = text.replace(place, place + addition, 1)
+    templates = "".join(
+        f"    {path.name}: |\n{_indented(path.read_text(encoding='utf-8'), 6)}"
+        for path in sorted((ROOT / "alerts/templates").glob("*.tmpl"))
+    )
+    return f"""{_WRITTEN} from alerts/alertmanager.yml and alerts/templates.
+# Values for kube-prometheus-stack. `receivers` are placeholders: list your own in a further values file.
+alertmanager:
+  config:
+{_indented(text, 4)}
+  templateFiles:
+{templates}"""
+
+
+def _indented(text: str, columns: int) -> str:
+    return textwrap.indent(text, " " * columns)
+
+
 def files() -> dict[Path, str]:
     """Return the generated texts by path in the checkout."""
     objects = rule_files()
@@ -65,6 +110,7 @@ def files() -> dict[Path, str]:
     )
     names = sorted(path.name for path in (ROOT / DASHBOARDS).glob("*.json"))
     written[DASHBOARDS / "kustomization.yaml"] = dashboards_kustomization(names)
+    written[STACK_ALERTMANAGER] = stack_alertmanager()
     return written
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grafana.builders import Json, choices, variables, verdicts
-from grafana.builders.annotations import events
+from grafana.builders.bands import OTHER_COLOUR, bands
 from grafana.builders.choices import NAMESPACE, RUN
 from grafana.builders.dashboard import Dashboard, Row
-from grafana.builders.field import RED, Override, by_name, fixed_colours
+from grafana.builders.field import Override, by_name, fixed_colours
 from grafana.builders.links import to_dashboard
-from grafana.builders.panel import Panel, bar_gauge, table, text, time_series
+from grafana.builders.panel import Panel, table, text, time_series
 from grafana.builders.phases import shares
 from grafana.builders.query import Query
 from stallscope.catalogue.causes import PHASE_COLOURS
@@ -69,7 +69,7 @@ def _run_column() -> Override:
     return by_name(
         "Run",
         links=[to_dashboard("stallscope-run", "Open run", {"run": "${__data.fields.Run}"}, kept=["namespace"])],
-        custom__minWidth=150,
+        custom__width=130,
     )
 
 
@@ -78,7 +78,7 @@ def _figures(*columns: tuple[str, str, str, int | None]) -> tuple[list[Query], d
     queries = [Query(expression, table=True) for _heading, expression, _unit, _digits in columns]
     headings = {f"Value #{letter}": column[0] for letter, column in zip("ABCDEFGHIJKLMNOP", columns, strict=False)}
     looks = [
-        by_name(heading, unit=unit, **({} if digits is None else {"decimals": digits}))
+        by_name(heading, unit=unit, custom__width=95, **({} if digits is None else {"decimals": digits}))
         for heading, _expression, unit, digits in columns
     ]
     return queries, headings, looks
@@ -87,29 +87,29 @@ def _figures(*columns: tuple[str, str, str, int | None]) -> tuple[list[Query], d
 def _speed() -> Panel:
     queries, headings, looks = _figures(
         ("GPUs", _GPUS, "none", 0),
-        ("Batch of all ranks", _mean("run:batch_size:sum"), "none", 0),
+        ("Batch size", _mean("run:batch_size:sum"), "none", 0),
         ("Samples/s", _mean("run:samples:rate5m"), "short", 1),
         ("Tokens/s", _mean("run:tokens:rate5m"), "short", 1),
-        ("Times the base", _work_to_base(), "none", 2),
+        ("Times base", _work_to_base(), "none", 2),
         (
-            "Per GPU, of the base",
+            "Per GPU",
             _work_to_base(f" / {_GPUS}", f" / {_base('run:gpus:count')}"),
             "percentunit",
             1,
         ),
         ("Step time", _mean("run:step:seconds5m"), "s", None),
         ("GPU busy", _mean("run:gpu_busy:ratio5m"), "percentunit", 0),
-        ("Memory busy", _mean("run:gpu_memory_busy:ratio5m"), "percentunit", 0),
-        ("Memory in use", _mean("run:gpu_memory_used:ratio"), "percentunit", 0),
+        ("MFU", _mean("run:mfu:ratio5m"), "percentunit", 1),
     )
     return table(
         "Speed and GPU utilisation",
         "Means over the time range, while each run was active. If a larger batch helps, its rate is higher than the "
-        "base. If more GPUs help, the rate per GPU stays near 100 % of the base.",
+        "base. If more GPUs help, the rate per GPU stays near 100 % of the base. MFU "
+        "needs the model FLOPs.",
         queries,
-        columns={"run": "Run", "namespace": "Namespace", **headings},
-        height=7,
-        sort="Times the base",
+        columns={"run": "Run", **headings},
+        height=6,
+        sort="Times base",
         overrides=[_run_column(), *looks],
         no_value="No selected run has data in this time range.",
     )
@@ -118,28 +118,23 @@ def _speed() -> Panel:
 def _cost() -> Panel:
     worst = f"topk by ({LABELS}) (1, {_LOST})"
     queries, headings, looks = _figures(
-        ("Lost to cause", verdicts.with_remedy(worst), "percentunit", 0),
-        ("Lost in total", _mean("run:time_lost:ratio5m"), "percentunit", 0),
-        ("Goodput", f"max by ({LABELS}) (last_over_time(run:goodput:ratio1h{{{RUN}}}[$__range]))", "percentunit", 0),
-        ("MFU", _mean("run:mfu:ratio5m"), "percentunit", 1),
-        ("Scaling efficiency", _mean("run:scaling_efficiency:ratio5m"), "percentunit", 0),
-        ("Power", _mean("run:power:watts5m"), "watt", 0),
-        ("Energy a sample", _ENERGY, "joule", None),
+        ("To cause", verdicts.with_remedy(worst), "percentunit", 0),
+        ("Lost", _mean("run:time_lost:ratio5m"), "percentunit", 0),
+        ("Energy", _ENERGY, "joule", None),
     )
     return table(
         "Losses and energy",
-        "Means over the time range, while each run was active, with the costliest cause and its remedy. Scaling "
-        "efficiency needs the value single_gpu_samples_per_second; MFU needs the model FLOPs.",
+        "Means over the time range, while each run was active, with the costliest cause and its remedy: time lost to "
+        "this cause and to all causes, and energy for each sample.",
         queries,
         columns={
             "run": "Run",
-            "namespace": "Namespace",
             "cause": "Verdict",
-            "remedy": "What to change",
             **headings,
+            "remedy": "What to change",
         },
-        height=7,
-        sort="Lost in total",
+        height=6,
+        sort="Lost",
         overrides=[_run_column(), *verdicts.columns(), *looks],
         no_value="No selected run has data in this time range.",
     )
@@ -168,13 +163,6 @@ def _curves() -> Sequence[Panel]:
             "short",
         ),
         _curve(
-            "Tokens per second",
-            "All ranks of each run together, if the run reports tokens. A falling line points to the input, clocks or "
-            "a straggler.",
-            "run:tokens:rate5m",
-            "short",
-        ),
-        _curve(
             "Step time",
             "Mean over five minutes and all ranks. Compare only runs with the same batch size.",
             "run:step:seconds5m",
@@ -188,35 +176,6 @@ def _curves() -> Sequence[Panel]:
             "percentunit",
             maximum=1,
         ),
-        _curve(
-            "GPU memory busy",
-            "Share of time in which GPU memory was read or written, mean of each run's GPUs. Falls if a larger batch "
-            "computes more per byte.",
-            "run:gpu_memory_busy:ratio5m",
-            "percentunit",
-            maximum=1,
-        ),
-        _curve(
-            "GPU memory used",
-            "Used share of GPU memory, mean of each run's GPUs. Free memory allows a larger batch, unless the "
-            "framework preallocates all memory.",
-            "run:gpu_memory_used:ratio",
-            "percentunit",
-            maximum=1,
-        ),
-    )
-
-
-def _bars(title: str, description: str, expression: str, unit: str, decimals: int | None = None) -> Panel:
-    return bar_gauge(
-        title,
-        description,
-        [Query(expression, "{{run}}", instant=True)],
-        unit=unit,
-        decimals=decimals,
-        height=6,
-        colour={"mode": "palette-classic"},
-        links=[_TO_RUN],
     )
 
 
@@ -225,12 +184,11 @@ def _phases() -> Panel:
         "Phases of $run",
         "Share of the loop's time in each phase. If data wait or communication is larger than in other runs, the loss "
         "is there.",
-        [Query(shares(f"run_phase:time:rate5m{{{RUN}}}"), "{{phase}}")],
+        bands(shares(f"run_phase:time:rate5m{{{RUN}}}"), "phase"),
         unit="percentunit",
         width=8,
-        stacked="percent",
-        maximum=1,
-        overrides=fixed_colours(PHASE_COLOURS),
+        stacked=True,
+        overrides=fixed_colours(PHASE_COLOURS | OTHER_COLOUR),
         repeat="run",
     )
 
@@ -239,10 +197,10 @@ def _lost_by_cause() -> Panel:
     return time_series(
         "Time lost by $run, by cause",
         "Share of the run's GPU time that each cause costs. Fix the largest cause first.",
-        [Query(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}})", "{{cause}}")],
+        bands(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)", "cause"),
         unit="percentunit",
         width=8,
-        stacked="normal",
+        stacked=True,
         overrides=verdicts.cause_colours(),
         repeat="run",
     )
@@ -276,20 +234,6 @@ def _periods() -> Sequence[Panel]:
             "change, or two consecutive runs.",
             "run:samples:rate5m",
             "short",
-        ),
-        _then_and_now(
-            "Step time, now and $shift before",
-            "Dashed: the earlier period. If steps became slower at the same batch size, find out what changed.",
-            "run:step:seconds5m",
-            "s",
-        ),
-        _then_and_now(
-            "GPU busy, now and $shift before",
-            "Dashed: the earlier period. If utilisation did not rise after a change of the input, the input is not the "
-            "bottleneck.",
-            "run:gpu_busy:ratio5m",
-            "percentunit",
-            1,
         ),
         _then_and_now(
             "Time lost, now and $shift before",
@@ -350,7 +294,6 @@ def _base_choice() -> Json:
 
 def dashboard() -> Dashboard:
     """Compose the dashboard."""
-    samples = _mean("run:samples:rate5m")
     return Dashboard(
         uid="stallscope-compare",
         title="Stallscope / Compare",
@@ -377,42 +320,11 @@ def dashboard() -> Dashboard:
                     _how(),
                     _speed(),
                     _cost(),
-                    _bars(
-                        "Samples per second, mean",
-                        "All ranks together, mean over the time range while each run was active.",
-                        samples,
-                        "short",
-                        1,
-                    ),
-                    _bars(
-                        "Samples per second per GPU, mean",
-                        "Falls if more GPUs do not help.",
-                        f"{samples} / {_GPUS}",
-                        "short",
-                        1,
-                    ),
-                    _bars(
-                        "Energy per sample, mean",
-                        "Power of the run's GPUs divided by its samples per second. Falls with every change that lets "
-                        "the GPUs wait less.",
-                        _ENERGY,
-                        "joule",
-                    ),
                 ),
             ),
             Row("Time series", tuple(_curves())),
             Row("Time by phase and cause", (_phases(), _lost_by_cause())),
             Row("Comparison of two periods", tuple(_periods()), collapsed=True),
-        ),
-        annotations=(
-            events(
-                "Alerts",
-                f'ALERTS{{alertstate="firing", cause!="", {RUN}}}',
-                title="{{alertname}}",
-                text="{{run}} {{rank}}",
-                colour=RED,
-                labels="cause,severity",
-            ),
         ),
         since="now-6h",
     )

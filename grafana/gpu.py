@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from grafana.builders import choices
-from grafana.builders.annotations import events
+from grafana.builders.annotations import alert_marks, moments
 from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Dashboard
 from grafana.builders.field import ORANGE, RED
 from grafana.builders.variables import datasource
-from grafana.gpu_rows import detail, dips, errors, gpu_summary, interconnect, owners, signals, sm_activity, utilisation
+from grafana.gpu_rows import detail, errors, gpu_summary, interconnect, owners, signals, sm_activity, utilisation
 from grafana.gpu_rows.gpu_queries import MILLISECONDS
 
 
@@ -18,12 +18,17 @@ def dashboard() -> Dashboard:
         uid="stallscope-gpu",
         title="Stallscope / GPU",
         description="Causes that slow a GPU, its holders, and all its signals.",
-        variables=(datasource(), choices.cluster(), choices.instance(everything=False), choices.gpu()),
+        variables=(
+            datasource(),
+            choices.cluster(),
+            choices.instance(everything=False),
+            choices.gpu(),
+            gpu_summary.answer(),
+        ),
         rows=(
             gpu_summary.row(),
             utilisation.row(),
             sm_activity.row(),
-            dips.row(),
             interconnect.row(),
             errors.row(),
             owners.row(),
@@ -31,16 +36,8 @@ def dashboard() -> Dashboard:
             signals.row(),
         ),
         annotations=(
-            events(
-                "Alerts",
-                # Alerts of the node have no GPU.
-                'ALERTS{cluster=~"$cluster", instance=~"$instance", gpu=~"$gpu|", alertstate="firing", cause!=""}',
-                title="{{alertname}}",
-                text="{{severity}}: GPU {{gpu}} of {{instance}}",
-                colour=ORANGE,
-                labels="severity,instance,gpu",
-            ),
-            events(
+            alert_marks(gpu_summary.ALERTS, "instance", "gpu", colour=ORANGE),
+            moments(
                 "Xids",
                 f"{MILLISECONDS} * stallscope_gpu_xid_last_timestamp_seconds{{{GPU}}}",
                 title="Xid {{xid}}",

@@ -6,10 +6,13 @@ ranks, hosts, memory.
 
 from __future__ import annotations
 
+from grafana.builders.annotations import alert_marks, moments
 from grafana.builders.choices import RUN, cluster, namespace, rank, run
 from grafana.builders.dashboard import Dashboard
+from grafana.builders.field import BLUE, ORANGE
 from grafana.builders.variables import datasource, labels_of
-from grafana.run_rows import code, events, gpus, hosts, learning, memory, ranks, ranks_over_time, run_summary, steps
+from grafana.run_rows import code, hosts, learning, memory, ranks, ranks_over_time, run_summary, steps
+from grafana.run_rows.run_queries import RUN_HERE
 
 
 def dashboard() -> Dashboard:
@@ -33,16 +36,26 @@ def dashboard() -> Dashboard:
                 all_value="",
             ),
             rank(),
+            run_summary.answer(),
         ),
-        annotations=events.marks(),
+        annotations=(
+            alert_marks(run_summary.ALERTS, "run", colour=ORANGE),
+            moments(
+                "Starts and restarts",
+                f'1000 * max by (run) (stallscope_training_start_timestamp_seconds{{{RUN_HERE}, rank="0"}})',
+                title="{{run}} began a session",
+                colour=BLUE,
+                at_value=True,
+            ),
+        ),
         rows=(
             run_summary.row(),
+            run_summary.evidence(),
             code.row(),
             steps.row(),
-            learning.row(),
             ranks.row(),
             ranks_over_time.row(),
-            gpus.row(),
+            learning.row(),
             hosts.row(),
             memory.row(),
         ),

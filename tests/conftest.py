@@ -65,6 +65,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -seconds.get(item.path, 0))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hide a `stallscope up` that a developer runs, whose addresses commands would use by default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
 @pytest.fixture
 def nvml_stand_in(tmp_path: Path) -> NvmlStandIn:
     """A node of eight healthy, idle H100s behind a stand-in for the driver's library."""

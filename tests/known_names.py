@@ -15,7 +15,12 @@ from tests.promql_names import Matcher, Selector, names_in
 from tests.rules.rulebook import CANONICAL_FILES, RULE_FILES
 
 TARGET_LABELS = {"cluster", "job", "instance", "namespace"}
-OWN_LABELS = {"cause", "tier", "domain", "missing", "name", "job_class", "le", "class", "action"}
+OWN_LABELS = {"cause", "tier", "domain", "missing", "name", "job_class", "le", "class", "action"} | {
+    "title",
+    "words",
+    "remedy",
+    "who",
+}
 SERVER_SERIES: Mapping[str, set[str]] = {
     "up": set(),
     "scrape_duration_seconds": set(),
@@ -32,7 +37,11 @@ SERVER_SERIES: Mapping[str, set[str]] = {
 BY_SERIES_NAME: dict[str, Family] = {series: family for family in FAMILIES.values() for series in family.series_names}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Ten times as fast where PyYAML comes with libyaml, as its wheels do."""
-_OF_RECORDED = OWN_LABELS | TARGET_LABELS | {"gpu", "uuid", "mig", "run", "rank", "phase", "measured_by", "reason"}
+_OF_RECORDED = (
+    OWN_LABELS
+    | TARGET_LABELS
+    | {"gpu", "uuid", "mig", "run", "rank", "measured_by", "reason", "phase", "location", "function"}
+)
 
 
 @cache

@@ -78,6 +78,7 @@ def prometheus(
     files: Sequence[Path] = (),
     flags: Sequence[str] = (),
     scrapes: Sequence[Mapping[str, object]] = (),
+    alertmanagers: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Run one that takes what is written to it, by default without targets.
 
@@ -87,6 +88,7 @@ def prometheus(
         files: rule files, none by default.
         flags: further ones of its command line.
         scrapes: its `scrape_configs`; lost at `configure`.
+        alertmanagers: addresses to send alerts to; lost at `configure`.
 
     Raises:
         RuntimeError: it is not installed, or does not come up.
@@ -97,7 +99,7 @@ def prometheus(
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write_configuration(folder, files, interval, scrapes)
+        _write_configuration(folder, files, interval, scrapes, alertmanagers)
         with (
             (folder / "log").open("wb") as log,
             subprocess.Popen(
@@ -131,11 +133,17 @@ def _is_ready(port: int) -> bool:
 
 
 def _write_configuration(
-    folder: Path, files: Sequence[Path], interval: int, scrapes: Sequence[Mapping[str, object]] = ()
+    folder: Path,
+    files: Sequence[Path],
+    interval: int,
+    scrapes: Sequence[Mapping[str, object]] = (),
+    alertmanagers: Sequence[str] = (),
 ) -> None:
-    configuration = {
+    configuration: dict[str, object] = {
         "global": {"evaluation_interval": f"{interval}s"},
         "rule_files": [str(path) for path in files],
         "scrape_configs": [dict(each) for each in scrapes],
     }
+    if alertmanagers:
+        configuration["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")

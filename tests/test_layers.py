@@ -23,7 +23,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "capacity": "catalogue clients common drivers owners",
         "catalogue": "",
         "cli": "analysis capacity catalogue clients collectors common configuration doctor drivers intake protocol"
-        " report sampling shim simulation stack terminal view web",
+        " report sampling shim simulation stack summary terminal view web",
         "clients": "catalogue common",
         "collectors": "catalogue common drivers owners sampling",
         "common": "",
@@ -39,8 +39,9 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "shim": "common protocol",
         "simulation": "drivers protocol sampling shim",
         "stack": "__init__ clients common simulation view",
+        "summary": "catalogue clients common protocol shim view",
         "terminal": "catalogue clients common view",
-        "view": "catalogue clients common",
+        "view": "catalogue clients common protocol",
         "web": "catalogue common configuration protocol sampling view",
     }.items()
 }

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 import stallscope
+from deploy.generate import STACK_ALERTMANAGER
 from stallscope.cli import commands
 from stallscope.web.http.configuration_file import read_web_configuration
 from tests.deploy.kubernetes_tools import program
@@ -32,10 +33,13 @@ execute the examples for developers."""
 CHECKED_BY_HELP = ("docker", "helm", "kubectl", "prometheus", "victoria-metrics", "vmagent", "vmalert")
 """Programs that reject an unknown flag although `--help` follows it."""
 NOT_EXECUTED = {
+    "apt-get": "installs packages of the system",
     "curl": "needs a running exporter",
     "docker": "needs a container engine; deploy/test_image.py executes the image's steps",
     "export": "sets a variable of the reader's shell",
     "helm": "needs a cluster; deploy/test_helm.py renders the chart",
+    "install": "needs root",
+    "jq": "reads the output of a command",
     "kubectl": "needs a cluster; deploy/test_kubernetes.py renders the overlays",
     "openssl": "writes to /etc, or to a Secret of a cluster",
     "pip": "needs a package index; packaging/ and deploy/test_systemd.py install from the checkout",
@@ -45,6 +49,7 @@ NOT_EXECUTED = {
     "sbatch": "needs Slurm; deploy/test_slurm.py runs the scripts",
     "sudo": "needs root; deploy/test_systemd.py runs the script below a folder",
     "umask": "belongs to the command after it",
+    "useradd": "needs root",
     "victoria-metrics": "a server; prometheus_examples/test_vmalert.py starts it",
     "vmagent": "a server; prometheus_examples/ starts it",
     "vmalert": "a server; prometheus_examples/test_vmalert.py starts it",
@@ -185,7 +190,16 @@ def check_rules(text: str, folder: Path) -> None:
     subprocess.run(["promtool", "check", "rules", file], check=True, capture_output=True, timeout=120)
 
 
+def check_stack_values(text: str, folder: Path) -> None:
+    values = (yaml.safe_load(each) for each in ((ROOT / STACK_ALERTMANAGER).read_text(encoding="utf-8"), text))
+    configuration = {key: value for each in values for key, value in each["alertmanager"]["config"].items()}
+    (folder / "alertmanager.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
+    command = ["amtool", "check-config", str(folder / "alertmanager.yml")]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
 YAML: dict[str, Callable[[str, Path], None]] = {
+    "alertmanager": check_stack_values,
     "kind": check_kustomization,
     "record": check_rules,
     "relabelings": check_relabelings,

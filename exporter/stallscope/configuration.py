@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "STALLSCOPE_EXPORTER_"
 MAX_FILE_BYTES = 65_536
-OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume", "/api/v1/report", "/api/v1/trace")
+OWN_PATHS = (
+    *("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume"),
+    *("/api/v1/report", "/api/v1/stacks", "/api/v1/stop", "/api/v1/trace"),
+)
 """Paths of the web server that the metrics can't be moved to."""
 
 _COLLECTOR = "collector."
@@ -163,6 +166,12 @@ def parse_server(text: str) -> str:
     return text.rstrip("/")
 
 
+def _parse_node(text: str) -> str:
+    if not re.fullmatch(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", text):
+        raise ValueError("the name of a node, such as gpu-node-7")
+    return text
+
+
 def _parse_word(text: str) -> str:
     if text and not re.fullmatch(r"[a-z0-9_-]+", text):
         raise ValueError("the name of a scenario, or nothing for the real driver")
@@ -255,7 +264,7 @@ class Configuration:
             "false",
             "",
             "Take training reports over HTTP from other machines too, not only from this one, and from users and "
-            "certificates of --web.config.file requests for traces and to release GPUs.",
+            "certificates of --web.config.file requests to runs and to release GPUs.",
             live=True,
         )
     )
@@ -265,8 +274,8 @@ class Configuration:
             _parse_group,
             "",
             "GROUP",
-            "Group whose members may release GPUs and request traces of every run over HTTP, as root and the user of "
-            "the exporter may; others request traces of their own runs only.",
+            "Group whose members may release GPUs, and request traces, stacks and ends of every run, over HTTP, as "
+            "root and the user of the exporter may; others send requests to their own runs only.",
             live=True,
         )
     )
@@ -453,6 +462,16 @@ class Configuration:
             live=True,
         )
     )
+    allow_stop_requests: bool = field(
+        metadata=_setting(
+            "report.allow-stop-requests",
+            parse_switch,
+            "false",
+            "",
+            "Pass requests of `stallscope stop` to training jobs; each must allow it too (STALLSCOPE_ALLOW_STOP=1).",
+            live=True,
+        )
+    )
     prometheus_url: str = field(
         metadata=_setting(
             "prometheus.url",
@@ -463,14 +482,23 @@ class Configuration:
             "takes 10 MB of memory more.",
         )
     )
+    kubernetes_node: str = field(
+        metadata=_setting(
+            "kubernetes.node",
+            _parse_node,
+            "",
+            "NAME",
+            "Name of this node. Enables requests to the Kubernetes API: queue and job of pods with GPUs, and GPUs of "
+            "dynamic resource allocation. Needs the ClusterRole of deploy/kubernetes/components/kubernetes-api.",
+        )
+    )
     scenario: str = field(
         metadata=_setting(
             "simulation.scenario",
             _parse_word,
             "",
             "NAME",
-            "Show a simulated node that plays this scenario in place of the real driver; "
-            "`stallscope up --help` lists them.",
+            "Show a simulated node that plays this scenario of `stallscope up` in place of the real driver.",
         )
     )
     simulated_host: bool = field(
@@ -612,6 +640,7 @@ _GROUPS = {
     "path": "readings",
     "report": "training reports",
     "prometheus": "verdicts on the status page",
+    "kubernetes": "owners of GPUs",
     "simulation": "simulation",
 }
 """Titles in the help, by the first words of settings."""

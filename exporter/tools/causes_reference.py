@@ -5,9 +5,11 @@ Run by `make generate`; a test fails when a committed file is not what this prin
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from stallscope.catalogue.causes import CAUSES, CODES, REMAINDERS, Cause
+from stallscope.view.verdict_words import root_words
 
 _TOP = Path(__file__).parents[2]
 PAGE = _TOP / "alerts" / "CAUSES.md"
@@ -47,8 +49,23 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _words(name: str) -> str:
+    """Return the rule that records a cause's words, for sentences that a dashboard builds."""
+    cause = CAUSES.get(name)
+    title, remedy = (cause.title, cause.remedy) if cause else REMAINDERS[name]
+    labels = {
+        "cause": name,
+        "title": title,
+        "words": root_words(name) if cause else title.lower(),
+        "remedy": remedy,
+        "who": "cluster operator" if cause and cause.domain in ("hardware", "host") else "owner of the run",
+    }
+    lines = "".join(f"          {label}: {json.dumps(value)}\n" for label, value in labels.items())
+    return f"      - record: stallscope:cause:info\n        labels:\n{lines}        expr: vector(1)\n"
+
+
 def rules() -> str:
-    """Return the rule file that gives every verdict its number."""
+    """Return the rule file that gives every verdict its number, and every cause its words."""
     rows = " or\n".join(
         f'          label_replace(vector({code}), "cause", "{name}", "", "")'
         for name, code in sorted(CODES.items(), key=lambda item: item[1])
@@ -63,7 +80,8 @@ groups:
       - record: stallscope:cause:code
         expr: |
 {rows}
-"""
+      # The words of every cause: title, words that follow a subject, first remedy, and who can apply it.
+{"".join(_words(name) for name in (*REMAINDERS, *CAUSES))}"""
 
 
 if __name__ == "__main__":

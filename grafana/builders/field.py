@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from grafana.builders import Json
 
 GREEN, YELLOW, ORANGE, RED, BLUE, GREY = "green", "yellow", "orange", "red", "blue", "#808080"
+QUIET = "rgba(128, 128, 128, 0.25)"
+"""Colour of what needs no attention."""
+LINE = "text"
+"""Colour of a threshold: that of text, which no series has."""
+DEFAULT_PORT = ":19400"
+"""Port of an exporter. It is omitted from names of series: at most one exporter of a node has it."""
 ABSENT = "unknown"
 """Text of a panel without a value."""
 
@@ -78,18 +84,17 @@ def by_name(name: str, **properties: object) -> Override:
     return Override(("byName", name), {key.replace("__", "."): value for key, value in properties.items()})
 
 
-def limit_line(*names: str, colour: str = RED) -> list[Override]:
+def limit_line(*names: str) -> list[Override]:
     """Draw series as dashed lines without fill, outside any stack: limits and thresholds.
 
     Args:
         names: of the series; between slashes, a regular expression.
-        colour: of the lines.
     """
     return [
         Override(
             ("byRegexp" if name.startswith("/") else "byName", name),
             {
-                "color": {"mode": "fixed", "fixedColor": colour},
+                "color": {"mode": "fixed", "fixedColor": LINE},
                 "custom.lineStyle": {"fill": "dash", "dash": [8, 8]},
                 "custom.lineWidth": 1,
                 "custom.fillOpacity": 0,

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grafana.builders import DATASOURCE, Json
-from grafana.builders.field import ABSENT, Override, field_config
+from grafana.builders.field import ABSENT, DEFAULT_PORT, QUIET, Override, field_config, steps
 from grafana.builders.query import Query
 
 COLUMNS = 24
 """Width of a dashboard in Grafana's grid units."""
+COUNTS = frozenset({"none", "short", "locale", "cps", "ops", "Bps"})
+"""Units of counts and rates."""
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -61,6 +63,13 @@ def _legend(shown: bool, calculations: Sequence[str] = ()) -> Json:
     return {"showLegend": shown, "displayMode": mode, "placement": "bottom", "calcs": list(calculations)}
 
 
+def _short_names(queries: Sequence[Query]) -> list[Json]:
+    """Return the transformation that omits an exporter's default port from the names of nodes."""
+    if not any("{{instance}}" in query.legend for query in queries):
+        return []
+    return [{"id": "renameByRegex", "options": {"regex": f"(.*?){DEFAULT_PORT}(.*)", "renamePattern": "$1$2"}}]
+
+
 _REDUCED: Json = {"calcs": ["lastNotNull"], "fields": "", "values": False}
 
 
@@ -72,14 +81,14 @@ def time_series(
     unit: str,
     width: int = 12,
     height: int = 8,
-    stacked: str = "",
+    stacked: bool = False,
     filled: int = 0,
     bars: bool = False,
     points: bool = False,
     minimum: float | None = 0,
     maximum: float | None = None,
+    soft_maximum: float | None = None,
     decimals: int | None = None,
-    logarithmic: bool = False,
     legend: Sequence[str] = (),
     show_legend: bool = True,
     mappings: Sequence[Json] = (),
@@ -89,6 +98,7 @@ def time_series(
     links: Sequence[Json] = (),
     transformations: Sequence[Json] = (),
     repeat: str = "",
+    no_value: str = ABSENT,
 ) -> Panel:
     """Lines over time. Missing values stay gaps.
 
@@ -99,14 +109,14 @@ def time_series(
         unit: of the axis.
         width: of 24.
         height: in rows of about 30 pixels.
-        stacked: `normal` or `percent`; side by side if omitted.
+        stacked: whether the series add up.
         filled: opacity under the lines, 0 to 100.
         bars: bars instead of lines.
         points: points instead of lines, for events.
         minimum: lower end of the axis; from the data if None.
-        maximum: upper end of the axis.
+        maximum: upper end of the axis; 100 % for shares if omitted.
+        soft_maximum: upper end of the axis as long as no value exceeds it; 1 for counts if omitted.
         decimals: digits after the point.
-        logarithmic: a logarithmic axis.
         legend: values in the legend, such as `mean`, `max`, `lastNotNull`.
         show_legend: whether there is a legend.
         mappings: texts for values.
@@ -116,19 +126,25 @@ def time_series(
         links: targets of a click.
         transformations: Grafana transformations of the results.
         repeat: variable whose values each get a copy of the panel.
+        no_value: text of a chart without lines.
     """
+    if maximum is None and soft_maximum is None:
+        # Without it, Grafana draws an axis up to 100 if all values are zero.
+        soft_maximum = 1 if unit in COUNTS else None
+        maximum = 1 if unit == "percentunit" else None
     custom: Json = {
         "drawStyle": "bars" if bars else "points" if points else "line",
         "lineInterpolation": "linear",
         "lineWidth": 1,
-        "fillOpacity": filled or (100 if bars else 60 if stacked else 0),
-        "showPoints": "always" if points else "auto",
+        "fillOpacity": filled or (100 if bars else 80 if stacked else 0),
+        "showPoints": "always" if points else "never" if stacked else "auto",
         "pointSize": 6 if points else 4,
         "spanNulls": False,
-        "stacking": {"mode": stacked or "none", "group": "A"},
-        "scaleDistribution": {"type": "log", "log": 10} if logarithmic else {"type": "linear"},
+        "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
+        "scaleDistribution": {"type": "linear"},
         "axisPlacement": "auto",
         "thresholdsStyle": {"mode": "off"},
+        **({} if soft_maximum is None else {"axisSoftMax": soft_maximum}),
     }
     return Panel(
         "timeseries",
@@ -138,7 +154,7 @@ def time_series(
         field_config(
             unit=unit,
             decimals=decimals,
-            minimum=None if logarithmic else minimum,
+            minimum=minimum,
             maximum=maximum,
             colour=colour,
             mappings=mappings,
@@ -146,6 +162,7 @@ def time_series(
             links=links,
             custom=custom,
             overrides=overrides,
+            no_value=no_value,
         ),
         {
             "legend": _legend(show_legend, legend),
@@ -153,7 +170,7 @@ def time_series(
         },
         width,
         height,
-        tuple(transformations),
+        (*_short_names(queries), *transformations),
         repeat=repeat,
     )
 
@@ -165,7 +182,7 @@ def stat(
     *,
     unit: str,
     width: int = 4,
-    height: int = 4,
+    height: int = 3,
     decimals: int | None = None,
     mappings: Sequence[Json] = (),
     thresholds: Json | None = None,
@@ -225,6 +242,7 @@ def stat(
             "textMode": text_of,
             "justifyMode": "auto",
             "orientation": "auto",
+            "text": {"titleSize": 14, "valueSize": 28},
             "wideLayout": True,
         },
         width,
@@ -405,106 +423,89 @@ def state_timeline(
         },
         width,
         height,
+        tuple(_short_names(queries)),
         repeat=repeat,
     )
 
 
-def status_history(
+def deviation(
     title: str,
     description: str,
     queries: Sequence[Query],
     *,
-    unit: str,
-    colour: Json | None = None,
-    thresholds: Json | None = None,
-    mappings: Sequence[Json] = (),
-    minimum: float | None = 0,
-    maximum: float | None = None,
     width: int = 24,
     height: int = 8,
     links: Sequence[Json] = (),
 ) -> Panel:
-    """Heat map over time: one row per series, coloured by value; arguments as for `time_series`."""
+    """Rows over time, coloured by their difference from a median in percentage points: quiet if nothing differs."""
+    return _status_history(
+        title,
+        description,
+        queries,
+        # The same colours whatever the data are: a scale of the data's own makes noise look like a difference.
+        steps("#2A69BE", (-0.2, "#7B90C9"), (-0.05, QUIET), (0.05, "#D47F15"), (0.2, "#E72620")),
+        width=width,
+        height=height,
+        links=links,
+    )
+
+
+def shares_over_time(
+    title: str,
+    description: str,
+    queries: Sequence[Query],
+    *,
+    width: int = 24,
+    height: int = 8,
+    links: Sequence[Json] = (),
+) -> Panel:
+    """Rows over time, coloured by a share of time that should be zero."""
+    return _status_history(
+        title,
+        description,
+        queries,
+        steps(QUIET, (0.05, "#D47F15"), (0.2, "#F85F4F"), (0.5, "#E72620")),
+        width=width,
+        height=height,
+        links=links,
+    )
+
+
+def _status_history(
+    title: str,
+    description: str,
+    queries: Sequence[Query],
+    thresholds: Json,
+    *,
+    width: int,
+    height: int,
+    links: Sequence[Json],
+) -> Panel:
     return Panel(
         "status-history",
         title,
         description,
         tuple(queries),
         field_config(
-            unit=unit,
-            colour=colour or {"mode": "continuous-YlRd"},
+            unit="percentunit",
+            decimals=0,
+            colour={"mode": "thresholds"},
             thresholds=thresholds,
-            mappings=mappings,
-            minimum=minimum,
-            maximum=maximum,
             links=links,
             custom={"fillOpacity": 90, "lineWidth": 0},
         ),
         {
             "showValue": "never",
-            "rowHeight": 0.95,
+            "rowHeight": 0.9,
             "colWidth": 1,
             "legend": _legend(shown=False),
             "tooltip": {"mode": "single", "sort": "none"},
         },
         width,
         height,
+        tuple(_short_names(queries)),
         # Grafana draws at most one column for two pixels.
         extra={"maxDataPoints": 120},
-    )
-
-
-def heat_map(
-    title: str,
-    description: str,
-    query: Query,
-    *,
-    unit: str,
-    width: int = 12,
-    height: int = 8,
-    scheme: str = "Oranges",
-    links: Sequence[Json] = (),
-) -> Panel:
-    """Distribution of a histogram over time; buckets come from the series' `le`.
-
-    Args:
-        title: a few words.
-        description: meaning of the panel, and the action if the values are bad.
-        query: rates of buckets by `le`, as `heat_map` query.
-        unit: of the vertical axis.
-        width: of 24.
-        height: in rows.
-        scheme: a Grafana colour scheme.
-        links: targets of a click.
-    """
-    return Panel(
-        "heatmap",
-        title,
-        description,
-        (query,),
-        field_config(
-            unit=unit,
-            links=links,
-            custom={
-                "scaleDistribution": {"type": "linear"},
-                "hideFrom": {"legend": False, "tooltip": False, "viz": False},
-            },
-        ),
-        {
-            "calculate": False,
-            "cellGap": 1,
-            "color": {"mode": "scheme", "scheme": scheme, "scale": "exponential", "exponent": 0.5, "steps": 64},
-            # Empty buckets have the background colour, not the palest colour.
-            "filterValues": {"le": 1e-9},
-            "rowsFrame": {"layout": "auto"},
-            "yAxis": {"unit": unit, "axisPlacement": "left", "reverse": False},
-            "cellValues": {"unit": "short"},
-            "legend": {"show": False},
-            "exemplars": {"color": "rgba(255,0,255,0.7)"},
-            "tooltip": {"show": True, "mode": "single", "yHistogram": True, "showColorScale": False},
-        },
-        width,
-        height,
     )
 
 

@@ -23,11 +23,8 @@ class Query:
     """Read only the value at the end of the time range, for a table or a single value."""
     table: bool = False
     """One row per series, one column per label."""
-    heat_map: bool = False
-    """Histogram buckets, one per series."""
     least_step: str = ""
     """Minimum step, such as `1m`."""
-    exemplars: bool = False
 
     def json(self, letter: str) -> Json:
         """Return the Grafana target with this letter as its reference."""
@@ -35,7 +32,7 @@ class Query:
             "datasource": DATASOURCE,
             "editorMode": "code",
             "expr": dedent(self.expression).strip(),
-            "format": "table" if self.table else "heatmap" if self.heat_map else "time_series",
+            "format": "table" if self.table else "time_series",
             "instant": self.instant or self.table,
             "legendFormat": self.legend or "__auto",
             "range": not (self.instant or self.table),
@@ -43,9 +40,12 @@ class Query:
         }
         if self.least_step:
             target["interval"] = self.least_step
-        if self.exemplars:
-            target["exemplar"] = True
         return target
+
+
+def level(name: str) -> str:
+    """Return PromQL for a threshold of the rules, as in `stallscope:threshold{name="…"}`."""
+    return f'max(stallscope:threshold{{name="{name}"}})'
 
 
 def threshold(name: str, legend: str) -> Query:
@@ -55,4 +55,4 @@ def threshold(name: str, legend: str) -> Query:
         name: as in `stallscope:threshold{name="…"}`.
         legend: what the line is called; overrides find it by this.
     """
-    return Query(f'max(stallscope:threshold{{name="{name}"}})', legend)
+    return Query(level(name), legend)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from grafana.builders import Json
-from grafana.builders.field import Override, Text, by_name, patterns, texts
-from stallscope.catalogue.causes import CAUSES, CODES, COLOURS, REMAINDER_COLOURS, REMAINDERS
+from grafana.builders.bands import OTHER_COLOUR
+from grafana.builders.field import DEFAULT_PORT, Override, Text, by_name, fixed_colours, patterns, texts
+from stallscope.catalogue.causes import CAUSES, CODES, REMAINDERS, colour_of
 from stallscope.view.verdict_words import ROOT_WORDS, root_words
 
 TITLES: dict[str, str] = {
@@ -22,19 +23,14 @@ VERDICTS = (*REMAINDERS, *(cause.name for cause in CAUSES.values() if cause.tier
 """Causes that can be a verdict or have lost time; other causes appear only in alerts."""
 
 
-def colour_of(cause: str) -> str:
-    """Return the colour of a cause's domain."""
-    return REMAINDER_COLOURS.get(cause) or COLOURS[CAUSES[cause].domain]
-
-
 def by_code() -> list[Json]:
     """Return text and colour for each number of `coded`."""
     return texts({str(CODES[name]): Text(TITLES[name], colour_of(name)) for name in VERDICTS})
 
 
 def by_cause(among: Iterable[str] = tuple(TITLES)) -> list[Json]:
-    """Return text and colour for values of the label `cause`."""
-    return texts({name: Text(TITLES[name], colour_of(name)) for name in among})
+    """Return the text for values of the label `cause`: colours of charts are too dim for letters."""
+    return texts({name: Text(TITLES[name]) for name in among})
 
 
 def remedy_by_cause(among: Iterable[str] = tuple(REMEDIES)) -> list[Json]:
@@ -86,7 +82,7 @@ def with_remedy(expression: str) -> str:
 def with_culprit(verdicts: str, matchers: str) -> str:
     """Return PromQL that adds the culprit of a run's verdict and its root cause, if they are known.
 
-    The label `culprit` has the form `rank 3, GPU 1 of node1:9400: thermal_throttle`, for `culprit_column`. The label
+    The label `culprit` has the form `rank 3, GPU 1 of node1: thermal_throttle`, for `culprit_column`. The label
     `root` is the root cause.
 
     Args:
@@ -94,10 +90,11 @@ def with_culprit(verdicts: str, matchers: str) -> str:
         matchers: matchers that select the culprits of these runs.
     """
     place = f'label_join(run:culprit:info{{{matchers}}}, "culprit", ";", "rank", "gpu", "mig", "instance")'
+    node = f"(.*?)(?:{DEFAULT_PORT})?"
     for pattern, words in (
-        ("([^;]*);([^;]+);;(.*)", "rank $1, GPU $2 of $3"),
-        ("([^;]*);([^;]+);([^;]+);(.*)", "rank $1, GPU $2 MIG $3 of $4"),
-        ("([^;]*);;;(.*)", "rank $1 of $2"),
+        (f"([^;]*);([^;]+);;{node}", "rank $1, GPU $2 of $3"),
+        (f"([^;]*);([^;]+);([^;]+);{node}", "rank $1, GPU $2 MIG $3 of $4"),
+        (f"([^;]*);;;{node}", "rank $1 of $2"),
     ):
         place = f'label_replace({place}, "culprit", "{words}", "culprit", "{pattern}")'
     place = f'label_replace({place}, "root", "$1", "cause", "(.*)")'
@@ -122,13 +119,16 @@ def with_runbook(expression: str) -> str:
 
 
 def cause_colours() -> list[Override]:
-    """Return title and colour for series named by their cause."""
+    """Return title and colour for series named by their cause, and the colour of all others together."""
     return [
-        Override(
-            ("byName", name),
-            {"displayName": TITLES[name], "color": {"mode": "fixed", "fixedColor": colour_of(name)}},
-        )
-        for name in VERDICTS
+        *fixed_colours(OTHER_COLOUR),
+        *(
+            Override(
+                ("byName", name),
+                {"displayName": TITLES[name], "color": {"mode": "fixed", "fixedColor": colour_of(name)}},
+            )
+            for name in VERDICTS
+        ),
     ]
 
 
@@ -139,26 +139,28 @@ def in_colour() -> dict[str, object]:
 
 
 def title_column(heading: str, among: Iterable[str] = VERDICTS) -> Override:
-    """Return the override of a cause column: title and colour of each cause."""
-    return by_name(heading, mappings=by_cause(among), custom__width=210, **in_colour())
+    """Return the override of a cause column: the title of each cause."""
+    return by_name(heading, mappings=by_cause(among), custom__width=270)
 
 
-def culprit_column(heading: str = "Culprit") -> Override:
-    """Return the override of a culprit column from `with_culprit`: rank, GPU, node and root cause."""
+def with_reason(expression: str) -> str:
+    """Return PromQL that sets the label `reason` to the culprit of `with_culprit`, or to the cause without one."""
+    copied = f'label_replace({expression}, "reason", "$1", "cause", "(.*)")'
+    return f'label_replace({copied}, "reason", "$1", "culprit", "(.+)")'
+
+
+def reason_column(heading: str) -> Override:
+    """Return the override of a column of `with_reason`: rank, GPU, node and root cause, or the title of the cause."""
     causes = [name for name in VERDICTS if name in CAUSES and (name in ROOT_WORDS or CAUSES[name].tier)]
-    words = {f"^(.*): {name}$": Text(f"$1: {root_words(name)}", colour_of(name)) for name in causes}
-    return by_name(
-        heading,
-        mappings=patterns(words),
-        custom__cellOptions={"type": "color-text", "wrapText": True},
-        custom__displayMode="color-text",
-        custom__width=260,
-    )
+    words = {f"^(.*): {name}$": Text(f"$1: {root_words(name)}") for name in causes}
+    return by_name(heading, mappings=[*patterns(words), *by_cause(VERDICTS)], custom__width=345)
+
+
+def remedy_column(among: Iterable[str] = REMEDIES) -> Override:
+    """Return the override of the column `What to change`, which takes the width that other columns leave."""
+    return by_name("What to change", mappings=remedy_by_cause(among), custom__minWidth=300)
 
 
 def columns(among: Iterable[str] = VERDICTS) -> list[Override]:
     """Return the overrides of the columns `Verdict` and `What to change`."""
-    return [
-        title_column("Verdict", among),
-        by_name("What to change", mappings=remedy_by_cause(among), custom__minWidth=260),
-    ]
+    return [title_column("Verdict", among), remedy_column(among)]

@@ -4,18 +4,39 @@ from __future__ import annotations
 
 from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Row
-from grafana.builders.field import GREEN, GREY, ORANGE, RED, YELLOW, Text, by_name, limit_line, texts
-from grafana.builders.panel import Panel, state_timeline, table, time_series
-from grafana.builders.query import Query, threshold
+from grafana.builders.field import GREY, ORANGE, RED, YELLOW, Text, by_name, texts
+from grafana.builders.panel import Panel, table
+from grafana.builders.query import Query, level
 from grafana.builders.verdicts import in_colour
-from grafana.gpu_rows.gpu_queries import CURVE, MILLISECONDS, NAME, ONE, PLACE, PLACE_LINKS
+from grafana.gpu_rows.gpu_queries import MILLISECONDS, NAME, ONE, PLACE, PLACE_LINKS, line
 
 
 def row() -> Row:
     """Return the row."""
     return Row(
         "Errors",
-        (_xids(), _lost(), _reading_age(), _ecc(), _nvlink_errors(), _remapped(), _remap_state()),
+        (
+            _xids(),
+            _lost(),
+            _remapping(),
+            line(
+                "ECC errors",
+                "Memory errors per interval of the graph. Corrected errors cost nothing but may precede others. An "
+                "uncorrected error ends the job: reset the GPU.",
+                f"increase(stallscope_gpu_ecc_errors_total{{{GPU}}}[$__rate_interval])",
+                unit="short",
+                name=f"{NAME} {{{{kind}}}}",
+            ),
+            line(
+                "NVLink errors",
+                "Errors over all links per interval of the graph; dashed: the threshold of the rules for five "
+                "minutes. If recoveries and errors recur, check bridge or baseboard.",
+                f"increase(stallscope_gpu_nvlink_errors_total{{{GPU}}}[$__rate_interval])",
+                unit="short",
+                name=f"{NAME} {{{{kind}}}}",
+                limits={"a fault": level("nvlink_errors")},
+            ),
+        ),
         collapsed=True,
     )
 
@@ -45,7 +66,7 @@ def _xids() -> Panel:
         ],
         columns={**PLACE, "xid": "Xid", "Value": "Last seen", "class": "Class", "action": "Action"},
         unit="none",
-        height=7,
+        height=6,
         sort="Last seen",
         overrides=[
             *PLACE_LINKS,
@@ -84,80 +105,24 @@ def _lost() -> Panel:
     )
 
 
-def _reading_age() -> Panel:
-    return time_series(
-        "Time since the last poll",
-        "Time since each GPU was last polled. It grows while a driver hangs; other panels have no data then.",
-        [Query(f"time() - stallscope_gpu_last_reading_timestamp_seconds{{{GPU}}}", NAME)],
-        unit="s",
-        height=6,
-        links=CURVE,
-    )
-
-
-def _ecc() -> Panel:
-    return time_series(
-        "ECC errors",
-        "Memory errors per interval of the graph. Corrected errors cost nothing but may precede others. An uncorrected "
-        "error ends the job: reset the GPU.",
-        [
-            Query(
-                f"increase(stallscope_gpu_ecc_errors_total{{{GPU}}}[$__rate_interval])",
-                f"{NAME} {{{{kind}}}}",
-            )
-        ],
-        unit="short",
-        bars=True,
-        links=CURVE,
-    )
-
-
-def _nvlink_errors() -> Panel:
-    return time_series(
-        "NVLink errors",
-        "Errors over all links per interval of the graph; dashed: the threshold of the rules for five minutes. If "
-        "recoveries and errors recur, check bridge or baseboard.",
-        [
-            Query(
-                f"increase(stallscope_gpu_nvlink_errors_total{{{GPU}}}[$__rate_interval])",
-                f"{NAME} {{{{kind}}}}",
-            ),
-            threshold("nvlink_errors", "a fault"),
-        ],
-        unit="short",
-        overrides=limit_line("a fault"),
-        links=CURVE,
-    )
-
-
-def _remapped() -> Panel:
-    return time_series(
-        "Remapped rows and retired pages",
-        "Memory retired because of errors. Fast growth or many uncorrected errors qualify for a warranty claim (RMA).",
-        [
-            Query(f"stallscope_gpu_remapped_rows{{{GPU}}}", f"{NAME} rows {{{{kind}}}}"),
-            Query(f"stallscope_gpu_retired_pages{{{GPU}}}", f"{NAME} pages {{{{cause}}}}"),
-        ],
-        unit="none",
-        decimals=0,
-        links=CURVE,
-    )
-
-
-def _remap_state() -> Panel:
-    return state_timeline(
+def _remapping() -> Panel:
+    count = f"sum by ({ONE}) (stallscope_gpu_remapped_rows{{{GPU}}})"
+    pending, failed = (f"max by ({ONE}) (stallscope_gpu_row_remap_{state}{{{GPU}}})" for state in ("pending", "failed"))
+    return table(
         "Row remapping",
-        "Pending: reset the GPU when its job ends. Failed: replace the GPU.",
-        [
-            Query(
-                f"max by (cluster, instance, gpu, mig) (stallscope_gpu_row_remap_pending{{{GPU}}})", f"{NAME} pending"
-            ),
-            Query(
-                f"2 * max by (cluster, instance, gpu, mig) (stallscope_gpu_row_remap_failed{{{GPU}}})",
-                f"{NAME} failed",
-            ),
-        ],
-        mappings=texts({"0": Text("no", GREEN), "1": Text("waits for a reset", YELLOW), "2": Text("failed", RED)}),
+        "Memory rows retired because of errors. Pending: reset the GPU when its job ends. Failed: replace the GPU. "
+        "Fast growth or many uncorrected errors qualify for a warranty claim (RMA).",
+        [Query(f"topk(100, {query} > 0)", table=True) for query in (count, pending, failed)],
+        columns={**PLACE, "Value #A": "Rows", "Value #B": "Pending", "Value #C": "Failed"},
+        unit="none",
         width=12,
-        links=CURVE,
+        height=6,
+        sort="Rows",
+        overrides=[
+            *PLACE_LINKS,
+            by_name("Rows", custom__width=80),
+            by_name("Pending", mappings=texts({"1": Text("yes", ORANGE)}), custom__width=90, **in_colour()),
+            by_name("Failed", mappings=texts({"1": Text("yes", RED)}), custom__width=90, **in_colour()),
+        ],
+        no_value="No row was remapped.",
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from grafana.builders.choices import GPU
 from grafana.builders.field import by_name
+from grafana.builders.lines import lines
 from grafana.builders.links import to_dashboard
+from grafana.builders.panel import Panel
 
 ONE = "cluster, job, instance, gpu, uuid, mig"
 """Labels that identify a GPU or a MIG instance."""
@@ -33,8 +37,16 @@ CURVE = (
     ),
     to_dashboard("stallscope-host", "Open node", {"instance": "${__field.labels.instance}"}),
 )
-PLACE = {"instance": "Node", "gpu": "GPU", "mig": "MIG instance"}
-PLACE_LINKS = [by_name("Node", links=[TO_HOST]), by_name("GPU", links=[TO_GPU], custom__width=70)]
+PLACE = {"instance": "Node", "gpu": "GPU", "mig": "MIG"}
+PLACE_LINKS = [
+    by_name("Node", links=[TO_HOST], custom__width=140),
+    by_name("GPU", links=[TO_GPU], custom__width=55),
+    by_name("MIG", custom__width=55),
+]
+
+
+ROWS = 16
+"""Rows of a timeline."""
 
 
 def rate(counter: str, labels: str = "") -> str:
@@ -45,3 +57,8 @@ def rate(counter: str, labels: str = "") -> str:
 def share(counter: str, labels: str = "") -> str:
     """Return the share of time of a counter of seconds."""
     return f"clamp_max({rate(counter, labels)}, 1)"
+
+
+def line(title: str, description: str, expression: str, *, name: str = NAME, **options: Any) -> Panel:
+    """Draw one value of the GPUs with the highest or lowest of it; options as for `lines`."""
+    return lines(title, description, {name: expression}, links=CURVE, **options)

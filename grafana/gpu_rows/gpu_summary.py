@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
+from grafana.builders import Json, answers
+from grafana.builders.alerts import fired, firing, severities
 from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Row
-from grafana.builders.field import by_name
+from grafana.builders.field import DEFAULT_PORT, by_name
 from grafana.builders.links import runbook
-from grafana.builders.panel import Panel, bar_gauge, state_timeline, table
+from grafana.builders.panel import Panel, state_timeline, table
 from grafana.builders.query import Query
 from grafana.builders.verdicts import (
     by_code,
-    cause_colours,
     coded,
     columns,
-    of_gpus,
     runbook_by_cause,
     with_remedy,
     with_runbook,
 )
-from grafana.gpu_rows.gpu_queries import CURVE, NAME, ONE, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN
+from grafana.gpu_rows.gpu_queries import CURVE, NAME, ONE, PLACE, PLACE_LINKS, ROWS, TO_RANK, TO_RUN
+
+ALERTS = firing('cluster=~"$cluster", instance=~"$instance", gpu=~"$gpu|"')
+"""Alerts of the GPUs and of their nodes, which have no GPU."""
 
 
 def row() -> Row:
     """Return the row."""
-    return Row("", (_verdicts(), _verdict_timeline(), _causes(), _what_it_is()))
+    return Row(
+        "",
+        (
+            answers.panel(
+                "What these GPUs lose", "The GPU with the largest loss, its cause, its duration, and what to change."
+            ),
+            _verdicts(),
+            _verdict_timeline(),
+            _alerts_over_time(),
+            _what_it_is(),
+        ),
+    )
+
+
+def answer() -> Json:
+    """Return the variable with the sentence on the GPU with the largest loss."""
+    by = "cluster, instance, gpu, mig"
+    selector = f"gpu:verdict:ratio5m{{{GPU}}}"
+    node = f"(.*?);(.*?)(?:{DEFAULT_PORT})?;"
+    named = f'label_join(max by ({by}, cause) ({selector}), "subject", ";", "gpu", "instance", "mig")'
+    for pattern, words in ((node, "GPU $1 of $2"), (f"{node}(.+)", "GPU $1 MIG $3 of $2")):
+        named = f'label_replace({named}, "subject", "{words}", "subject", "{pattern}")'
+    return answers.variable(answers.sentence(named, selector, by), "No GPU is selected, or it does not report.")
+
+
+def _alerts_over_time() -> Panel:
+    return state_timeline(
+        "Alerts over time",
+        "Alerts on these GPUs and on their nodes that fired longest in the time range.",
+        [fired(ALERTS)],
+        mappings=severities(),
+        width=12,
+        height=6,
+    )
 
 
 def _verdicts() -> Panel:
     return table(
         "Verdict of each GPU",
-        "Costliest cause of each GPU, the share of the last five minutes that it costs, its remedy, and the run on the "
-        "GPU (one of them if there are several). Click the run for its phases, the node for its host.",
+        "Costliest cause of each GPU, the share of the last five minutes that it costs, and its remedy. Click the node "
+        "for its host.",
         [
             Query(
                 with_runbook(
-                    with_remedy(
-                        f"max by (cluster, instance, gpu, uuid, mig, namespace, run, rank, cause) ({of_gpus(GPU)})"
-                    )
+                    with_remedy(f"max by (cluster, instance, gpu, uuid, mig, cause) (gpu:verdict:ratio5m{{{GPU}}})")
                 ),
                 table=True,
             )
@@ -47,93 +81,66 @@ def _verdicts() -> Panel:
             "Value": "Time lost",
             "remedy": "What to change",
             "runbook": "Runbook",
-            "run": "Run",
-            "rank": "Rank",
         },
         unit="percentunit",
-        height=10,
+        height=6,
         sort="Time lost",
         overrides=[
             *PLACE_LINKS,
-            by_name("MIG instance", custom__width=110),
             *columns(),
-            by_name("Time lost", custom__width=100, decimals=0),
-            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=210),
-            by_name("Run", links=[TO_RUN]),
-            by_name("Rank", links=[TO_RANK], custom__width=70),
+            by_name("Time lost", custom__width=90, decimals=0),
+            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=180),
         ],
         no_value="No verdict: no GPU is selected, or Prometheus has not loaded the Stallscope rules.",
     )
 
 
 def _verdict_timeline() -> Panel:
+    verdicts = f"gpu:verdict:ratio5m{{{GPU}}}"
+    largest = f"topk({ROWS}, max by ({ONE}) (max_over_time({verdicts}[$__range] @ end())))"
+    chosen = f"({verdicts} and on ({ONE}) {largest})"
     return state_timeline(
         "Verdicts over time",
-        "Verdict of each GPU over time. A gap means that there are no data from the GPU or its node.",
-        [Query(coded(f"gpu:verdict:ratio5m{{{GPU}}}", "cluster", "instance", "gpu", "uuid", "mig"), NAME)],
+        f"Verdict of the {ROWS} GPUs with the largest losses. A gap means that there are no data from the GPU or its "
+        "node.",
+        [Query(f"{coded(chosen, 'cluster', 'instance', 'gpu', 'uuid', 'mig')}", NAME)],
         mappings=by_code(),
-        width=16,
-        height=7,
+        width=12,
+        height=6,
         show_values=True,
         links=CURVE,
     )
 
 
-def _causes() -> Panel:
-    return bar_gauge(
-        "Time lost by cause",
-        "Share of the time of all selected GPUs that each cause costs, over the last five minutes. Start with the "
-        "largest.",
-        [
-            Query(
-                f"""
-                topk(8,
-                    sum by (cause) (gpu_cause:share:ratio5m{{{GPU}}} > 0)
-                  /
-                    scalar(count(gpu:up:max{{{GPU}}}))
-                )
-                """,
-                "{{cause}}",
-                instant=True,
-            )
-        ],
-        unit="percentunit",
-        width=8,
-        height=7,
-        maximum=1,
-        overrides=cause_colours(),
-    )
-
-
 def _what_it_is() -> Panel:
-    info = f"stallscope_gpu_info{{{GPU}}}"
-    held = f"""
-          {info}
-        * on ({ONE}) group_left ({OWNER})
-          topk by ({ONE}) (1, stallscope_gpu_owner_info{{{GPU}}})
-      or on ({ONE})
-        {info}
-    """
+    info = f"max by ({ONE}, model, driver_version, sharing) (stallscope_gpu_info{{{GPU}}})"
+    held = f"topk by ({ONE}) (1, max by ({ONE}, user, pod, slurm_job) (stallscope_gpu_owner_info{{{GPU}}}))"
+    claim = f'topk by ({ONE}) (1, max by ({ONE}, namespace, run, rank) (gpu_rank:pair:info{{{GPU}, run!=""}}))'
     return table(
-        "GPU models and holders",
-        "Model, driver, allocation mode, and the current holder (one of them if the GPU is shared; all are listed "
-        "below under Owners). An empty column means that the GPU has no such holder.",
-        [Query(held, table=True)],
+        "GPU models, holders and runs",
+        "Model, driver, allocation mode, the current holder and the run (one of them if the GPU is shared; all holders "
+        "are listed below under Owners). An empty column means that the GPU has no such holder. Click the run for its "
+        "phases.",
+        [Query(query, table=True) for query in (info, held, claim)],
         columns={
             **PLACE,
             "model": "Model",
             "driver_version": "Driver",
-            "cuda_version": "CUDA",
             "sharing": "Allocation",
             "user": "User",
-            "namespace": "Namespace",
             "pod": "Pod",
-            "container": "Container",
             "slurm_job": "Slurm job",
-            "uuid": "UUID",
+            "run": "Run",
+            "rank": "Rank",
         },
         unit="none",
         height=5,
-        overrides=PLACE_LINKS,
+        overrides=[
+            *PLACE_LINKS,
+            by_name("Driver", custom__width=110),
+            by_name("Allocation", custom__width=110),
+            by_name("Run", links=[TO_RUN]),
+            by_name("Rank", links=[TO_RANK], custom__width=60),
+        ],
         no_value="No GPU reports on the selected nodes.",
     )

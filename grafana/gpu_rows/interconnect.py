@@ -1,133 +1,78 @@
-"""PCIe and NVLink throughput relative to their limits."""
+"""PCIe and NVLink."""
 
 from __future__ import annotations
 
 from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Row
-from grafana.builders.field import RED, Override, limits_of_each
-from grafana.builders.panel import Panel, table, time_series
-from grafana.builders.query import Query
-from grafana.gpu_rows.gpu_queries import CURVE, MINUTE, NAME, ONE, PLACE, PLACE_LINKS, rate
+from grafana.builders.field import by_name
+from grafana.builders.panel import Panel, table
+from grafana.builders.query import Query, level
+from grafana.gpu_rows.gpu_queries import MINUTE, ONE, PLACE, PLACE_LINKS, line, rate
 
 
 def row() -> Row:
     """Return the row."""
     return Row(
-        "PCIe and NVLink", (_pcie(), _nvlink(), _pcie_state(), _replays(), _pcie_link(), _links_up()), collapsed=True
-    )
-
-
-def _pcie() -> Panel:
-    return time_series(
-        "PCIe throughput",
-        "Bytes per second in each direction. Dashed: maximum of the link as it is now: lanes x 2 ^ generation x bytes "
-        "per second of a lane per such unit (threshold h2d_lane_bytes). Near it: copy fewer bytes, or overlap copies "
-        "with computation.",
-        [
-            Query(rate("stallscope_gpu_pcie_receive_bytes_total"), f"{NAME} to the GPU"),
-            Query(rate("stallscope_gpu_pcie_transmit_bytes_total"), f"{NAME} from the GPU"),
-            Query(
-                f"""
-                  stallscope_gpu_pcie_link_width{{{GPU}}}
-                * 2 ^ stallscope_gpu_pcie_link_generation{{{GPU}}}
-                * scalar(max(stallscope:threshold{{name="h2d_lane_bytes"}}))
-                """,
-                f"{NAME} limit",
+        "PCIe and NVLink",
+        (
+            line(
+                "PCIe throughput",
+                "Bytes per second in both directions. Dashed: maximum of the slowest link in one direction: lanes x "
+                "2 ^ generation x bytes per second of a lane per such unit (threshold h2d_lane_bytes). Near it: copy "
+                "fewer bytes, or overlap copies with computation.",
+                f"{rate('stallscope_gpu_pcie_receive_bytes_total')}"
+                f" + {rate('stallscope_gpu_pcie_transmit_bytes_total')}",
+                unit="Bps",
+                limits={
+                    "link maximum": f"min(stallscope_gpu_pcie_link_width{{{GPU}}}"
+                    f" * 2 ^ stallscope_gpu_pcie_link_generation{{{GPU}}}) * scalar({level('h2d_lane_bytes')})"
+                },
+                width=8,
             ),
-        ],
-        unit="Bps",
-        overrides=limits_of_each(),
-        links=CURVE,
-    )
-
-
-def _nvlink() -> Panel:
-    return time_series(
-        "NVLink throughput",
-        "Bytes per second over all links, in each direction. The driver does not report the links' maximum, so no "
-        "limit is shown. Empty: this GPU has no NVLink.",
-        [
-            Query(rate("stallscope_gpu_nvlink_receive_bytes_total"), f"{NAME} received"),
-            Query(rate("stallscope_gpu_nvlink_transmit_bytes_total"), f"{NAME} sent"),
-        ],
-        unit="Bps",
-        links=CURVE,
-    )
-
-
-def _pcie_state() -> Panel:
-    return time_series(
-        "PCIe link relative to its maximum",
-        "Generation and lanes relative to the maximum; 100 % is correct. The generation may fall while idle. The last "
-        "line is the degradation that the rules use.",
-        [
-            Query(
-                f"stallscope_gpu_pcie_link_generation{{{GPU}}} / stallscope_gpu_pcie_link_generation_max{{{GPU}}}",
-                f"{NAME} generation",
+            line(
+                "NVLink throughput",
+                "Bytes per second over all links, in both directions. The driver does not report the links' maximum, "
+                "so no limit is shown. Empty: this GPU has no NVLink.",
+                f"{rate('stallscope_gpu_nvlink_receive_bytes_total')}"
+                f" + {rate('stallscope_gpu_nvlink_transmit_bytes_total')}",
+                unit="Bps",
+                width=8,
             ),
-            Query(
-                f"stallscope_gpu_pcie_link_width{{{GPU}}} / stallscope_gpu_pcie_link_width_max{{{GPU}}}",
-                f"{NAME} lanes",
+            line(
+                "PCIe replays per minute",
+                "Replayed packets. A few are normal. If the rules find too many for a link, the GPU's verdict is "
+                "PCIe link errors: reseat the card or its riser.",
+                f"{MINUTE} * {rate('stallscope_gpu_pcie_replays_total')}",
+                unit="short",
+                width=8,
             ),
-            Query(f"gpu:pcie_degraded:ratio{{{GPU}}}", f"{NAME} degraded"),
-        ],
-        unit="percentunit",
-        maximum=1,
-        links=CURVE,
+            _links(),
+        ),
+        collapsed=True,
     )
 
 
-def _replays() -> Panel:
-    return time_series(
-        "PCIe replays per minute",
-        "Replayed packets. A few are normal. If the rules find too many for this link, that line is shown too: reseat "
-        "the card or its riser.",
-        [
-            Query(f"{MINUTE} * {rate('stallscope_gpu_pcie_replays_total')}", NAME),
-            Query(f"gpu:pcie_replays:per_minute5m{{{GPU}}}", f"{NAME} too many"),
-        ],
-        unit="short",
-        overrides=[Override(("byRegexp", "/ too many$/"), {"color": {"mode": "fixed", "fixedColor": RED}})],
-        links=CURVE,
+def _links() -> Panel:
+    families = (
+        ("Generation", "pcie_link_generation"),
+        ("possible", "pcie_link_generation_max"),
+        ("Lanes", "pcie_link_width"),
+        ("maximum lanes", "pcie_link_width_max"),
+        ("NVLinks active", "nvlink_links_active"),
+        ("of NVLinks", "nvlink_links"),
     )
-
-
-def _pcie_link() -> Panel:
     return table(
-        "PCIe link",
-        "Current generation and lanes, and the maximum of GPU and slot. Fewer lanes than possible: reseat the card. A "
-        "lower generation is normal while idle.",
-        [
-            Query(f"max by ({ONE}) (stallscope_gpu_pcie_link_generation{{{GPU}}})", table=True),
-            Query(f"max by ({ONE}) (stallscope_gpu_pcie_link_generation_max{{{GPU}}})", table=True),
-            Query(f"max by ({ONE}) (stallscope_gpu_pcie_link_width{{{GPU}}})", table=True),
-            Query(f"max by ({ONE}) (stallscope_gpu_pcie_link_width_max{{{GPU}}})", table=True),
-        ],
+        "PCIe and NVLink links",
+        "Current generation and lanes, the maximum of GPU and slot, and active NVLinks. Fewer lanes than possible: "
+        "reseat the card. A lower generation is normal while idle. Fewer NVLinks than other GPUs: check the fabric "
+        "manager, then the bridge or baseboard.",
+        [Query(f"max by ({ONE}) (stallscope_gpu_{family}{{{GPU}}})", table=True) for _heading, family in families],
         columns={
             **PLACE,
-            "Value #A": "Generation",
-            "Value #B": "possible",
-            "Value #C": "Lanes",
-            "Value #D": "maximum lanes",
+            **{f"Value #{letter}": heading for letter, (heading, _family) in zip("ABCDEF", families, strict=True)},
         },
         unit="none",
-        width=12,
-        overrides=PLACE_LINKS,
-        no_value="No selected GPU reports its PCIe link.",
-    )
-
-
-def _links_up() -> Panel:
-    return time_series(
-        "Active NVLinks",
-        "Active links; dashed: all links of the GPU. If only this GPU has inactive links, check the fabric manager, "
-        "then the bridge or baseboard.",
-        [
-            Query(f"stallscope_gpu_nvlink_links_active{{{GPU}}}", NAME),
-            Query(f"stallscope_gpu_nvlink_links{{{GPU}}}", f"{NAME} limit"),
-        ],
-        unit="none",
-        decimals=0,
-        overrides=limits_of_each(),
-        links=CURVE,
+        height=6,
+        overrides=[*PLACE_LINKS, *(by_name(heading, custom__width=120) for heading, _family in families)],
+        no_value="No selected GPU reports its links.",
     )

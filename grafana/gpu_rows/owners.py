@@ -4,17 +4,40 @@ from __future__ import annotations
 
 from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Row
-from grafana.builders.field import BLUE, Text, by_name, limit_line, texts
-from grafana.builders.panel import Panel, state_timeline, table, time_series
-from grafana.builders.query import Query, threshold
-from grafana.gpu_rows.gpu_queries import CURVE, HOLDER, NAME, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN, rate
+from grafana.builders.field import BLUE, Text, by_name, texts
+from grafana.builders.lines import few
+from grafana.builders.panel import Panel, state_timeline, table
+from grafana.builders.query import Query, level
+from grafana.gpu_rows.gpu_queries import CURVE, HOLDER, NAME, OWNER, PLACE, PLACE_LINKS, ROWS, line, rate
 
 
 def row() -> Row:
     """Return the row."""
     return Row(
-        "Owners, runs and processes",
-        (_holders(), _ranks(), _history(), _busy_by_owner(), _memory_by_owner(), _processes(), _sharers(), _unused()),
+        "Owners and runs",
+        (
+            _holders(),
+            _history(),
+            line(
+                "GPUs with several holders",
+                "Number of holders of a GPU that should be exclusive. Check CUDA_VISIBLE_DEVICES and the scheduler's "
+                "allocation. Empty: no GPU is shared by mistake.",
+                f"gpu:sharers:count{{{GPU}}}",
+                unit="none",
+                decimals=0,
+                width=8,
+                no_value="No GPU is shared by mistake.",
+            ),
+            line(
+                "Held but idle",
+                "Time for which a GPU has been held without computing, once it exceeds the threshold (dashed). "
+                "Release it, or contact its holder. Empty: no such GPU.",
+                f"gpu:idle_allocated:seconds{{{GPU}}}",
+                unit="s",
+                limits={"allowed": level("idle_seconds")},
+                width=8,
+            ),
+        ),
         collapsed=True,
     )
 
@@ -41,7 +64,7 @@ def _holders() -> Panel:
             "Value #C": "Computing",
         },
         unit="none",
-        height=7,
+        height=6,
         sort="Memory",
         overrides=[
             *PLACE_LINKS,
@@ -52,98 +75,19 @@ def _holders() -> Panel:
     )
 
 
-def _ranks() -> Panel:
-    return table(
-        "Runs on these GPUs",
-        "Each rank of a training run on these GPUs. Two runs on one GPU share its time: check that this is intended.",
-        [
-            Query(
-                f'max by (cluster, instance, gpu, mig, namespace, run, rank) (gpu_rank:pair:info{{{GPU}, run!=""}})',
-                table=True,
-            )
-        ],
-        columns={**PLACE, "namespace": "Namespace", "run": "Run", "rank": "Rank"},
-        unit="none",
-        width=12,
-        height=7,
-        overrides=[*PLACE_LINKS, by_name("Run", links=[TO_RUN]), by_name("Rank", links=[TO_RANK])],
-        no_value="No run reports from these GPUs. Add the shim to the training code.",
-    )
-
-
 def _history() -> Panel:
     return state_timeline(
         "Holders over time",
-        "One row per GPU and holder. A row that continues while utilisation is zero shows a GPU that is held without "
-        "use.",
+        f"One row per GPU and holder, {ROWS} at most. A row that continues while utilisation is zero shows a GPU that "
+        "is held without use.",
         [
             Query(
-                f"max by (cluster, instance, gpu, mig, {OWNER}) (stallscope_gpu_owner_info{{{GPU}}})",
+                few(f"max by (cluster, instance, gpu, mig, {OWNER}) (stallscope_gpu_owner_info{{{GPU}}})", ROWS),
                 f"{NAME} {HOLDER}",
                 least_step="1m",
             )
         ],
         mappings=texts({"1": Text("holds it", BLUE)}),
-        width=12,
-        height=7,
-        links=CURVE,
-    )
-
-
-def _busy_by_owner() -> Panel:
-    return time_series(
-        "Utilisation by holder",
-        "Share of time in which each holder's processes had kernels resident. It shows who uses a shared GPU.",
-        [Query(rate("stallscope_gpu_owner_busy_seconds_total"), f"{NAME} {HOLDER}")],
-        unit="percentunit",
-        links=CURVE,
-    )
-
-
-def _memory_by_owner() -> Panel:
-    return time_series(
-        "Memory by holder",
-        "Framebuffer memory of each holder's processes. A line without a name is memory without a known holder.",
-        [Query(f"stallscope_gpu_owner_memory_used_bytes{{{GPU}}}", f"{NAME} {HOLDER}")],
-        unit="bytes",
-        links=CURVE,
-    )
-
-
-def _processes() -> Panel:
-    return time_series(
-        "Processes",
-        "Processes with a context on the GPU. If there are more than the run's own, a dead process was left behind or "
-        "another job uses the GPU.",
-        [Query(f"stallscope_gpu_processes{{{GPU}}}", f"{NAME} {{{{kind}}}}")],
-        unit="none",
-        decimals=0,
-        links=CURVE,
-    )
-
-
-def _sharers() -> Panel:
-    return time_series(
-        "GPUs with several holders",
-        "Number of holders of a GPU that should be exclusive. Check CUDA_VISIBLE_DEVICES and the scheduler's "
-        "allocation. Empty: no GPU is shared by mistake.",
-        [Query(f"gpu:sharers:count{{{GPU}}}", NAME)],
-        unit="none",
-        decimals=0,
-        links=CURVE,
-    )
-
-
-def _unused() -> Panel:
-    return time_series(
-        "Held but idle",
-        "Time for which a GPU has been held without computing, once it exceeds the threshold (dashed). Release it, or "
-        "contact its holder. Empty: no such GPU.",
-        [
-            Query(f"gpu:idle_allocated:seconds{{{GPU}}}", NAME),
-            threshold("idle_seconds", "allowed"),
-        ],
-        unit="s",
-        overrides=limit_line("allowed"),
+        width=8,
         links=CURVE,
     )

@@ -6,12 +6,12 @@ from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Row
 from grafana.builders.panel import Panel, table
 from grafana.builders.query import Query
-from grafana.gpu_rows.gpu_queries import ONE, PLACE, PLACE_LINKS
+from grafana.gpu_rows.gpu_queries import ONE
 
 
 def row() -> Row:
     """Return the row."""
-    return Row("Signals and MIG instances", (_unsupported(), _mig()), collapsed=True)
+    return Row("Unsupported signals", (_unsupported(),), collapsed=True)
 
 
 def _unsupported() -> Panel:
@@ -33,24 +33,6 @@ def _unsupported() -> Panel:
         ],
         columns={"model": "Model", "driver_version": "Driver", "signal": "Signal", "Value": "GPUs"},
         unit="none",
-        width=12,
         sort="GPUs",
         no_value="All signals are supported.",
-    )
-
-
-def _mig() -> Panel:
-    return table(
-        "MIG instances",
-        "GPU partitions that are allocated separately. Each has its own verdicts and lines in all panels.",
-        [
-            Query(
-                f'max by (cluster, instance, gpu, mig, uuid, model) (stallscope_gpu_info{{{GPU}, mig!=""}})', table=True
-            )
-        ],
-        columns={**PLACE, "model": "Model", "uuid": "UUID"},
-        unit="none",
-        width=12,
-        overrides=PLACE_LINKS,
-        no_value="No selected GPU has MIG instances.",
     )

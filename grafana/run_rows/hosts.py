@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from grafana.builders.choices import HOST, RUN
+from grafana.builders.choices import HOST
 from grafana.builders.dashboard import Row
-from grafana.builders.field import ORANGE, Override, limit_line, second_axis
+from grafana.builders.field import Override, limit_line, second_axis
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query, threshold
-from grafana.run_rows.run_queries import RANK_HERE, TO_HOST, few_hosts, few_ranks, of_nodes
+from grafana.run_rows.run_queries import RANK_HERE, TO_HOST, few_ranks, of_nodes
 
 
 def _on_hosts(
@@ -18,28 +18,17 @@ def _on_hosts(
     lines: tuple[tuple[str, str], ...] = (),
     further: tuple[Override, ...] = (),
     by_host: bool = True,
+    soft_maximum: float | None = None,
 ) -> Panel:
     return time_series(
         title,
         description,
         [*queries, *(threshold(name, legend) for name, legend in lines)],
         unit=unit,
-        width=8,
-        overrides=[*limit_line(*(legend for _name, legend in lines), colour=ORANGE), *further],
+        soft_maximum=soft_maximum,
+        width=12,
+        overrides=[*limit_line(*(legend for _name, legend in lines)), *further],
         links=[TO_HOST] if by_host else [],
-    )
-
-
-def _cpus() -> Panel:
-    return _on_hosts(
-        "CPU utilisation and busiest CPU",
-        "All CPUs of a node, and its busiest CPU alone. If one CPU is at its limit while others are idle, everything "
-        "waits for one thread. The busiest nodes are shown.",
-        few_hosts(f"host:cpu_busy:ratio5m{{{HOST}}}@@", "all, {{instance}}"),
-        few_hosts(
-            f"rate(stallscope_host_busiest_cpu_seconds_total{{{HOST}}}[$__rate_interval]@@)", "busiest, {{instance}}"
-        ),
-        lines=(("cpu_saturated", "limit reached"), ("single_thread_core", "one CPU saturated")),
     )
 
 
@@ -56,8 +45,10 @@ def _process() -> Panel:
         few_ranks(
             f"rate(stallscope_training_main_thread_cpu_seconds_total{{{RANK_HERE}}}[$__rate_interval]@@)",
             "main thread of {{rank}}",
+            3,
         ),
         lines=(("cpu_saturated", "limit reached"),),
+        soft_maximum=1,
     )
 
 
@@ -80,13 +71,13 @@ def _workers() -> Panel:
         "Loader workers",
         "Loader workers of each rank, and per CPU of a waiting rank. Few workers and idle CPUs: add workers. More than "
         "one per CPU: remove some.",
-        Query(f"min by (run) (stallscope_training_dataloader_workers{{{RANK_HERE}}})", "fewest per rank"),
-        Query(f"max by (run) (stallscope_training_dataloader_workers{{{RANK_HERE}}})", "most per rank"),
-        Query(f"max by (run) (rank:workers_of_cpus:ratio{{{RANK_HERE}}})", "most per CPU"),
+        Query(f"min(stallscope_training_dataloader_workers{{{RANK_HERE}}})", "fewest per rank"),
+        Query(f"max(stallscope_training_dataloader_workers{{{RANK_HERE}}})", "most per rank"),
+        Query(f"max(rank:workers_of_cpus:ratio{{{RANK_HERE}}})", "most per CPU"),
         threshold("workers_too_many", "threshold per CPU"),
         unit="short",
         further=(
-            *limit_line("threshold per CPU", colour=ORANGE),
+            *limit_line("threshold per CPU"),
             *second_axis("most per CPU", "threshold per CPU", unit="short"),
         ),
         by_host=False,
@@ -111,80 +102,15 @@ def _reads() -> Panel:
     )
 
 
-def _ceiling() -> Panel:
-    return _on_hosts(
-        "Network limit in samples per second",
-        "While the network limits the run: the maximum samples per second over the network, the current rate, and "
-        "received bytes per sample. To go faster, shrink the sample or cache it.",
-        Query(f"max by (run) (run:input_ceiling:rate5m{{{RUN}}})", "maximum samples per second"),
-        Query(f"max by (run) (run:samples:rate5m{{{RUN}}})", "current samples per second"),
-        Query(f"max by (run) (run:input_sample:bytes5m{{{RUN}}})", "bytes per sample"),
-        unit="short",
-        further=(
-            *second_axis("bytes per sample", unit="bytes"),
-            *limit_line("maximum samples per second", colour=ORANGE),
-        ),
-        by_host=False,
-    )
-
-
-def _pressure() -> Panel:
-    return _on_hosts(
-        "Pressure (PSI): CPU, memory, I/O",
-        "Share of time in which some task waited, on the worst node. High I/O pressure while ranks wait for data: the "
-        "disk or mount is the limit.",
-        *(
-            Query(
-                "max("
-                + of_nodes(
-                    "rate(stallscope_host_pressure_waiting_seconds_total"
-                    f'{{{HOST}, resource="{resource}"}}[$__rate_interval])'
-                )
-                + ")",
-                legend,
-            )
-            for resource, legend in (("cpu", "CPU"), ("memory", "memory"), ("io", "storage"))
-        ),
-        lines=(("memory_pressure", "memory threshold"), ("disk_pressure", "I/O threshold")),
-        by_host=False,
-    )
-
-
-def _host_memory() -> Panel:
-    return _on_hosts(
-        "Memory and shared memory",
-        "Used share of each node's memory, and of /dev/shm, through which workers pass batches. Above its line: use "
-        "fewer workers or less prefetching, or a larger /dev/shm. The fullest nodes are shown.",
-        few_hosts(f"host:memory_used:ratio{{{HOST}}}@@", "memory, {{instance}}"),
-        few_hosts(f"host:shared_memory_used:ratio{{{HOST}}}@@", "shared memory, {{instance}}"),
-        lines=(("host_memory_used", "memory threshold"), ("shared_memory_used", "shared memory threshold")),
-    )
-
-
-def _network() -> Panel:
-    return _on_hosts(
-        "Network use relative to link speed",
-        "Received bytes relative to the link speed of the busiest interface that receives far more than it sends. "
-        "Above the line: cache on the node, or compress before the transfer. The busiest nodes are shown.",
-        few_hosts(f"host:network_data:ratio5m{{{HOST}}}@@", "{{instance}}"),
-        lines=(("network_high", "full"),),
-    )
-
-
 def row() -> Row:
     """Return the row."""
     return Row(
         "Input and hosts",
         (
-            _cpus(),
             _process(),
             _throttled(),
             _workers(),
             _reads(),
-            _ceiling(),
-            _pressure(),
-            _host_memory(),
-            _network(),
         ),
         collapsed=True,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from grafana.builders.dashboard import Row
-from grafana.builders.field import ORANGE, fixed_colours, limit_line, second_axis
+from grafana.builders.field import fixed_colours, limit_line, second_axis
 from grafana.builders.panel import Panel, time_series
-from grafana.builders.query import Query, threshold
-from grafana.run_rows.run_queries import FEW, RANK_HERE, TO_RANK, few_ranks
-from grafana.run_rows.spread import spread
+from grafana.builders.query import Query
+from grafana.run_rows.run_queries import RANK_HERE
+from stallscope.catalogue.causes import colour_of
 
 
 def _allocator() -> Panel:
@@ -30,18 +30,8 @@ def _allocator() -> Panel:
             ),
         ],
         unit="bytes",
-        legend=["max", "lastNotNull"],
-        overrides=[*limit_line("GPU memory"), *limit_line("nearly full", colour=ORANGE)],
-    )
-
-
-def _allocator_by_rank() -> Panel:
-    return spread(
-        "Peak memory across ranks",
-        "Peak memory of tensors relative to the GPU's memory. If the lines diverge, balance shards and stages.",
-        f"rank:allocator_peak:ratio{{{RANK_HERE}}}",
-        "percentunit",
-        threshold("memory_near", "nearly full"),
+        width=8,
+        overrides=limit_line("GPU memory", "nearly full"),
     )
 
 
@@ -59,19 +49,7 @@ def _failed_allocations() -> Panel:
         unit="short",
         bars=True,
         width=8,
-        overrides=fixed_colours({"retries": "#E0B400", "out of memory": "#C4162A"}),
-    )
-
-
-def _process_memory() -> Panel:
-    return time_series(
-        "Host memory of ranks",
-        "Resident memory of a rank and its workers. If it keeps growing, the kernel will kill the process: find what "
-        "is kept from step to step. The ranks with the highest use are shown.",
-        [few_ranks(f"stallscope_training_process_memory_bytes{{{RANK_HERE}}}@@", "rank {{rank}}", FEW)],
-        unit="bytes",
-        width=8,
-        links=[TO_RANK],
+        overrides=fixed_colours({"retries": colour_of("callback_stall"), "out of memory": colour_of("xid_hw")}),
     )
 
 
@@ -92,6 +70,7 @@ def _work_beside() -> Panel:
             ),
         ],
         unit="percentunit",
+        soft_maximum=0.01,
         width=8,
         overrides=second_axis("compilations", unit="short"),
     )
@@ -101,6 +80,6 @@ def row() -> Row:
     """Return the row."""
     return Row(
         "Memory and overhead",
-        (_allocator(), _allocator_by_rank(), _failed_allocations(), _process_memory(), _work_beside()),
+        (_allocator(), _failed_allocations(), _work_beside()),
         collapsed=True,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from grafana.builders.bands import OTHER_COLOUR, bands
 from grafana.builders.choices import HOST, RANK, RUN
 from grafana.builders.dashboard import Row
-from grafana.builders.field import GREY, absent_as, by_name, fixed_colours, limit_line
+from grafana.builders.field import absent_as, by_name, fixed_colours, limit_line
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.query import Query, threshold
-from grafana.builders.verdicts import in_colour, title_column
+from grafana.builders.verdicts import title_column
 from grafana.run_rows.run_queries import (
     BY_RANK,
     CELL_TO_GPU,
@@ -15,7 +16,6 @@ from grafana.run_rows.run_queries import (
     CELL_TO_RANK,
     MANY,
     RANK_HERE,
-    SHARE_COLOURS,
     TO_COMPARE,
     among_worst,
     of_gpus,
@@ -23,6 +23,7 @@ from grafana.run_rows.run_queries import (
     worst,
 )
 from grafana.run_rows.spread import spread
+from stallscope.catalogue.causes import colour_of
 
 
 def _stragglers() -> Panel:
@@ -51,7 +52,6 @@ def _stragglers() -> Panel:
             by_rank(f"rank:data_wait:ratio5m{{{RANK_HERE}}}"),
             by_rank(f"run_rank:communication:ratio5m{{{RANK}}}"),
             by_rank(of_gpus(f"gpu:busy:ratio5m{{{HOST}}}")),
-            by_rank(of_gpus(f"gpu:sm_active:ratio5m{{{HOST}}}")),
             by_rank(of_gpus(f"gpu:sm_clock:ratio5m{{{HOST}}}")),
         ],
         columns={
@@ -65,8 +65,7 @@ def _stragglers() -> Panel:
             "Value #E": "Data wait",
             "Value #F": "Communication",
             "Value #G": "GPU busy",
-            "Value #H": "SMs active",
-            "Value #I": "SM clock",
+            "Value #H": "SM clock",
         },
         unit="percentunit",
         height=10,
@@ -74,35 +73,25 @@ def _stragglers() -> Panel:
         overrides=[
             title_column("Verdict"),
             by_name("Rank", links=[CELL_TO_RANK], custom__width=60),
-            by_name("Node", links=[CELL_TO_HOST]),
+            by_name("Node", links=[CELL_TO_HOST], custom__width=130),
             by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
-            by_name("Step time", unit="s", decimals=3),
+            by_name("Run", custom__width=90),
+            by_name("Step time", unit="s", decimals=3, custom__width=85),
             *(
                 by_name(
                     name,
                     decimals=1,
-                    min=0,
-                    max=1,
                     mappings=absent_as("n/a"),
-                    color=SHARE_COLOURS,
-                    **in_colour(),
+                    custom__width=110,
                 )
                 for name in ("Straggler score", "Data wait", "Communication")
             ),
-            *(by_name(name, decimals=1, mappings=absent_as("n/a")) for name in ("GPU busy", "SMs active", "SM clock")),
+            *(
+                by_name(name, decimals=1, mappings=absent_as("n/a"), custom__width=85)
+                for name in ("GPU busy", "SM clock")
+            ),
         ],
         no_value="No active rank.",
-    )
-
-
-def _step_spread() -> Panel:
-    step = "rate(stallscope_training_step_seconds_{}{{{}}}[$__rate_interval])"
-    return spread(
-        "Step time across ranks",
-        "Ranks that train together have equal step times. If the lines diverge, the steps are not synchronised, or a "
-        "rank is lost.",
-        f"{step.format('sum', RANK_HERE)} / ({step.format('count', RANK_HERE)} > 0)",
-        "s",
     )
 
 
@@ -118,35 +107,24 @@ def _scaling() -> Panel:
             threshold("load_spread", "load spread threshold"),
         ],
         unit="percentunit",
-        width=12,
+        soft_maximum=1,
         overrides=[
-            *fixed_colours({"efficiency": "#37872D", "load spread": "#E0B400"}),
-            *limit_line("efficiency threshold", colour="#37872D"),
-            *limit_line("load spread threshold", colour="#E0B400"),
+            *fixed_colours({"efficiency": colour_of("healthy"), "load spread": colour_of("straggler_rank")}),
+            *limit_line("efficiency threshold", "load spread threshold"),
         ],
         links=[TO_COMPARE],
     )
 
 
-def _states() -> Panel:
+def _activities() -> Panel:
     return time_series(
-        "Ranks by state",
-        "Processes that are starting, running, ended, terminated by a signal, or lost. A lost rank blocks the others "
-        "in their next collective: restart from the last checkpoint.",
-        [Query(f"count by (state) (stallscope_training_state{{{RANK_HERE}}} == 1)", "{{state}}")],
+        "Ranks by activity",
+        "Ranks by what they do now. If a few ranks have another activity, the other ranks wait for them. If the sum "
+        "falls, ranks are lost: restart from the last checkpoint.",
+        bands(f"sum by (activity) (run_activity:ranks:count{{{RUN}}})", "activity"),
         unit="locale",
-        stacked="normal",
-        width=12,
-        overrides=fixed_colours(
-            {
-                "starting": "#3274D9",
-                "running": "#37872D",
-                "finished": GREY,
-                "failed": "#C4162A",
-                "terminated": "#8F3BB8",
-                "lost": "#FF780A",
-            }
-        ),
+        stacked=True,
+        overrides=fixed_colours(OTHER_COLOUR),
     )
 
 
@@ -156,13 +134,13 @@ def row() -> Row:
         "Comparison of ranks",
         (
             _stragglers(),
-            _step_spread(),
             spread(
                 "Data wait across ranks",
                 "Share of the loop in which ranks wait for data. If one is far above the others, all wait for it.",
                 f"rank:data_wait:ratio5m{{{RANK_HERE}}}",
                 "percentunit",
                 threshold("input_notice", "notable"),
+                width=12,
             ),
             spread(
                 "Communication across ranks",
@@ -171,8 +149,9 @@ def row() -> Row:
                 f"run_rank:communication:ratio5m{{{RANK}}}",
                 "percentunit",
                 threshold("comm_warning", "too much"),
+                width=12,
             ),
             _scaling(),
-            _states(),
+            _activities(),
         ),
     )

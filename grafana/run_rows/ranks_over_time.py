@@ -1,13 +1,13 @@
-"""Comparison of ranks over time."""
+"""Comparison of ranks over time: the ranks that differ most from the median of their run, in numeric order."""
 
 from __future__ import annotations
 
-from grafana.builders.choices import HOST, RANK
+from grafana.builders.choices import RANK
 from grafana.builders.dashboard import Row
-from grafana.builders.panel import Panel, state_timeline, status_history
+from grafana.builders.panel import Panel, deviation, state_timeline
 from grafana.builders.query import Query
 from grafana.builders.verdicts import by_code, coded
-from grafana.run_rows.run_queries import BY_RANK, MANY, RANK_HERE, TO_RANK, among_worst, of_gpus, of_ranks, worst
+from grafana.run_rows.run_queries import BY_RANK, BY_RUN, MANY, RANK_HERE, TO_RANK, in_order, worst
 
 
 def _rank_verdicts() -> Panel:
@@ -15,23 +15,27 @@ def _rank_verdicts() -> Panel:
     return state_timeline(
         "Verdict of ranks over time",
         f"Costliest cause of each of the {MANY} ranks that the others wait for most. The straggler differs.",
-        [Query(coded(f"({chosen})", "cluster", "namespace", "run", "rank"), "rank {{rank}}")],
+        [Query(in_order(coded(f"({chosen})", "cluster", "namespace", "run", "rank")), "rank {{rank}}")],
         mappings=by_code(),
-        height=10,
+        height=11,
         links=[TO_RANK],
     )
 
 
-def _ranks_over_time(title: str, description: str, expression: str, unit: str, maximum: float | None = None) -> Panel:
-    return status_history(
+def _ranks_over_time(title: str, description: str, expression: str) -> Panel:
+    """Draw the difference to the median of the run, in percentage points, of the ranks with the largest one."""
+
+    def difference(at: str) -> str:
+        values = f"max by ({BY_RANK}) ({expression.replace('@@', at)})"
+        return f"{values} - on ({BY_RUN}) group_left () quantile by ({BY_RUN}) (0.5, {values})"
+
+    most = f"topk by ({BY_RUN}) ({MANY}, abs({difference(' @ end()')}))"
+    return deviation(
         title,
         description,
-        [Query(among_worst(expression), "{{rank}}", least_step="30s")],
-        unit=unit,
-        maximum=maximum,
-        minimum=None if maximum is None else 0,
+        [Query(in_order(f"({difference('')}) and on ({BY_RANK}) {most}"), "rank {{rank}}", least_step="30s")],
         width=12,
-        height=10,
+        height=11,
         links=[TO_RANK],
     )
 
@@ -43,35 +47,16 @@ def row() -> Row:
         (
             _rank_verdicts(),
             _ranks_over_time(
-                "Step time by rank",
-                f"Mean step time of the {MANY} ranks that the others wait for most. Darker rows are slower.",
-                of_ranks(
-                    f"rate(stallscope_training_step_seconds_sum{{{RANK_HERE}}}[$__rate_interval])"
-                    f" / (rate(stallscope_training_step_seconds_count{{{RANK_HERE}}}[$__rate_interval]) > 0)"
-                ),
-                "s",
+                "Communication, difference from the median rank",
+                f"Share of the loop in collectives, of the {MANY} ranks that differ most from the median of the run. "
+                "A blue row communicates less than the others, because they wait for it: the straggler.",
+                f"run_rank:communication:ratio5m{{{RANK}}}@@",
             ),
             _ranks_over_time(
-                "Communication by rank",
-                "Share of the loop in collectives. The straggler's row stays pale while the others are dark, because "
-                "they wait for it.",
-                f"run_rank:communication:ratio5m{{{RANK}}}",
-                "percentunit",
-                1,
-            ),
-            _ranks_over_time(
-                "Data wait by rank",
-                "Share of the loop in which a rank waits for data. One dark row: that rank's shard or host is slow.",
-                f"rank:data_wait:ratio5m{{{RANK_HERE}}}",
-                "percentunit",
-                1,
-            ),
-            _ranks_over_time(
-                "GPU busy by rank",
-                "Share of time with a kernel resident. Pale rows idle.",
-                of_gpus(f"gpu:busy:ratio5m{{{HOST}}}"),
-                "percentunit",
-                1,
+                "Data wait, difference from the median rank",
+                f"Share of the loop in which a rank waits for data, of the {MANY} ranks that differ most. One orange "
+                "row: that rank's shard or host is slow.",
+                f"rank:data_wait:ratio5m{{{RANK_HERE}}}@@",
             ),
         ),
         collapsed=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from grafana.builders import Json
 from grafana.builders.choices import HOST, RANK
 from grafana.builders.links import to_dashboard
 from grafana.builders.query import Query
@@ -17,9 +16,8 @@ BY_GPU = "cluster, job, instance, gpu, uuid, mig"
 BY_PROCESS = "cluster, job, instance, run, rank"
 FEW = 8
 """Lines per panel."""
-MANY = 32
+MANY = 16
 """Ranks in a table or a heat map."""
-SHARE_COLOURS: Json = {"mode": "continuous-GrYlRd"}
 TO_RANK = to_dashboard(
     "stallscope-run",
     "Filter by this rank",
@@ -53,8 +51,9 @@ def of_ranks(expression: str) -> str:
 
 
 def of_gpus(expression: str) -> str:
-    """Return an expression by GPU, limited to GPUs of the ranks and with the rank's labels."""
-    return f"rank_gpu:claim:info{{{RANK_HERE}}} * on ({BY_GPU}) group_left () max by ({BY_GPU}) ({expression})"
+    """Return an expression by GPU, limited to GPUs of the ranks and with the rank's labels; `@@` as in `few`."""
+    claim = f"rank_gpu:claim:info{{{RANK_HERE}}}{'@@' if '@@' in expression else ''}"
+    return f"{claim} * on ({BY_GPU}) group_left () max by ({BY_GPU}) ({expression})"
 
 
 def of_nodes(expression: str, at: str = "") -> str:
@@ -62,10 +61,17 @@ def of_nodes(expression: str, at: str = "") -> str:
     return f"{expression} and on (cluster, job, instance) run_node:known:info{{{RUN_HERE}}}{at}"
 
 
-def few(expression: str, labels: str, number: int = FEW) -> str:
-    """Return the highest series at the end of the time range, over all of it; put `@@` after every selector."""
+def few(expression: str, labels: str, number: int = FEW, *, lowest: bool = False) -> str:
+    """Return the highest or lowest series at the end of the time range, over all of it.
+
+    Args:
+        expression: PromQL with `@@` after every selector.
+        labels: labels that identify a series.
+        number: of series.
+        lowest: return the lowest series.
+    """
     now, at_end = expression.replace("@@", ""), expression.replace("@@", " @ end()")
-    return f"({now}) and on ({labels}) topk({number}, max by ({labels}) ({at_end}))"
+    return f"({now}) and on ({labels}) {'bottomk' if lowest else 'topk'}({number}, max by ({labels}) ({at_end}))"
 
 
 def worst(number: int, at: str = "") -> str:
@@ -79,6 +85,14 @@ def worst(number: int, at: str = "") -> str:
 def among_worst(expression: str, number: int = MANY) -> str:
     """Return an expression by rank, limited to the worst ranks at the end of the time range."""
     return f"max by ({BY_RANK}) ({expression}) and on ({BY_RANK}) {worst(number, ' @ end()')}"
+
+
+def in_order(expression: str) -> str:
+    """Return an expression by rank in numeric order: Prometheus sorts series by their labels, as text."""
+    padded = f'label_replace({expression}, "order", "$1", "rank", "(.*)")'
+    for zeros in ("0000", "000", "00", "0"):
+        padded = f'label_replace({padded}, "order", "{zeros}$1", "rank", "([0-9]{{{5 - len(zeros)}}})")'
+    return padded
 
 
 def few_hosts(expression: str, legend: str, number: int = 4) -> Query:

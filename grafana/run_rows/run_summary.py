@@ -5,25 +5,23 @@ It uses only recorded series, so it loads quickly for runs of any size.
 
 from __future__ import annotations
 
+from grafana.builders import Json, answers
+from grafana.builders.alerts import alert_table, fired, firing, severities
+from grafana.builders.bands import bands
 from grafana.builders.choices import HOST, RUN
 from grafana.builders.dashboard import Row
-from grafana.builders.field import BLUE, ORANGE, RED, Override, Text, by_name, texts
+from grafana.builders.field import BLUE, GREY, Override, Text, by_name, texts
 from grafana.builders.links import runbook
-from grafana.builders.panel import Panel, bar_gauge, stat, state_timeline, table, time_series
+from grafana.builders.panel import Panel, stat, state_timeline, table, time_series
 from grafana.builders.query import Query
 from grafana.builders.verdicts import (
-    VERDICTS,
     by_code,
     cause_colours,
     coded,
     columns,
-    culprit_column,
-    in_colour,
-    remedy_by_cause,
     runbook_by_cause,
     with_culprit,
     with_remedy,
-    with_root_remedy,
     with_runbook,
 )
 from grafana.run_rows.run_queries import (
@@ -33,10 +31,14 @@ from grafana.run_rows.run_queries import (
     CELL_TO_RANK,
     RANK_HERE,
     RUN_HERE,
-    SHARE_COLOURS,
     TO_COMPARE,
 )
 
+_OF_NODES = f'{HOST}, run=""'
+ALERTS = f"({firing(RUN)} or ({firing(_OF_NODES)} and on (cluster, instance) run_node:known:info{{{RUN_HERE}}}))"
+_CHECKPOINT, _START = 1011, 1012
+_EVENTS = {str(_CHECKPOINT): Text("checkpoint", GREY), str(_START): Text("start", BLUE)}
+"""Texts of numbers that no verdict and no severity has."""
 _MISSING = {
     "reports": "no fresh reports: see whether the process lives, and where STALLSCOPE_ADDRESS leads",
     "steps": "too few steps yet: wait",
@@ -44,22 +46,6 @@ _MISSING = {
     "data_wait": 'phase data_wait is not reported: wrap the loader, or use phase("data_wait")',
     "gpu_idle": "no data from the rank's GPU: see the exporter's health",
 }
-
-
-def _verdict() -> Panel:
-    return stat(
-        "Verdict",
-        "Costliest cause now; hardware faults and stalls take precedence. Grey: data are missing (see the table of "
-        "missing data).",
-        [Query(coded(f"run:verdict:ratio5m{{{RUN}}}", "cluster", "namespace", "run"), "{{run}}", instant=True)],
-        unit="none",
-        mappings=by_code(),
-        background=True,
-        text_of="auto",
-        width=8,
-        no_value="no active rank",
-        links=[TO_COMPARE],
-    )
 
 
 def _lost() -> Panel:
@@ -70,8 +56,6 @@ def _lost() -> Panel:
         [Query(f"run:time_lost:ratio5m{{{RUN}}}", "{{run}}", instant=True)],
         unit="percentunit",
         decimals=0,
-        colour=SHARE_COLOURS,
-        overrides=[Override(("byRegexp", "/.*/"), {"min": 0, "max": 1})],
         text_of="auto",
     )
 
@@ -115,48 +99,8 @@ def _goodput() -> Panel:
         [Query(f"run:goodput:ratio1h{{{RUN}}}", "{{run}}", instant=True)],
         unit="percentunit",
         decimals=0,
-        colour={"mode": "continuous-RdYlGr"},
-        overrides=[Override(("byRegexp", "/.*/"), {"min": 0, "max": 1})],
         text_of="auto",
         no_value="too early",
-    )
-
-
-def _change() -> Panel:
-    return table(
-        "What to change first",
-        "Remedy for the verdict, and the rank, GPU, node and root cause if one rank is the culprit. The runbook "
-        "describes how to confirm and fix it.",
-        [
-            Query(
-                with_root_remedy(
-                    with_runbook(with_culprit(f"max by ({BY_RUN}, cause) (run:verdict:ratio5m{{{RUN}}})", RUN))
-                ),
-                table=True,
-            ),
-        ],
-        columns={
-            "run": "Run",
-            "culprit": "Culprit",
-            "remedy": "What to change",
-            "Value": "Lost to cause",
-            "runbook": "Runbook",
-        },
-        width=16,
-        height=4,
-        overrides=[
-            by_name(
-                "What to change",
-                mappings=remedy_by_cause(VERDICTS),
-                custom__cellOptions={"type": "auto", "wrapText": True},
-                custom__minWidth=260,
-            ),
-            by_name("Run", custom__width=140),
-            culprit_column(),
-            by_name("Lost to cause", unit="percentunit", decimals=0, custom__width=90),
-            _runbook_column(),
-        ],
-        no_value="No active rank of this run.",
     )
 
 
@@ -167,143 +111,20 @@ def _runbook_column() -> Override:
 def _progress() -> Panel:
     return stat(
         "Progress",
-        "Current step, and its share of the planned steps if the code reports them.",
+        "Current step, and the time until the planned steps are done at the rate of the last 30 minutes, if the code "
+        "reports their number.",
         [
-            Query(f"run:step:max{{{RUN}}}", "step", instant=True),
-            Query(f"run:step:max{{{RUN}}} / run:steps_planned:max{{{RUN}}}", "of planned", instant=True),
+            Query(f"max(run:step:max{{{RUN}}})", "step", instant=True),
+            Query(f"max(run:time_left:seconds{{{RUN}}})", "remaining", instant=True),
         ],
         unit="locale",
         decimals=0,
-        text_of="value_and_name",
-        overrides=[Override(("byFrameRefID", "B"), {"unit": "percentunit", "decimals": 1})],
-        no_value="no step yet",
-    )
-
-
-def _time_left() -> Panel:
-    return stat(
-        "Time remaining",
-        "Time until the planned steps are done, at the rate of the last 30 minutes including saves and evaluations. "
-        "Empty if the code reports no number of steps, or while no step completes.",
-        [Query(f"run:time_left:seconds{{{RUN}}}", "{{run}}", instant=True)],
-        unit="s",
-        decimals=1,
-        text_of="auto",
-        no_value="unknown",
-    )
-
-
-def _causes() -> Panel:
-    share = f"max by ({BY_RUN}, cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
-    hours = f"24 * {share} * on ({BY_RUN}) group_left () run:gpus:count{{{RUN}}}"
-    return table(
-        "All causes, costliest first",
-        "Every cause that costs GPU time now, with its remedy. One cause may hide others: fix the first, then look "
-        "again.",
-        [
-            Query(with_remedy(with_runbook(share)), table=True),
-            Query(with_remedy(with_runbook(f"1 / (1 - ({share} < 1))")), table=True),
-            Query(with_remedy(with_runbook(hours)), table=True),
-        ],
-        columns={
-            "run": "Run",
-            "cause": "Verdict",
-            "Value #A": "Lost",
-            "Value #B": "Faster by",
-            "Value #C": "GPU-hours per day",
-            "remedy": "What to change",
-            "runbook": "Runbook",
-        },
-        width=16,
-        height=7,
-        sort="Lost",
-        overrides=[
-            *columns(),
-            by_name("Run", custom__width=140),
-            by_name("Lost", unit="percentunit", decimals=1, custom__width=70),
-            by_name("Faster by", unit="suffix: times", decimals=2, custom__width=85),
-            by_name("GPU-hours per day", decimals=1, custom__width=125),
-            _runbook_column(),
-        ],
-        no_value="No loss.",
-    )
-
-
-def _alerts() -> Panel:
-    labels = "alertname, severity, run, rank, instance, gpu"
-    return table(
-        "Firing alerts",
-        "Alerts on the run and on its nodes and GPUs. Click a name for its runbook.",
-        [
-            Query(
-                f'max by ({labels}) (ALERTS{{alertstate="firing", cause!="", {RUN}}}'
-                f' or (ALERTS{{alertstate="firing", cause!="", {HOST}, run=""}}'
-                f" and on (cluster, instance) run_node:known:info{{{RUN_HERE}}}))",
-                table=True,
-            )
-        ],
-        columns={
-            "alertname": "Alert",
-            "severity": "Severity",
-            "run": "Run",
-            "rank": "Rank",
-            "instance": "Node",
-            "gpu": "GPU",
-        },
-        unit="none",
         width=8,
-        height=7,
+        text_of="value_and_name",
         overrides=[
-            by_name("Alert", links=[runbook()], custom__minWidth=180),
-            by_name(
-                "Severity",
-                mappings=texts(
-                    {
-                        "critical": Text("critical", RED),
-                        "warning": Text("warning", ORANGE),
-                        "info": Text("info", BLUE),
-                    }
-                ),
-                custom__width=80,
-                **in_colour(),
-            ),
-            by_name("Rank", links=[CELL_TO_RANK], custom__width=60),
-            by_name("Node", links=[CELL_TO_HOST]),
-            by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
+            by_name("remaining", unit="s", decimals=1),
         ],
-        no_value="No firing alerts.",
-    )
-
-
-def _verdicts() -> Panel:
-    return state_timeline(
-        "Verdict over time",
-        "Costliest cause over time. A gap: no rank was alive, or Prometheus did not scrape.",
-        [Query(coded(f"run:verdict:ratio5m{{{RUN}}}", "cluster", "namespace", "run"), "{{run}}")],
-        mappings=by_code(),
-        height=4,
-        show_values=True,
-        links=[TO_COMPARE],
-    )
-
-
-def _lost_over_time() -> Panel:
-    return time_series(
-        "GPU time lost, by cause",
-        "Share of the run's GPU time that each cause costs; the mean if several runs are selected. If a cause comes "
-        "and goes, compare with the annotations of saves, restarts and alerts.",
-        [
-            Query(
-                f"sum by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
-                f" / on () group_left () count(run:ranks:count{{{RUN}}})",
-                "{{cause}}",
-            )
-        ],
-        unit="percentunit",
-        stacked="normal",
-        height=7,
-        legend=["mean", "lastNotNull"],
-        overrides=cause_colours(),
+        no_value="no step yet",
     )
 
 
@@ -314,8 +135,7 @@ def _missing() -> Panel:
         "a minute or two.",
         [Query(f"count by (run, missing) (rank:missing:info{{{RANK_HERE}}})", table=True)],
         columns={"missing": "Missing data and action", "Value": "Ranks"},
-        width=7,
-        height=7,
+        width=12,
         sort="Ranks",
         overrides=[
             by_name(
@@ -329,20 +149,97 @@ def _missing() -> Panel:
     )
 
 
-def _activities() -> Panel:
-    return bar_gauge(
-        "Ranks by activity",
-        "Ranks by activity. If a few ranks have another activity, the other ranks wait for them. If there are fewer "
-        "than expected, some are lost.",
-        [
-            Query(f"sum by (activity) (run_activity:ranks:count{{{RUN}}})", "{{activity}}", instant=True),
-            Query(f"sum(run_world:ranks:count{{{RUN}}})", "all known", instant=True),
+def _causes() -> Panel:
+    share = f"max by ({BY_RUN}, cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
+    return table(
+        "All causes, costliest first",
+        "Every cause that costs GPU time now, with its remedy. One cause may hide others: fix the first, then look "
+        "again.",
+        [Query(with_remedy(with_runbook(share)), table=True)],
+        columns={
+            "run": "Run",
+            "cause": "Verdict",
+            "Value": "Lost",
+            "remedy": "What to change",
+            "runbook": "Runbook",
+        },
+        height=5,
+        sort="Lost",
+        overrides=[
+            *columns(),
+            by_name("Run", custom__width=130),
+            by_name("Lost", unit="percentunit", decimals=1, custom__width=70),
+            _runbook_column(),
         ],
-        unit="locale",
-        decimals=0,
-        width=5,
+        no_value="No loss.",
+    )
+
+
+def _timeline() -> Panel:
+    """Draw verdict, alerts, checkpoints and restarts of the run on one axis. Rank 0 represents all ranks."""
+    saves = f'stallscope_training_phase_occurrences_total{{{RUN_HERE}, rank="0", phase="checkpoint"}}[$__rate_interval]'
+    start = f'stallscope_training_start_timestamp_seconds{{{RUN_HERE}, rank="0"}}'
+    events = " or ".join(
+        f'label_replace({number} * max by (run) ({happens}), "event", "{name}", "", "")'
+        for name, number, happens in (
+            ("checkpoints", _CHECKPOINT, f"(changes({saves}) - resets({saves}) > 0) ^ 0"),
+            ("starts", _START, f"(time() - {start} < $__range_s / 50) ^ 0"),
+        )
+    )
+    return state_timeline(
+        "Verdict, alerts, checkpoints and starts",
+        "Costliest cause over time, alerts on the run and on its nodes, checkpoints, and starts and restarts. A gap in "
+        "the verdict: no rank was alive, or Prometheus did not scrape.",
+        [
+            Query(coded(f"run:verdict:ratio5m{{{RUN}}}", "cluster", "namespace", "run"), "{{run}}"),
+            fired(ALERTS),
+            Query(events, "{{event}}"),
+        ],
+        mappings=[*by_code(), *severities(), *texts(_EVENTS)],
         height=7,
-        colour={"mode": "fixed", "fixedColor": BLUE},
+        show_values=True,
+        links=[TO_COMPARE],
+    )
+
+
+def _lost_over_time() -> Panel:
+    return time_series(
+        "GPU time lost, by cause",
+        "Share of the run's GPU time that each cause costs; the mean if several runs are selected. If a cause comes "
+        "and goes, compare with the checkpoints, starts and alerts above.",
+        bands(
+            f"sum by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
+            f" / on () group_left () count(run:ranks:count{{{RUN}}})",
+            "cause",
+        ),
+        unit="percentunit",
+        stacked=True,
+        overrides=cause_colours(),
+    )
+
+
+def _alerts() -> Panel:
+    return alert_table(
+        "Firing alerts",
+        "Alerts on the run and on its nodes and GPUs. Click a name for its runbook.",
+        ALERTS,
+        {"run": "Run", "rank": "Rank", "instance": "Node", "gpu": "GPU"},
+        [
+            by_name("Rank", links=[CELL_TO_RANK], custom__width=60),
+            by_name("Node", links=[CELL_TO_HOST]),
+            by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
+        ],
+        height=6,
+    )
+
+
+def answer() -> Json:
+    """Return the variable with the sentence on the run."""
+    verdict = f"run:verdict:ratio5m{{{RUN}}}"
+    named = f'label_replace({with_culprit(verdict, RUN)}, "subject", "$1", "run", "(.*)")'
+    return answers.variable(
+        answers.sentence(named, verdict, BY_RUN, total=f"run:time_lost:ratio5m{{{RUN}}}", with_culprit=True),
+        "No rank of this run is active.",
     )
 
 
@@ -351,19 +248,18 @@ def row() -> Row:
     return Row(
         "",
         (
-            _verdict(),
+            answers.panel("What this run loses", "The costliest cause, its place, its duration, and what to change."),
             _lost(),
-            _gain(),
             _hours(),
+            _gain(),
             _goodput(),
-            _change(),
             _progress(),
-            _time_left(),
             _causes(),
-            _alerts(),
-            _verdicts(),
-            _lost_over_time(),
-            _missing(),
-            _activities(),
+            _timeline(),
         ),
     )
+
+
+def evidence() -> Row:
+    """Return the loss over time, alerts and missing data."""
+    return Row("Loss over time, alerts and missing data", (_lost_over_time(), _missing(), _alerts()))

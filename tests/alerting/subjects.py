@@ -20,7 +20,7 @@ SEVERITIES: dict[str, str] = {
 """Every alert on a run, a GPU or a node, with its highest severity."""
 OF_THE_SERVER = frozenset(
     (
-        *("Watchdog", "StallscopeThresholdMissing", "StallscopeRulesMissing", "StallscopeRulesFailing"),
+        *("StallscopeWatchdog", "StallscopeThresholdMissing", "StallscopeRulesMissing", "StallscopeRulesFailing"),
         "StallscopeExporterUnusable",
     )
 )

@@ -64,7 +64,8 @@ def test_amtool_accepts_it_with_every_example_in_use(tmp_path: Path) -> None:
         (on_node("HostOomKill"), "page"),
         (on_node(DOWN, severity="warning"), "ticket"),
         ({"alertname": "StallscopeThresholdMissing", "severity": "warning"}, "ticket"),
-        ({"alertname": "Watchdog", "severity": "info"}, "watchdog"),
+        ({"alertname": "StallscopeWatchdog", "severity": "info"}, "watchdog"),
+        ({"alertname": "Watchdog", "severity": "info"}, "watchdog"),  # the former name
         ({"alertname": "SomebodyElses"}, "default"),
         ({"alertname": "GpuOfSomebodyElse"}, "default"),
     ],

@@ -105,14 +105,23 @@ def test_a_run_without_data_has_no_values_rather_than_zeros() -> None:
 @pytest.mark.parametrize(
     ("other", "note"),
     [
-        (replace(REAL, seconds=120), "real data: only 2.0 min"),
+        (replace(REAL, seconds=420), "real data: only 7 min"),
         (replace(REAL, running=True), "real data is still running"),
         (replace(REAL, operations=2e15), "different numbers of operations"),
+        (replace(REAL, gpus=None, ranks=2), "real data claims no GPU: its ranks"),
         (replace(REAL, gpus=4), "both the number of GPUs and the batch"),
     ],
 )
 def test_limitations_of_a_comparison_are_noted(other: RunFigures, note: str) -> None:
     assert any(note in each for each in compare([replace(TWO, operations=1e15), other]).notes)
+
+
+def test_the_uncertainty_of_a_difference_is_that_of_both_runs() -> None:
+    slow, fast = replace(TWO, step_uncertainty=0.03), replace(REAL, step_uncertainty=0.04)
+    (against,) = compare([slow, fast]).against
+    assert against.uncertainty == pytest.approx(2 * 6100 / 4300 * 0.05)
+    (unknown,) = compare([slow, replace(fast, step_uncertainty=None)]).against
+    assert unknown.uncertainty is None
 
 
 def test_without_different_batch_sizes_there_is_a_reason_instead_of_a_study() -> None:

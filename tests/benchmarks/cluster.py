@@ -397,6 +397,7 @@ def _fill_ranks(
     ranks.gauge("allocator_retries_total")
     ranks.gauge("out_of_memory_total")
     ranks.gauge("precision_info", 1, precision="bf16")
+    ranks.gauge("stack_info", 1, location="job/trainer.py:88", function="step", call="all_reduce")
     ranks.gauge("shim_dropped_reports_total", cause="send_failed")
     ranks.counter("shim_overhead_seconds_total", 0.0001)
 

@@ -56,6 +56,7 @@ _OF_RUN = {
 }
 _OF_RANK = {
     "rank:data_wait:ratio5m": 0.2,
+    "rank:step:seconds5m": 0.4,
     "run_rank:straggler_score:ratio5m": 0.1,
     "run_rank:communication:ratio5m": 0.05,
 }

@@ -148,7 +148,7 @@ def measure(gpus: int) -> Cost:
             },
             recorded_of_healthy=len(_query(server, f'{{__name__=~".+:.+", uuid="{gpu["uuid"]}"}}'))
             + len(_query(server, f'{{__name__=~".+:.+", run="{rank["run"]}", rank="{rank["rank"]}", uuid=""}}')),
-            alerts=len(_query(server, 'ALERTS{alertname!="Watchdog"}')),
+            alerts=len(_query(server, 'ALERTS{alertname!="StallscopeWatchdog"}')),
             samples=[
                 (sample["metric"], float(sample["value"][1]))
                 for sample in _query(server, '{__name__=~".+:.+|ALERTS.*"}')

@@ -99,7 +99,7 @@ def _outcome(
         _figure(server, 'sum(prometheus_rule_group_iterations_missed_total{job="prometheus"})'),
         sorted(((group["name"], group["evaluationTime"]) for group in groups), key=lambda each: -each[1]),
         sum(rule.get("health") == "err" for group in groups for rule in group["rules"]),
-        int(_figure(server, 'count(ALERTS{alertname!="Watchdog", alertstate="firing"}) or vector(0)')),
+        int(_figure(server, 'count(ALERTS{alertname!="StallscopeWatchdog", alertstate="firing"}) or vector(0)')),
         processor,
         replaying,
         memory,

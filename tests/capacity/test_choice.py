@@ -13,6 +13,7 @@ from stallscope.capacity.gpu import GpuNow, Holder
 from stallscope.capacity.host import Host
 from stallscope.drivers.device import Identity
 
+MIB = 1 << 20
 GIB = 1 << 30
 FREE = Wanted(exclusive=True)
 SHARED = Wanted(memory=20 * GIB)
@@ -89,6 +90,22 @@ def test_what_speaks_against_a_gpu_is_told(one: GpuNow, wanted: Wanted, reason: 
 )
 def test_nothing_speaks_against_a_gpu_with_room(one: GpuNow, wanted: Wanted) -> None:
     assert against(one, wanted) == ""
+
+
+@pytest.mark.parametrize("reserved", [516, 700, 763])
+def test_memory_that_the_driver_reserves_is_not_in_use(reserved: int) -> None:
+    """As on an H100, an H200 and another card of 80 GB."""
+    free = 80 * GIB - reserved * MIB
+    assert against(gpu(memory_free=free, memory_reserved=reserved * MIB), FREE) == ""
+    assert against(gpu(memory_free=free), FREE) == "", "from a driver that does not report it"
+    assert "600.0 MiB in use" in against(gpu(memory_free=free - 600 * MIB, memory_reserved=reserved * MIB), FREE)
+    assert "in use: by processes that are not visible" in against(gpu(memory_free=free - GIB), FREE)
+
+
+def test_memory_that_an_unseen_program_uses_is_in_use_next_to_what_the_driver_reserves() -> None:
+    used = gpu(busy=0.9, busy_now=0.0, memory_free=70 * GIB, memory_reserved=700 * MIB)
+    assert "busy 90 %" in against(used, SHARED)
+    assert against(replace(used, memory_free=80 * GIB - 700 * MIB), SHARED) == ""
 
 
 def test_what_a_program_that_has_ended_did_counts_no_more() -> None:

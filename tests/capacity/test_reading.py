@@ -67,7 +67,8 @@ def test_a_gpu_that_tells_nothing_has_no_figure() -> None:
 
 def test_room_is_what_is_neither_used_nor_reserved() -> None:
     (gpu,) = looked_at(ScriptedDevice(memory=MEMORY))
-    assert (gpu.memory_total, gpu.memory_free) == (80 * GIB, 69 * GIB)
+    assert (gpu.memory_total, gpu.memory_free, gpu.memory_reserved) == (80 * GIB, 69 * GIB, GIB)
+    assert gpu.memory_used == 10 * GIB
 
 
 def test_health_mode_and_slowdown_are_told() -> None:

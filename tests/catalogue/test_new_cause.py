@@ -26,6 +26,7 @@ GENERATED = (
     "alerts/*_*.yml",
     "alerts/host.yml",
     "prometheus/rules/causes.yml",
+    "deploy/kubernetes/kube-prometheus-stack/alertmanager.yaml",
     "deploy/kubernetes/components/prometheus-operator/rules/*",
     "tests/scenarios/RESULTS.md",
 )

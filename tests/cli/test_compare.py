@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -56,6 +56,13 @@ def told(run: str, figures: dict[str, float], **place: str) -> Iterator[Series]:
         yield Series("run_cause:time_lost:ratio5m", {**labels, "cause": name}, [share] * SCRAPES)
 
 
+def changed(run: str, change: Callable[[str, list[float | None]], list[float | None]]) -> list[Series]:
+    """Return the series of `batch512` under another name, with other values."""
+    return [
+        Series(each.name, each.labels, change(each.name, list(each.values))) for each in told(run, RUNS["batch512"])
+    ]
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     if shutil.which("prometheus") is None:
@@ -63,6 +70,14 @@ def server() -> Iterator[str]:
     with prometheus() as running:
         start = time.time() - 30 * SCRAPES
         everything = [series for run, figures in RUNS.items() for series in told(run, figures)]
+        everything += changed("young", lambda _, values: [*[None] * (SCRAPES - 6), *values[-6:]])
+        everything += changed(
+            "scattered",
+            lambda name, values: [
+                value and value * (1 + 0.3 * (number % 2) * (name == "run:step:seconds5m"))
+                for number, value in enumerate(values)
+            ],
+        )
         for cluster, run in zip(TWINS, ("two-gpus", "real-data"), strict=True):
             everything += told("twins", RUNS[run], cluster=cluster)
         write([running.port], everything, start, SCRAPES)
@@ -133,11 +148,27 @@ def test_what_to_change_stands_with_its_cause_and_not_with_what_is_unexplained()
     assert any("not explained" in line for line in lines[cause + 2 :])
 
 
+def test_a_run_that_is_too_short_is_refused(capsys: pytest.CaptureFixture[str], server: str) -> None:
+    said = refusal(capsys, server, "batch512", "young")
+    assert said.startswith("stallscope compare: 'young' is too short: it has 2.")
+    assert "compare runs of at least 5 min" in said
+
+
+def test_a_difference_within_the_scatter_of_the_steps_may_be_chance(
+    capsys: pytest.CaptureFixture[str], server: str
+) -> None:
+    found = document(capsys, server, "batch512", "scattered")
+    (against,) = found["against_base"]
+    assert 0.05 < against["uncertainty"] < 0.2
+    assert "(± " in answer(capsys, server, "batch512", "scattered")
+    assert "(± " not in answer(capsys, server, "batch512", "two-gpus")
+
+
 def test_the_table_fits_80_columns_with_all_figures(capsys: pytest.CaptureFixture[str], server: str) -> None:
     said = answer(capsys, server, *RUNS)
     assert max(map(len, said.splitlines())) < 80
     row = next(line for line in said.splitlines() if line.startswith("real-data"))
-    assert row.split() == ["real-data", "2", "1,024", "4,300", "17.20", "860", "%", "238", "ms", "30", "%"]
+    assert row.split() == ["real-data", "2", "1,024", "4,300", "17.20", "860", "%", "238", "ms", "28", "%"]
 
 
 def test_runs_of_one_name_are_set_side_by_side_by_their_clusters(

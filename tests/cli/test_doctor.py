@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from stallscope.cli import doctor, main
+from stallscope.common.local_stack import LocalStack, announced
 from stallscope.doctor.examination import PARTS
 from tests.doctor.test_exporter import page
 from tests.doctor.web_servers import Served, serving
@@ -76,8 +77,12 @@ def test_a_prometheus_that_nobody_named_may_be_missing(
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr("stallscope.clients.address.LOCAL", nowhere)
-    assert main(["doctor", "prometheus"]) == 0
-    assert "skipped  reachable:" in capsys.readouterr().out
+    monkeypatch.setenv("STALLSCOPE_DISABLE", "1")
+    main(["doctor", "--exporter.url", exporter.url, "--json"])
+    told = {(each["part"], each["status"]) for each in json.loads(capsys.readouterr().out)["results"]}
+    assert ("prometheus", "skipped") in told
+    assert main(["doctor", "prometheus"]) == 1, "this part was named"
+    assert "failed   reachable:" in capsys.readouterr().out
     assert main(["doctor", "prometheus", "--prometheus.url", nowhere]) == 1
     assert f"failed   reachable:         {nowhere}: it can't be reached" in capsys.readouterr().out
 
@@ -97,6 +102,15 @@ def test_a_prometheus_that_nobody_named_may_be_missing(
 )
 def test_the_exporter_is_looked_for_where_reports_go(address: str, url: str) -> None:
     assert doctor._exporter_of(address) == url
+
+
+def test_a_local_stack_is_checked_without_flags(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    with announced(LocalStack(exporter.url, nowhere)):
+        assert main(["doctor", "exporter", "prometheus"]) == 1
+    shown = capsys.readouterr().out
+    assert f"ok       version:           {exporter.url.partition('//')[2]} responds" in shown
+    assert f"failed   reachable:         {nowhere}: it can't be reached" in shown
 
 
 def test_an_unknown_part_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

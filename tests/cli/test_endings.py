@@ -368,7 +368,8 @@ def environment_of(folder: Path) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("STALLSCOPE_", "SLURM_", "PYTHON")) and name not in ("RANK", "WORLD_SIZE")
     }
-    return {**kept, "STALLSCOPE_ADDRESS": f"unix://{folder}/report.sock", "OMP_NUM_THREADS": "1"}
+    ours = {"STALLSCOPE_ADDRESS": f"unix://{folder}/report.sock", "STALLSCOPE_SUMMARY": "off"}
+    return {**kept, **ours, "OMP_NUM_THREADS": "1"}
 
 
 def play(arguments: tuple[str, ...], ending: Ending, folder: Path, **variables: str) -> Ended:

@@ -166,7 +166,7 @@ def test_the_same_rounds_give_the_same_page_through_the_file(capture: Capture) -
     assert command.replay(parse(text(again.capture).splitlines())) == (again.page, [])
 
 
-def test_a_call_that_hangs_ends_the_recording_with_its_name(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_hangs_ends_the_recording_with_its_name(capture: Capture) -> None:
     go_on = threading.Event()
 
     class Hanging(ReplayLibrary):
@@ -176,8 +176,7 @@ def test_a_call_that_hangs_ends_the_recording_with_its_name(capture: Capture, mo
                 raise NvmlFailure(999, "released")
             return super().call(name, *arguments)
 
-    monkeypatch.setattr(command, "_HANG_SECONDS", 0.2)
-    recorded = command.record(Hanging(capture), duration=60.0)
+    recorded = command.record(Hanging(capture), duration=60.0, hang_seconds=0.2)
     assert recorded.hung == "nvmlDeviceGetPowerUsage(device 1)"
     assert "nvmlDeviceGetPowerUsage" in {call.name for call in recorded.capture.calls}
     go_on.set()

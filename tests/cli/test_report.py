@@ -56,7 +56,12 @@ def namesakes() -> Iterator[Series]:
 def filled() -> Iterator[str]:
     with prometheus() as running:
         start = time.time() - 30 * (SCRAPES - 1)
-        everything = [*told("resnet50", "running"), *told("resnet18", "finished"), *namesakes()]
+        without_gpu = [each for each in told("cpu", "running") if each.name != "run:gpus:count"]
+        held = [
+            Series("owner:gpus_held:sum", {"namespace": "vision", "user": user}, [gpus] * SCRAPES)
+            for user, gpus in (("ada", 2.0), ("grace", 1.0))
+        ]
+        everything = [*held, *told("resnet50", "running"), *told("resnet18", "finished"), *without_gpu, *namesakes()]
         write([running.port], everything, start, SCRAPES)
         yield running.address
 
@@ -114,6 +119,64 @@ def test_what_went_on_at_an_end_that_is_past_is_not_told_to_go_on(server: str, h
     for which in (["--run", "resnet50"], ["--instance", "resnet50"]):
         assert report.main(["--prometheus.url", server, *which, "--end", "10m", "--out", "it.md"]) == 0
         assert "still running" not in (here / "it.md").read_text(encoding="utf-8").split("##", 1)[0]
+
+
+def test_a_server_without_the_rules_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with prometheus() as running:
+        scraped = [each for each in told("resnet50", "running") if ":" not in each.name]
+        write([running.port], scraped, time.time() - 30 * (SCRAPES - 1), SCRAPES)
+        for which in (["--run", "resnet50"], ["--instance", "resnet50"], []):
+            assert report.main(["--prometheus.url", running.address, *which]) == 1
+            said = capsys.readouterr().err
+            assert "recorded no results of Stallscope's rules in this time; load prometheus/rules/*.yml" in said
+            assert said.count("\n") == 1
+    assert not list(here.iterdir())
+
+
+def test_owners_are_written_for_chargeback(server: str, here: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    arguments = ["--prometheus.url", server, "--by", "user", "--price-per-gpu-hour", "2", "--format", "csv"]
+    assert report.main(arguments) == 0
+    header, *rows = capsysbinary.readouterr().out.decode().splitlines()
+    assert header.startswith("start_timestamp_seconds,end_timestamp_seconds,user,held_gpu_hours,")
+    assert [row.split(",")[2] for row in rows] == ["ada", "grace"]
+    assert float(rows[0].split(",")[3]) == pytest.approx(1, abs=0.1)
+    assert report.main(["--prometheus.url", server, "--by", "team", "--compare-to", "1d", "--out", "it.html"]) == 0
+    assert "GPU time by team" in (here / "it.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--compare-to", "7d"], "--compare-to: requires --by"),
+        (["--format", "csv"], "--format csv: requires --by"),
+        (["--out", "it.csv"], "--format csv: requires --by"),
+        (["--by", "user", "--watch", "1m", "--out", "it.md"], "--watch: cannot be combined with --by"),
+        (["--by", "user", "--run", "resnet50"], "not allowed with argument"),
+        (
+            ["--by", "team", "--team-label", "a-b"],
+            "--team-label: expected a label such as kube_namespace_labels:label_team, got 'a-b'",
+        ),
+        (["--by", "department"], "invalid choice"),
+    ],
+)
+def test_flags_of_owners_that_do_not_fit_are_refused(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        report.main(arguments)
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_run_without_a_gpu_has_a_share_but_no_gpu_hours(server: str, here: Path) -> None:
+    assert report.main(["--prometheus.url", server, "--out", "it.md"]) == 0
+    rows = {line.split(" | ")[0]: line for line in (here / "it.md").read_text(encoding="utf-8").splitlines()}
+    assert rows["| resnet50"].endswith("| 1 h | 0.25 h | 25 % |")
+    assert rows["| cpu"].endswith("|  |  | 25 % |")
+    assert report.main(["--prometheus.url", server, "--run", "cpu", "--out", "it.md"]) == 0
+    text = (here / "it.md").read_text(encoding="utf-8")
+    assert "rank-hours: **0.5 h**" in text
+    assert "GPU-hours" not in text.split("## What to change", 1)[0]
 
 
 def test_nodes_are_found_with_and_without_their_port(server: str, here: Path) -> None:
@@ -206,7 +269,7 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
             "--notebook: report.html is also the report's file; name another",
         ),
         (["--against", "b"], "--against: requires --run"),
-        (["--cluster", "b"], "--cluster: requires --run or --instance"),
+        (["--cluster", "b"], "--cluster: requires --run, --instance or --by"),
         (["--notebook", "it.ipynb"], "--notebook: requires --run"),
         (["--run", "a", "--against", "a"], "--against: 'a' is the run itself; name another"),
         (["--run", "a", "--watch", "60s", "--out", "-"], "name a file with --out"),
@@ -218,7 +281,7 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
         (["--run", "a", "--price-per-gpu-hour", "-1"], "expected a price such as 2.50, got '-1'"),
         (["--run", "a", "--timezone", "Mars/Olympus"], "time zone 'Mars/Olympus' is not known here"),
         (["--run", "a", "--format", "pdf"], "invalid choice: 'pdf'"),
-        (["--run", "a", "--out", "a.pdf"], "a.pdf: unknown format; expected .html, .md, .json, or set --format"),
+        (["--run", "a", "--out", "a.pdf"], "a.pdf: unknown format; expected .html, .md, .json, .csv, or set --format"),
         (["--runs", "a"], "unknown flag --runs; did you mean --run?"),
     ],
 )

@@ -90,7 +90,9 @@ class Programs:
             for name, value in os.environ.items()
             if not name.startswith(("STALLSCOPE_", "SLURM_", "PYTHON")) and name not in ("RANK", "WORLD_SIZE")
         }
-        self.environment.update(STALLSCOPE_ADDRESS=f"unix://{folder}/report.sock", OMP_NUM_THREADS="1")
+        self.environment.update(
+            STALLSCOPE_ADDRESS=f"unix://{folder}/report.sock", STALLSCOPE_SUMMARY="off", OMP_NUM_THREADS="1"
+        )
 
     def write(self, name: str, text: str) -> str:
         path = self.folder / name

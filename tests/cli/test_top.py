@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.common.local_stack import LocalStack, announced
 from stallscope.view import observer
 from tests.analysis.servers import answering
 from tests.free_ports import free_port
@@ -123,6 +124,17 @@ def test_prometheus_is_asked_for_verdicts() -> None:
         finished = top(f"--exporter.url={url}", "--once", STALLSCOPE_PROMETHEUS_URL=prometheus)
     assert finished.returncode == 0
     assert "Verdict: Blocking checkpoints. It costs 25 % of the GPU time." in finished.stdout
+
+
+def test_a_local_stack_is_shown_with_its_verdicts() -> None:
+    series = {"metric": {"run": "resnet50", "namespace": "", "cause": "checkpoint_stall", "uuid": "GPU-1"}}
+    vector = {"resultType": "vector", "result": [{**series, "value": [1, "0.25"]}]}
+    body = json.dumps({"status": "success", "data": vector}).encode()
+    with node() as url, answering(body=body) as (prometheus, _), announced(LocalStack(url, prometheus)):
+        found = top("--once")
+        other = top("--once", f"--exporter.url={url}")
+    assert "Verdict: Blocking checkpoints. It costs 25 % of the GPU time." in found.stdout
+    assert "No verdicts: set --prometheus.url" in other.stdout, "another exporter than the stack's"
 
 
 def test_a_prometheus_that_fails_is_told_of_and_costs_nothing_else() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.cli import trace
+from stallscope.cli import _requests, trace
 from tests.analysis.servers import DRIPS, answering, talking
 from tests.free_ports import free_port
 from tests.waiting import until
@@ -144,7 +144,7 @@ def test_a_program_is_told_what_each_exporter_answered(capsys: pytest.CaptureFix
 def test_an_exporter_that_drips_holds_nobody_up(
     drip: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(_requests, "_TIMEOUT", 0.2)
     with talking(DRIPS[drip]) as url:
         assert trace.main(["job", "--exporter", url]) == 1
     assert capsys.readouterr().err == f"stallscope trace: {url}: no answer within 0.2 s\n"
@@ -186,4 +186,4 @@ def test_a_wrong_command_line_is_told_in_one_line(
     ("text", "ranks"), [("0", [0]), ("0-3", [0, 1, 2, 3]), ("0, 8,16-18", [0, 8, 16, 17, 18]), ("2,1-2", [1, 2])]
 )
 def test_ranks_are_told_as_numbers_and_ranges(text: str, ranks: list[int]) -> None:
-    assert trace._ranks(text) == ranks
+    assert _requests.rank_numbers(text) == ranks

@@ -17,11 +17,11 @@ from tests.nvml_library.reading_process import Page
 class ScriptedNode:
     """A simulated node under the real source and sampler, whose clock the test advances."""
 
-    def __init__(self, scenario: str, interval: float = 1.0) -> None:
+    def __init__(self, scenario: str, interval: float = 1.0, gpus: int = 8) -> None:
         self.clock = ScriptedClock()
         # As the sampler does: a source that must be read more often than the interval says so.
         self._step = min(interval, NvidiaCollector.longest_interval or interval)
-        node = Node(SCENARIOS[scenario], self.clock, seed=1, gpus=8)
+        node = Node(SCENARIOS[scenario], self.clock, seed=1, gpus=gpus)
         self.onset = SCENARIOS[scenario].onset
         self._sampler = Sampler(clock=self.clock, interval=interval)
         environment = Environment(clock=self.clock, interval=interval, driver=lambda: SimulatedDriver(node))
@@ -57,7 +57,7 @@ def test_a_gpu_that_fell_off_the_bus_is_down_for_that_reason_also_when_no_longer
 
 @pytest.mark.parametrize("interval", [0.1, 1.0, 10.0, 60.0])
 def test_busy_time_is_a_true_mean_at_every_interval(interval: float) -> None:
-    node = ScriptedNode("healthy", interval)
+    node = ScriptedNode("healthy", interval, gpus=2)
     before = _series(node.run(2 * interval), "busy_seconds_total")
     began = node.clock.monotonic()
     after = _series(node.run(max(60.0, 10 * interval)), "busy_seconds_total")
@@ -67,7 +67,7 @@ def test_busy_time_is_a_true_mean_at_every_interval(interval: float) -> None:
 
 
 def test_a_stalled_job_leaves_idle_time_and_a_single_dip() -> None:
-    node = ScriptedNode("stalled")
+    node = ScriptedNode("stalled", gpus=2)
     node.run(node.onset)
     before = _series(node.run(5), "idle_seconds_total")
     page = node.run(60)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from stallscope.collectors import owners
 from stallscope.collectors.base import Environment, NotPresent
 from stallscope.collectors.owners import BUSY, ERRORS, INFO, MEMORY, Owners
 from stallscope.drivers.device import GpuProcess
@@ -34,7 +33,8 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.clock = ScriptedClock()
         self.environment = Environment(root=root, clock=self.clock, occupancies=Occupancies())
-        self.source = Owners(self.environment)
+        # Other tests run at the same time: the kubelet here may respond late.
+        self.source = Owners(self.environment, pods_timeout=60.0)
         self.read: tuple[Sample, ...] = ()
 
     def show(self, *occupancies: Occupancy, seconds: float = 1.0) -> None:
@@ -91,8 +91,7 @@ def kubelet() -> Iterator[Kubelet]:
 
 
 @pytest.fixture
-def kubernetes(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(owners, "_PODS_DEADLINE", (60.0, 60.0))  # other tests run beside: none here is of its lateness
+def kubernetes(kubelet: Kubelet) -> Iterator[Node]:
     with node_at(kubelet.root) as node:
         yield node
 

@@ -69,5 +69,5 @@ def _kustomized(folder: Path) -> list[Object]:
 @cache
 def _helmed(values: tuple[str, ...], namespace: str) -> list[Object]:
     sets = [part for value in values for part in ("--set", value)]
-    text = run("helm", "template", "stallscope", str(CHART), "--namespace", namespace, *sets)
+    text = run("helm", "template", "stallscope", str(CHART), "--skip-tests", "--namespace", namespace, *sets)
     return [each for each in yaml.safe_load_all(text) if each]

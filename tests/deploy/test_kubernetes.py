@@ -34,6 +34,8 @@ LEVELS = {
     "amd": {"HostPath Volumes"},
     "web-config": {"HostPath Volumes"},
     "signed-reports": {"HostPath Volumes"},
+    "prometheus-url": {"HostPath Volumes"},
+    "kubernetes-api": {"HostPath Volumes"},
     "mig": {"HostPath Volumes", "Capabilities"},
     "host-processes": {"HostPath Volumes", "Capabilities", "Host Namespaces"},
     "without-hostpath": set(),
@@ -52,7 +54,8 @@ def pod_of(workload: Object) -> dict[str, Any]:
 
 def configuration_of(daemonset: Object) -> Configuration:
     summaries = {name: source.summary for name, source in available().items()}
-    return load(container(daemonset)["args"], {}, summaries)
+    arguments = [each.replace("$(NODE_NAME)", "gpu-node-7") for each in container(daemonset)["args"]]
+    return load(arguments, {}, summaries)
 
 
 def operator_schema(kind: str) -> Any:
@@ -103,14 +106,14 @@ class TestDaemonSet:
         assert {name for part in resources.values() for name in part} == {"cpu", "memory"}
 
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_it_mounts_no_token_and_opens_no_host_port(self, overlay: str) -> None:
+    def test_it_mounts_a_token_only_for_the_api_and_opens_no_host_port(self, overlay: str) -> None:
         objects = kustomized(f"overlays/{overlay}")
         pod = pod_of(only(objects, "DaemonSet"))
-        assert pod["automountServiceAccountToken"] is False
+        assert pod["automountServiceAccountToken"] is (overlay == "kubernetes-api")
         assert only(objects, "ServiceAccount")["automountServiceAccountToken"] is False
         assert "hostNetwork" not in pod
         assert not any("hostPort" in port for port in container(only(objects, "DaemonSet"))["ports"])
-        assert not of_kind(objects, "ClusterRole") + of_kind(objects, "Role")
+        assert len(of_kind(objects, "ClusterRole") + of_kind(objects, "Role")) == (overlay == "kubernetes-api")
 
     @pytest.mark.parametrize("overlay", OVERLAYS)
     def test_its_root_file_system_and_its_one_host_path_are_read_only(self, overlay: str) -> None:
@@ -182,6 +185,24 @@ class TestDaemonSet:
     def test_it_has_no_cpu_limit(self) -> None:
         assert "cpu" not in container(exporter_of("plain"))["resources"]["limits"]
 
+    def test_with_the_api_it_has_the_permissions_of_its_requests_and_no_more(self) -> None:
+        objects = kustomized("overlays/kubernetes-api")
+        assert only(objects, "ClusterRole")["rules"] == [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
+            {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get"]},
+            {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get"]},
+            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]},
+        ]
+        (subject,) = only(objects, "ClusterRoleBinding")["subjects"]
+        account = only(objects, "ServiceAccount")["metadata"]
+        assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
+        found = container(only(objects, "DaemonSet"))
+        assert found["args"][-1] == "--kubernetes.node=$(NODE_NAME)"
+        (node,) = [each["valueFrom"]["fieldRef"] for each in found["env"] if each["name"] == "NODE_NAME"]
+        assert node == {"fieldPath": "spec.nodeName"}
+        egress = [policy["spec"].get("egress", []) for policy in of_kind(objects, "NetworkPolicy")]
+        assert sorted(port["port"] for rules in egress for rule in rules for port in rule["ports"]) == [443, 6443]
+
     def test_the_amd_overlay_has_nothing_of_nvidia(self) -> None:
         assert "nvidia" not in json.dumps(exporter_of("amd")).lower()
 
@@ -229,6 +250,18 @@ class TestSecurity:
                 assert all("namespaceSelector" in peer and peer["namespaceSelector"] for peer in rule["from"])
                 ports.update({port["port"]: port["protocol"] for port in rule["ports"]})
         assert ports == {"http": "TCP", "reports": "UDP"}
+
+    def test_with_a_prometheus_url_the_exporter_may_reach_only_prometheus_and_the_name_server(self) -> None:
+        objects = kustomized("overlays/prometheus-url")
+        assert configuration_of(only(objects, "DaemonSet")).prometheus_url
+        scrapes, reports = (
+            next(each["spec"] for each in of_kind(objects, "NetworkPolicy") if each["metadata"]["name"].endswith(end))
+            for end in ("-scrapes", "-reports")
+        )
+        names, prometheus = scrapes["egress"]
+        assert {(port["port"], port["protocol"]) for port in names["ports"]} == {(53, "UDP"), (53, "TCP")}
+        assert prometheus == {"to": scrapes["ingress"][0]["from"]}
+        assert "egress" not in reports
 
     @pytest.mark.parametrize(
         ("change", "broken"),
@@ -464,7 +497,7 @@ def test_objects_have_the_standard_labels_and_one_namespace(folder: str) -> None
     objects = kustomized(folder)
     namespace = only(objects, "Namespace")["metadata"]["name"]
     for each in objects:
-        if each["kind"] != "Namespace":
+        if each["kind"] not in ("Namespace", "ClusterRole", "ClusterRoleBinding"):
             assert each["metadata"]["namespace"] == namespace
         if folder != "training-job":
             assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "stallscope"

@@ -21,6 +21,7 @@ LAST = "stallscope_exporter_source_last_success_timestamp_seconds"
 AGES = f"min by (cluster, job, instance) (timestamp({LAST}) - {LAST})"
 TOLD = 'group by (cluster, job, instance, uuid) (stallscope_gpu_up{measured_by="", uuid!=""} == 1)'
 TWICE = f"{TOLD} and on (cluster, uuid) (count by (cluster, uuid) ({TOLD}) > 1)"
+RECORDED = "max(timestamp(stallscope:threshold))"
 CHECKS = ("exporters", "versions", "sources", "clocks", "GPUs", "foreign exporters")
 
 
@@ -36,6 +37,8 @@ def in_order() -> dict[str, Vector | Callable[[], Vector]]:
         "stallscope_build_info": nodes(1, version=__version__),
         AGES: nodes(0.5),
         "stallscope_exporter_source_up": nodes(1, source="nvidia"),
+        f"count({TOLD})": [({}, 12.0)],
+        RECORDED: lambda: [({}, time.time())],
     }
 
 
@@ -69,6 +72,7 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
             f"node99:19400: version 0.0.1, but {__version__} on most nodes",
         ),
         ("versions", "warning", "stallscope_build_info", nodes(1, version="0.0.1"), "have version 0.0.1"),
+        ("versions", "warning", "stallscope_build_info", nodes(1), "have version unknown"),
         (
             *("sources", "failed", "stallscope_exporter_source_up"),
             [({"instance": "node3:19400", "source": "nvidia"}, 0)],
@@ -135,6 +139,8 @@ def test_a_cluster_without_any_exporter_is_not_well_unless_it_has_others(
     served.vectors = {"vector(time())": in_order()["vector(time())"]}
     found = findings(PART, make_subject(prometheus_url=served.url))
     assert {check for check, kinds in statuses(found).items() if kinds == {"failed"}} == {"exporters"}
-    assert "sources" not in found, "nothing is said of what is not there"
+    others = {check: kinds for check, kinds in statuses(found).items() if check != "exporters"}
+    assert set(others) == set(CHECKS) - {"exporters"}
+    assert all(kinds == {"skipped"} for kinds in others.values()), "nothing can be ok that is not there"
     served.vectors["gpu:chosen:info"] = [({"measured_by": "dcgm-exporter", "hostname": "node77"}, 1)]
     assert statuses(findings(PART, make_subject(prometheus_url=served.url)))["exporters"] == {"skipped"}

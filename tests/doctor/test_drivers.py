@@ -60,12 +60,49 @@ def test_a_driver_that_hangs_fails_and_holds_nobody_up(soon: None, driver: NvmlS
     assert "driver hangs" in found.message
 
 
-def test_a_driver_that_is_not_loaded_fails_where_there_are_gpus_and_only_there(
-    driver: NvmlStandIn, tmp_path: Path
-) -> None:
+def other_device_on_the_bus(root: Path) -> None:
+    device = root / "sys/bus/pci/devices/0000:00:1f.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x8086\n")
+    (device / "class").write_text("0x060100\n")
+
+
+def test_a_driver_that_is_not_loaded_fails_where_a_gpu_is_or_may_be(driver: NvmlStandIn, tmp_path: Path) -> None:
     driver.set_driver(DriverState.NOT_LOADED)
-    assert [each.status for each in drivers(tmp_path)] == ["skipped"]
+    (found,) = drivers(tmp_path)
+    assert (found.status, "Driver Not Loaded" in found.message) == ("failed", True), "the bus is not visible"
+    other_device_on_the_bus(tmp_path)
+    (found,) = drivers(tmp_path)
+    assert (found.status, "modprobe" in found.remedy) == ("warning", True), "the bus has no GPU"
     on_the_bus(tmp_path, 2)
     (found,) = drivers(tmp_path)
     assert found.status == "failed"
     assert "2 NVIDIA GPUs" in found.message
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [(DriverState.MISMATCHED, "version mismatch"), (DriverState.FORBIDDEN, "Permissions")]
+)
+def test_a_driver_that_refuses_fails_even_where_the_bus_shows_no_gpu(
+    state: DriverState, words: str, driver: NvmlStandIn, tmp_path: Path
+) -> None:
+    other_device_on_the_bus(tmp_path)
+    driver.set_driver(state)
+    (found,) = drivers(tmp_path)
+    assert (found.status, words in found.message) == ("failed", True)
+    assert found.remedy
+
+
+def test_a_driver_without_a_known_version_is_not_ok(driver: NvmlStandIn, tmp_path: Path) -> None:
+    driver.control.driver_version = b""
+    found = list(drivers(tmp_path))
+    assert (found[0].status, "no version" in found[0].message) == ("warning", True)
+
+
+def test_a_machine_without_library_and_gpu_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    (found,) = drivers(tmp_path)
+    assert (found.status, "bus is not visible" in found.message) == ("skipped", True)
+    other_device_on_the_bus(tmp_path)
+    (found,) = drivers(tmp_path)
+    assert (found.status, found.message) == ("skipped", "this machine has no NVIDIA or AMD GPU")

@@ -13,11 +13,18 @@ from tests.doctor.web_servers import findings, statuses
 
 STRANGER = 54_321
 """Neither user nor group of anything here."""
+LISTENING = f"""\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:4BC8 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {STRANGER}        0 4711 1 0 100 0 0 10 0
+   1: 0100007F:4BC9 0100007F:B26F 01 00000000:00000000 00:00000000 00000000 {STRANGER}        0 4712 1 0 100 0 0 10 0
+"""
+"""The stranger listens on port 19400, and has an established connection on port 19401."""
+HERE = "http://localhost:19400"
 
 
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = {"problem": "", "hung": False, "nvml": "", "gpus": []}
+    silent = {"problem": "", "reason": "", "hung": False, "nvml": "", "gpus": []}
     monkeypatch.setattr("stallscope.doctor.drivers._probe", lambda: {"nvidia": silent, "amd": silent})
 
 
@@ -31,6 +38,8 @@ def root(tmp_path: Path) -> Path:
     ids = "\t".join([str(STRANGER)] * 4)
     (process / "status").write_text(f"Name:\tstallscope\nUid:\t{ids}\nGid:\t{ids}\nGroups:\t{STRANGER} 77777\n")
     (process / "mounts").write_text("proc /proc proc rw,relatime 0 0\n")
+    (process / "net").mkdir()
+    (process / "net/tcp").write_text(LISTENING)
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch(0o666)
@@ -45,7 +54,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_all_is_ok_where_modes_allow_it(root: Path, make_subject: MakeSubject) -> None:
-    found = statuses(findings(PART, make_subject()))
+    found = statuses(findings(PART, make_subject(exporter_url=HERE)))
     assert (found["device files"], found["pod resources"]) == ({"ok"}, {"ok"})
     # Users other than root cannot read the environment of other users' processes.
     assert found["processes"] == {"warning"}
@@ -53,7 +62,7 @@ def test_all_is_ok_where_modes_allow_it(root: Path, make_subject: MakeSubject) -
 
 def test_a_device_file_that_is_closed_to_the_exporter_fails(root: Path, make_subject: MakeSubject) -> None:
     (root / "dev/nvidia0").chmod(0o660)
-    (found,) = findings(PART, make_subject())["device files"]
+    (found,) = findings(PART, make_subject(exporter_url=HERE))["device files"]
     assert found.status == "failed"
     assert "/dev/nvidia0 (-rw-rw----" in found.message
 
@@ -62,15 +71,15 @@ def test_a_group_of_the_exporter_opens_what_is_closed_to_others(root: Path, make
     status = root / "proc/77/status"
     (root / "dev/nvidia0").chmod(0o660)
     status.write_text(status.read_text().replace("77777", str((root / "dev/nvidia0").stat().st_gid)))
-    assert statuses(findings(PART, make_subject()))["device files"] == {"ok"}
+    assert statuses(findings(PART, make_subject(exporter_url=HERE)))["device files"] == {"ok"}
 
 
 def test_hidden_processes_fail(root: Path, make_subject: MakeSubject) -> None:
     mounts = root / "proc/77/mounts"
     mounts.write_text("proc /proc proc rw,hidepid=invisible,gid=4 0 0\n")
-    assert statuses(findings(PART, make_subject()))["processes"] == {"failed"}
+    assert statuses(findings(PART, make_subject(exporter_url=HERE)))["processes"] == {"failed"}
     mounts.write_text(f"proc /proc proc rw,hidepid=invisible,gid={STRANGER} 0 0\n")
-    assert statuses(findings(PART, make_subject()))["processes"] == {"warning"}
+    assert statuses(findings(PART, make_subject(exporter_url=HERE)))["processes"] == {"warning"}
 
 
 @pytest.mark.parametrize("fault", ["folder", "absent"])
@@ -80,7 +89,7 @@ def test_a_kubelet_that_can_not_be_asked_fails(fault: str, root: Path, make_subj
         folder.chmod(0o700)
     else:
         (folder / "kubelet.sock").unlink()
-    assert statuses(findings(PART, make_subject()))["pod resources"] == {"failed"}
+    assert statuses(findings(PART, make_subject(exporter_url=HERE)))["pod resources"] == {"failed"}
 
 
 def test_without_an_exporter_nobody_s_rights_are_judged(make_subject: MakeSubject) -> None:

@@ -37,7 +37,7 @@ LOST_NAMESPACES = (
     'count by (job) ({__name__=~"stallscope_training_rank_info|stallscope_gpu_owner_info", exported_namespace!=""})'
 )
 UNUSABLE = "count by (job, measured_by, reason) (exporter:unusable:info)"
-WATCHDOG = 'ALERTS{alertname="Watchdog", alertstate="firing"}'
+WATCHDOG = 'ALERTS{cause="watchdog", alertstate="firing"}'
 
 
 def moment(age: float) -> str:
@@ -64,7 +64,7 @@ def in_order(served: Served) -> None:
             "interval": 15,
             "evaluationTime": 0.02,
             "lastEvaluation": moment(3),
-            "rules": [{"name": rule, "health": "ok"} for rule in rules],
+            "rules": [{"name": rule, "health": "ok"} for rule in rules.elements()],
         }
         for name, rules in bundled_groups().items()
     ]
@@ -75,12 +75,13 @@ def in_order(served: Served) -> None:
         "rules": {"groups": groups},
         "alertmanagers": {"activeAlertmanagers": [{"url": f"{served.url}/api/v2/alerts"}]},
     }
-    served.texts["/api/v2/alerts"] = '[{"labels": {"alertname": "Watchdog"}}]'
+    served.texts["/api/v2/alerts"] = '[{"labels": {"alertname": "StallscopeWatchdog", "cause": "watchdog"}}]'
     served.vectors = {
         "vector(time())": lambda: [({}, time.time())],
         "stallscope:threshold": [({"name": name}, 1.0) for name in bundled_thresholds()],
         "max(timestamp(stallscope:threshold))": lambda: [({}, time.time() - 5)],
-        WATCHDOG: [({"alertname": "Watchdog"}, 1.0)],
+        WATCHDOG: [({"alertname": "StallscopeWatchdog", "cause": "watchdog"}, 1.0)],
+        "count(stallscope_build_info)": [({}, 1.0)],
     }
 
 
@@ -88,6 +89,8 @@ def test_a_server_in_order_is_ok_in_every_check(served: Served, make_subject: Ma
     in_order(served)
     found = findings(PART, make_subject(prometheus_url=served.url))
     assert statuses(found) == {check: {"ok"} for check in CHECKS}, found
+    number = sum(rules.total() for rules in bundled_groups().values())
+    assert f" {number} rules" in found["rules"][0].message
 
 
 def target(served: Served) -> dict[str, Any]:
@@ -216,7 +219,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     "an Alertmanager that got nothing": (
         *("alertmanagers", "failed"),
         lambda served: served.texts.update({"/api/v2/alerts": "[]"}),
-        "has no alert Watchdog",
+        "has no alert StallscopeWatchdog",
     ),
     "an Alertmanager that is not there": (
         *("alertmanagers", "failed"),
@@ -228,10 +231,10 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         lambda served: served.texts.clear(),
         "responds to this machine with HTTP 404",
     ),
-    "a Watchdog that is silent": (
+    "a watchdog that is silent": (
         *("alertmanagers", "failed"),
         lambda served: served.vectors.pop(WATCHDOG),
-        "the alert Watchdog does not fire",
+        "the alert StallscopeWatchdog does not fire",
     ),
 }
 
@@ -307,5 +310,5 @@ def test_a_server_that_is_not_there_fails_only_where_it_was_named(make_subject: 
 
 def test_the_bundle_is_read_whole() -> None:
     assert {"stallscope-thresholds", "stallscope-alerts-stallscope"} <= bundled_groups().keys()
-    assert "Watchdog" in bundled_groups()["stallscope-alerts-stallscope"]
+    assert "StallscopeWatchdog" in bundled_groups()["stallscope-alerts-stallscope"]
     assert {"warmup_steps", "input_notice"} <= set(bundled_thresholds())

@@ -60,7 +60,7 @@ def assert_nothing_wrong(stack: TrainingStack, since: float) -> None:
     history = stack.history(VERDICTS, since)
     assert {labels["__name__"].partition(":")[0] for labels, _ in history} == {"run", "rank", "gpu"}
     assert [labels for labels, _ in history if labels["cause"] not in WELL | {"insufficient_data"}] == []
-    assert stack.history('ALERTS{alertname="Watchdog"}', since)
+    assert stack.history('ALERTS{alertname="StallscopeWatchdog"}', since)
     assert [labels for labels, _ in stack.history(ALERTS, since)] == []
 
 

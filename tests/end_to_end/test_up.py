@@ -61,7 +61,7 @@ def test_once_ends_well_when_data_flows_and_leaves_neither_process_nor_file(tmp_
     assert "8 simulated GPUs in Prometheus" in screen
     assert "real steps of numpy-classifier, and growing" in screen
     assert "alert rules, none fails" in screen
-    assert "Watchdog" in screen
+    assert "StallscopeWatchdog" in screen
     assert "no NVIDIA driver responds here" in screen
 
 
@@ -73,7 +73,7 @@ def test_data_flows_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
         assert value(prometheus, 'count(stallscope_gpu_info{model=~"Simulated.*"})') == 8
         assert (value(prometheus, 'stallscope_training_loss{run="numpy-classifier"}') or 0) > 0
         alerts = get(f"http://127.0.0.1:{up.ports['alertmanager']}/api/v2/alerts")
-        assert "Watchdog" in {alert["labels"]["alertname"] for alert in alerts}
+        assert "StallscopeWatchdog" in {alert["labels"]["alertname"] for alert in alerts}
         up.wait_until(lambda: not not_in_order(up.ports["exporter"], prometheus), "it is not in order", 60)
         up.process.send_signal(signal.SIGINT)
         assert up.process.wait(60) == 0, up.screen

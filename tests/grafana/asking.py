@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.grafana.pages import Json, label_values, variables
+from tests.grafana.pages import Json, label_values, sentence, variables
 from tests.prometheus_server import Prometheus
 
 SCRAPE_SECONDS = 15
@@ -100,7 +100,14 @@ def choose(server: Prometheus, page: Json, window: Window, wanted: Mapping[str, 
     options: dict[str, tuple[str, ...]] = {}
     for variable in variables(page):
         name = variable["name"]
-        if variable["type"] == "query":
+        if sentence(variable):
+            found = server.ask(
+                "query",
+                query=Chosen(page, window, values, options).put_in(sentence(variable), SCRAPE_SECONDS),
+                time=f"{window.end}",
+            )
+            values[name] = tuple(series["metric"][name] for series in found["data"]["result"])[:1]
+        elif variable["type"] == "query":
             sofar = Chosen(page, window, values, options)
             options[name] = _options(server, variable, sofar)
             given = tuple(each for each in wanted.get(name, ()) if each in options[name])

@@ -11,8 +11,20 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from itertools import combinations
 
+from grafana.builders.panel import COUNTS
 from stallscope.catalogue.metrics import FAMILIES, MetricType
-from tests.grafana.pages import Json, asked, drawn, first_screen, label_values, marks, panels, variable_names, variables
+from tests.grafana.pages import (
+    Json,
+    asked,
+    choices,
+    drawn,
+    first_screen,
+    label_values,
+    marks,
+    panels,
+    variable_names,
+    variables,
+)
 from tests.known_names import BY_SERIES_NAME, LABELS, SERVER_SERIES
 from tests.promql_names import names_in
 
@@ -139,9 +151,7 @@ def datasource(page: Json) -> Iterator[str]:
 def templates(page: Json) -> Iterator[str]:
     """Check that query variables are named after their label, allow several values and all, and follow the time range.
     Check that query variables are named after their label, allow several values and all, and follow the time range."""
-    for variable in variables(page):
-        if variable["type"] != "query":
-            continue
+    for variable in choices(page):
         name = variable["name"]
         if variable["datasource"] != DATASOURCE:
             yield f"variable {name} uses another data source"
@@ -180,7 +190,8 @@ def defined(page: Json) -> Iterator[str]:
     for variable in variables(page):
         if variable["type"] == "query":
             for match in _VARIABLE.finditer(variable["query"]["query"]):
-                if (match["braced"] or match["bare"]) not in before:
+                used_here = match["braced"] or match["bare"]
+                if used_here not in before and not _BUILT_IN.fullmatch(used_here):
                     yield f"variable {variable['name']} is before the variable that narrows it"
         before.add(variable["name"])
 
@@ -280,15 +291,14 @@ def narrowing(page: Json, labels_of: Callable[[str], frozenset[str]]) -> Iterato
     Yields:
         Where, series, and the label.
     """
-    choices: dict[str, set[str]] = defaultdict(set)
-    for variable in variables(page):
-        if variable["type"] == "query":
-            choices[label_values(variable).label].add(variable["name"])
+    names: dict[str, set[str]] = defaultdict(set)
+    for variable in choices(page):
+        names[label_values(variable).label].add(variable["name"])
     for where, expression in asked(page):
         if where.startswith("variable"):
             continue
         for selector in names_in(expression).selectors:
-            for label in sorted(labels_of(selector.metric) & choices.keys()):
+            for label in sorted(labels_of(selector.metric) & names.keys()):
                 used = {
                     match["braced"] or match["bare"]
                     for matcher in selector.matchers
@@ -296,7 +306,7 @@ def narrowing(page: Json, labels_of: Callable[[str], frozenset[str]]) -> Iterato
                     for match in _VARIABLE.finditer(matcher.value)
                 }
                 fixed = any(each.label == label and each.operator == "=" and each.value for each in selector.matchers)
-                if not fixed and not used & choices[label]:
+                if not fixed and not used & names[label]:
                     yield where, selector.metric, label
 
 
@@ -318,8 +328,9 @@ def raw_on_first_screen(page: Json) -> Iterator[str]:
     """Check that open rows read scraped series of a whole fleet only if a node has few of them."""
     for panel in first_screen(page):
         for target in panel.get("targets", ()):
-            for metric in sorted(names_in(target["expr"]).metrics):
-                few = metric.endswith("_info") or metric.startswith("stallscope_exporter_")
+            for metric, matchers in sorted(names_in(target["expr"]).selectors):
+                one = any(each.label == "rank" and each.operator == "=" for each in matchers)
+                few = one or metric.endswith("_info") or metric.startswith("stallscope_exporter_")
                 if metric in BY_SERIES_NAME and not few:
                     yield f"{panel['title']} {target['refId']} reads {metric}"
 
@@ -338,6 +349,24 @@ def gaps(page: Json) -> Iterator[str]:
             yield f"{panel['title']} has states without texts"
         if panel["type"] == "state-timeline" and defaults["color"]["mode"] == "thresholds":
             yield f"{panel['title']} colours states by thresholds"
+
+
+def axes(page: Json) -> Iterator[str]:
+    """Check that each axis covers its values, and nothing that makes a chart look empty."""
+    for panel in drawn(page):
+        if panel["type"] != "timeseries":
+            continue
+        defaults = panel["fieldConfig"]["defaults"]
+        custom = defaults["custom"]
+        bounded = "max" in defaults or "axisSoftMax" in custom
+        if custom["stacking"]["mode"] == "percent" and "max" in defaults:
+            yield f"{panel['title']} has no range: percent stacking with a fixed maximum"
+        if custom["scaleDistribution"]["type"] == "log":
+            yield f"{panel['title']} labels ticks of its logarithmic axis with the text for missing values"
+        if defaults.get("unit") == "percentunit" and not (defaults.get("min") == 0 and bounded):
+            yield f"{panel['title']} has shares on an axis that does not show 0 and 100 %"
+        if defaults.get("unit") in COUNTS and defaults.get("min") == 0 and not bounded:
+            yield f"{panel['title']} has an axis up to 100 if all counts are zero"
 
 
 def size(text: str) -> Iterator[str]:
@@ -359,5 +388,6 @@ RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     rates,
     raw_on_first_screen,
     gaps,
+    axes,
 )
 """Rules that need only the dashboard; each yields its violations."""

@@ -11,11 +11,17 @@ from grafana.__main__ import FOLDER
 
 Json = dict[str, Any]
 
+GRAFANA = {"type": "grafana", "uid": "-- Grafana --"}
+"""The data source of annotations that Grafana itself stores."""
+
 PAGES: dict[str, Json] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))
 }
 """Every committed dashboard by file name without extension."""
 _LABEL_VALUES = re.compile(r"label_values\((?:(?P<series>.+),\s*)?(?P<label>\w+)\)", re.DOTALL)
+
+
+_SENTENCE = re.compile(r"query_result\((.+)\)", re.DOTALL)
 
 
 class Asked(NamedTuple):
@@ -60,6 +66,17 @@ def variables(page: Json) -> list[Json]:
     return found
 
 
+def choices(page: Json) -> list[Json]:
+    """Return the variables that offer the values of a label, without hidden sentences."""
+    return [each for each in variables(page) if each["type"] == "query" and not sentence(each)]
+
+
+def sentence(variable: Json) -> str:
+    """Return the expression of a hidden variable with the sentence at the top of a dashboard; empty for others."""
+    match = _SENTENCE.fullmatch(variable["query"]["query"]) if variable["type"] == "query" else None
+    return match[1] if match else ""
+
+
 def variable_names(page: Json) -> set[str]:
     """Return the names of all variables."""
     return {variable["name"] for variable in variables(page)}
@@ -67,7 +84,7 @@ def variable_names(page: Json) -> set[str]:
 
 def marks(page: Json) -> Iterator[Json]:
     """Return the annotations that query Prometheus."""
-    return (each for each in page["annotations"]["list"] if not each.get("builtIn"))
+    return (each for each in page["annotations"]["list"] if each["datasource"] != GRAFANA)
 
 
 def label_values(variable: Json) -> LabelValues:
@@ -91,10 +108,12 @@ def asked(page: Json) -> Iterator[Asked]:
     for each in marks(page):
         yield Asked(f"annotation {each['name']}", each["expr"])
     for variable in variables(page):
-        if variable["type"] == "query":
-            series = label_values(variable).series
-            if series:
-                yield Asked(f"variable {variable['name']}", series)
+        if sentence(variable):
+            yield Asked(f"sentence {variable['name']}", sentence(variable))
+    for variable in choices(page):
+        series = label_values(variable).series
+        if series:
+            yield Asked(f"variable {variable['name']}", series)
 
 
 def strings(value: object) -> Iterator[str]:

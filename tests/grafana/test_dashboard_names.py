@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.grafana.lint import links
-from tests.grafana.pages import PAGES, Json, asked, drawn, label_values, strings, variables
+from tests.grafana.pages import PAGES, Json, asked, choices, drawn, label_values, strings
 from tests.known_names import LABELS, is_known, selects_something
 from tests.promql_names import names_in
 
-_MADE = re.compile(r',\s*"(\w+)",\s*"[^"]*",\s*"\w+"')
-"""Label that `label_replace` or `label_join` creates."""
+_MADE = re.compile(r',\s*"(\w+)",\s*"[^"]*",\s*"\w*"|count_values(?: by \([^)]*\) )?\("(\w+)"')
+"""Label that `label_replace`, `label_join` or `count_values` creates."""
 _LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _OF_SERIES = re.compile(r"\$\{__field\.labels\.(\w+)(?::\w+)?\}")
 _OF_ROW = re.compile(r"\$\{__data\.fields(?:\.(\w+)|\[\"?([^\"\]]+)\"?\])(?::\w+)?\}")
@@ -53,7 +53,7 @@ def test_every_label_that_is_grouped_by_exists(uid: str) -> None:
 
 def made(*expressions: str) -> set[str]:
     """Return the labels that expressions create."""
-    return {label for expression in expressions for label in _MADE.findall(expression)}
+    return {label for expression in expressions for labels in _MADE.findall(expression) for label in labels if label}
 
 
 @pytest.mark.parametrize("uid", PAGES)
@@ -70,7 +70,7 @@ def test_every_label_in_a_legend_exists(uid: str) -> None:
 
 @pytest.mark.parametrize("uid", PAGES)
 def test_every_label_that_a_variable_offers_exists(uid: str) -> None:
-    asked_for = {label_values(each).label for each in variables(PAGES[uid]) if each["type"] == "query"}
+    asked_for = {label_values(each).label for each in choices(PAGES[uid])}
     assert asked_for <= LABELS
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grafana.builders import choices
-from grafana.builders.annotations import events
+from grafana.builders.annotations import moments
 from grafana.builders.dashboard import Dashboard, Row
 from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, stat, state_timeline, table, time_series
@@ -56,7 +56,7 @@ def _sound() -> Json:
         description="An example.",
         variables=(datasource(), choices.cluster(), choices.instance(), choices.gpu()),
         rows=(Row("", (_counted(), figure)), Row("More", (_busy(), states, listed), collapsed=True)),
-        annotations=(events("Alerts", f"ALERTS{{{choices.HOST}}}", title="t", colour="red"),),
+        annotations=(moments("Alerts", f"ALERTS{{{choices.HOST}}}", title="t", colour="red"),),
     ).json()
 
 
@@ -75,6 +75,12 @@ def _closed(page: Json) -> Json:
     """Return a panel in the closed row."""
     panel: Json = page["panels"][-1]["panels"][0]
     return panel
+
+
+def _custom(page: Json) -> Json:
+    """Return the drawing options of the chart in the closed row."""
+    options: Json = _closed(page)["fieldConfig"]["defaults"]["custom"]
+    return options
 
 
 def _listed(page: Json) -> Json:
@@ -137,6 +143,11 @@ def test_a_sound_dashboard_has_no_complaints() -> None:
         (lambda page: _closed(page)["fieldConfig"]["defaults"].pop("unit"), "the unit ''"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"]["custom"].update(spanNulls=True), "connects gaps"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"].update(noValue=""), "has no text for missing values"),
+        (lambda page: _closed(page)["fieldConfig"]["defaults"].pop("max"), "does not show 0 and 100 %"),
+        (lambda page: _closed(page)["fieldConfig"]["defaults"].pop("min"), "does not show 0 and 100 %"),
+        (lambda page: _custom(page).update(stacking={"mode": "percent"}), "Again has no range"),
+        (lambda page: _custom(page).update(scaleDistribution={"type": "log"}), "Again labels ticks"),
+        (lambda page: _first(page)["fieldConfig"]["defaults"]["custom"].pop("axisSoftMax"), "if all counts are zero"),
         (
             lambda page: page["panels"][-1]["panels"][1]["fieldConfig"]["defaults"].update(mappings=[]),
             "States has states without texts",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import stallscope
-from stallscope.intake.pending import Datagram, is_last, newest
+from stallscope.intake.pending import Datagram, PassedFile, is_last, newest
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.sampling.clock import ScriptedClock
 from tests.intake.conftest import MakeReport
@@ -94,3 +95,9 @@ def test_reports_that_were_overtaken_are_counted_as_arrived(tmp_path: Path, make
         if sample.family.name == "stallscope_exporter_reports_total"
     }
     assert arrived == {("unix",): 3, ("udp",): 0, ("http",): 1}
+
+
+def test_a_file_that_came_with_an_overtaken_report_stays_with_its_session() -> None:
+    file = PassedFile(os.open(os.devnull, os.O_RDONLY))
+    first = datagram(report(1))._replace(file=file)
+    assert [each.file for each in newest([first, datagram(report(2)), datagram(report(1, "other"))])] == [file, None]

@@ -17,7 +17,14 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import StreamEnded
 
-from stallscope.owners.pod_resources import Container, PodResources, PodResourcesFailed, decoded
+from stallscope.owners.pod_resources import (
+    Allocation,
+    ClaimedDevice,
+    Container,
+    PodResources,
+    PodResourcesFailed,
+    decoded,
+)
 from stallscope.owners.protobuf import Malformed
 from tests.owners.kubelet import Kubelet, claim, container, devices, field, kubelet_at, number_field, pod
 
@@ -56,9 +63,9 @@ def test_every_gpu_of_every_container_is_told(kubelet: Kubelet, client: PodResou
     )
     assert client.present()
     assert client.allocations(PATIENCE) == (
-        (MINE, (GPU,)),
-        (("inference", "bert", "server"), ("MIG-a",)),
-        (("inference", "bert", "server"), ("MIG-b",)),
+        Allocation(MINE, (GPU,)),
+        Allocation(Container("inference", "bert", "server"), ("MIG-a",)),
+        Allocation(Container("inference", "bert", "server"), ("MIG-b",)),
     )
 
 
@@ -95,7 +102,7 @@ def test_an_answer_beyond_the_limit_is_refused(kubelet: Kubelet, client: PodReso
         client.allocations(PATIENCE)
     assert failed.value.reason == "malformed"
     kubelet.hand_out(TRAINER)
-    assert client.allocations(PATIENCE) == ((MINE, (GPU,)),)
+    assert client.allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
 def test_a_slow_kubelet_is_given_up_in_time_and_asked_anew(kubelet: Kubelet, client: PodResources) -> None:
@@ -104,7 +111,7 @@ def test_a_slow_kubelet_is_given_up_in_time_and_asked_anew(kubelet: Kubelet, cli
         client.allocations(0.2)
     assert failed.value.reason == "unavailable"
     kubelet.hand_out(TRAINER)
-    assert client.allocations(PATIENCE) == ((MINE, (GPU,)),)
+    assert client.allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
 def test_a_kubelet_that_was_started_again_is_found_at_once(kubelet: Kubelet, client: PodResources) -> None:
@@ -113,7 +120,7 @@ def test_a_kubelet_that_was_started_again_is_found_at_once(kubelet: Kubelet, cli
     assert not client.present()
     kubelet.start()
     assert client.present()
-    assert client.allocations(PATIENCE) == ((MINE, (GPU,)),)
+    assert client.allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
 def test_a_kubelet_that_is_gone_is_unavailable_and_found_when_it_is_back(
@@ -125,7 +132,7 @@ def test_a_kubelet_that_is_gone_is_unavailable_and_found_when_it_is_back(
         client.allocations(PATIENCE)
     assert failed.value.reason == "unavailable"
     kubelet.start()
-    assert client.allocations(PATIENCE) == ((MINE, (GPU,)),)
+    assert client.allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
 def test_a_socket_that_nobody_listens_on_is_unavailable(kubelet: Kubelet, client: PodResources) -> None:
@@ -196,7 +203,7 @@ def test_an_answer_that_breaks_off_is_malformed_and_the_next_is_read(kubelet: Ku
         client.allocations(PATIENCE)
     assert failed.value.reason == "malformed"
     kubelet.hand_out(TRAINER)
-    assert client.allocations(PATIENCE) == ((MINE, (GPU,)),)
+    assert client.allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
 def test_names_of_the_wrong_type_are_refused() -> None:
@@ -253,6 +260,13 @@ def test_a_renamed_resource_is_known_by_its_devices() -> None:
 def test_a_claimed_gpu_is_told_by_all_its_names() -> None:
     held = claim("gpu.nvidia.com", "gpu-1", "k8s.gpu.nvidia.com/claim=0f1e-gpu-1")
     assert names(pod("n", "p", container("c", held))) == [("gpu-1", "0f1e-gpu-1")]
+
+
+def test_a_claimed_device_is_known_by_driver_pool_and_device() -> None:
+    held = claim("gpu.nvidia.com", "gpu-1", "k8s.gpu.nvidia.com/claim=0f1e-gpu-1")
+    plugin = devices("nvidia.com/gpu", GPU)
+    found = decoded(pod("n", "p", container("c", held, plugin)))
+    assert {each.claimed for each in found} == {ClaimedDevice("gpu.nvidia.com", "gpu-node-3", "gpu-1"), None}
 
 
 def test_a_claim_of_an_older_kubelet_is_known_by_its_cdi_name() -> None:
@@ -340,7 +354,7 @@ def test_an_answer_in_pieces_is_put_together(serve: Callable[[Script], PodResour
             http.send_data(stream, bytes([byte]))
         http.send_headers(stream, [("grpc-status", "0")], end_stream=True)
 
-    assert serve(script).allocations(PATIENCE) == ((MINE, (GPU,)),)
+    assert serve(script).allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +431,7 @@ def test_a_connection_that_was_ended_after_an_answer_is_replaced_unnoticed(
 
     client = serve(script)
     for _ in range(3):
-        assert client.allocations(PATIENCE) == ((MINE, (GPU,)),)
+        assert client.allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
 def test_http2_is_imported_only_for_a_call(tmp_path: Path) -> None:

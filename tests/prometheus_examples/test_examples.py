@@ -255,7 +255,7 @@ def check_edge(folder: Path, central: Prometheus) -> None:
     with started(content("edge-rules.yml"), folder, central=central) as edge:
         thresholds = awaited(central, "stallscope:threshold")
         assert {each["metric"]["cluster"] for each in thresholds} == {"east"}
-        awaited(central, 'ALERTS{alertname="Watchdog"}')
+        awaited(central, 'ALERTS{alertname="StallscopeWatchdog"}')
         awaited(edge, "prometheus_build_info")
         assert not _samples(central, '{__name__=~"up|prometheus_build_info"}')
 
@@ -293,7 +293,7 @@ def test_alertmanager_has_an_alert_of_a_pair_once_for_want_of_the_replica(
             awaited(server, "prometheus_notifications_sent_total > 0")
         with urllib.request.urlopen(f"{alertmanager.address}/api/v2/alerts", timeout=_SECONDS) as answer:
             names = [each["labels"]["alertname"] for each in json.load(answer)]
-        assert names.count("Watchdog") == alerts
+        assert names.count("StallscopeWatchdog") == alerts
 
 
 def test_promtool_is_the_judge_of_these_tests(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.prometheus_examples.test_vmalert import (
     VERDICTS,
     Labels,
     Recorded,
-    by_run,
+    causes_by_run,
     quick_rules,
     recorded,
 )
@@ -53,7 +53,11 @@ class Both:
     def settled(self) -> bool:
         """Return whether both have found the cause of every story, and have the same series."""
         return (
-            all(STORIES.items() <= by_run(each).items() for each in (self.prometheus, self.thanos))
+            all(
+                cause in causes_by_run(each).get(run, ())
+                for run, cause in STORIES.items()
+                for each in (self.prometheus, self.thanos)
+            )
             and self.names(self.prometheus) == self.names(self.thanos)
             and not any(map(self.differences, VERDICTS))
         )
@@ -123,7 +127,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 @pytest.mark.parametrize("run", STORIES)
 def test_thanos_rule_finds_the_cause_of_a_story(both: Both, run: str) -> None:
-    assert by_run(both.thanos)[run] == STORIES[run] == by_run(both.prometheus)[run]
+    assert STORIES[run] in causes_by_run(both.thanos)[run]
+    assert STORIES[run] in causes_by_run(both.prometheus)[run]
 
 
 @pytest.mark.parametrize("name", VERDICTS)

@@ -76,7 +76,7 @@ def test_the_end_of_a_live_run_is_not_queried() -> None:
     ("last", "end"),
     [
         pytest.param(END - 1000, END - 940, id="forgotten long after"),
-        pytest.param(END - 10, END, id="forgotten at once"),
+        pytest.param(END - 10, END + 50, id="forgotten at once"),
     ],
 )
 def test_an_ended_run_is_covered_until_a_minute_after_its_last_live_moment(last: float, end: float) -> None:

@@ -335,7 +335,7 @@ class Rulebook:
         rule_files: Sequence[Path] = RULE_FILES,
     ) -> None:
         """Expect exactly these alerts, distinguished by the labels in `by`, beside the watchdog."""
-        firing = 'ALERTS{alertstate="firing",alertname!="Watchdog"}'
+        firing = 'ALERTS{alertstate="firing",alertname!="StallscopeWatchdog"}'
         samples = [(labels, 1.0) for labels in expected]
         self.check(story, {f"count by ({by}) ({firing})": samples}, at=at, rule_files=rule_files)
 

@@ -337,8 +337,8 @@ def test_a_symptom_of_a_gpu_or_a_host_is_a_page_only_where_somebody_uses_it() ->
 
 
 def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:
-    watchdog = 'count by (alertname) (ALERTS{alertname="Watchdog",alertstate="firing"})'
-    rulebook.check([], {watchdog: [({"alertname": "Watchdog"}, 1)]}, at="1m")
+    watchdog = 'count by (alertname) (ALERTS{alertname="StallscopeWatchdog",alertstate="firing"})'
+    rulebook.check([], {watchdog: [({"alertname": "StallscopeWatchdog"}, 1)]}, at="1m")
 
 
 SLOW_LINE = series(
@@ -401,6 +401,43 @@ def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops(rulebook: Rulebook) 
             "lost": "24.0 GPU-hours a day",
             "runbook_url": url + "GpuLost.md",
             "dashboard_url": "/d/stallscope-gpu?var-instance=node1%3A19400&var-gpu=0",
+        },
+    )
+
+
+def stack(number: int, location: str, call: str) -> Story:
+    labels = {**TARGET, "run": "train", "rank": str(number), "location": location, "function": "step", "call": call}
+    return [series("stallscope_training_stack_info", steady(1), **labels)]
+
+
+@pytest.mark.parametrize(
+    ("odd", "place"),
+    [
+        ("job/dataset.py:12", "Rank 3 is in read_sample at job/dataset.py:12, unlike most ranks."),
+        ("", "Stack of 4 of its ranks: in all_reduce at job/trainer.py:88."),
+    ],
+)
+def test_the_text_on_a_stall_names_the_rank_that_differs_and_its_line(odd: str, place: str, rulebook: Rulebook) -> None:
+    story = exporter()
+    for number in range(4):
+        story += rank(number, gpus=(), last_step=growing_until(40))
+        is_odd = odd and number == 3
+        story += stack(number, odd if is_odd else "job/trainer.py:88", "read_sample" if is_odd else "all_reduce")
+    rulebook.check_text(
+        story,
+        "TrainingStalled",
+        {**STALLED, "cause": "stalled", "job_class": "production"},
+        {
+            "summary": "Training is stalled, but its processes are alive.",
+            "description": (
+                "100% of the ranks of run train have not completed a step for over a minute, and for far longer than "
+                f"their steps usually take. {place} Before the job is killed, compare the stacks of all ranks "
+                "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
+                "whose stack differs from the others, then restart from the last checkpoint."
+            ),
+            "lost": "",
+            "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingStalled.md",
+            "dashboard_url": "/d/stallscope-run?var-run=train",
         },
     )
 

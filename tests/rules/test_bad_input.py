@@ -25,7 +25,9 @@ from tests.rules.test_canonical import labelled
 
 ALL = (*CANONICAL_FILES, *RULE_FILES)
 UNUSABLE = 'count by (job, reason) (ALERTS{alertname="StallscopeExporterUnusable", alertstate="firing"})'
-STALLSCOPE = 'ALERTS{alertname=~"Stallscope.+", alertname!="StallscopeExporterUnusable", alertstate="firing"}'
+STALLSCOPE = (
+    'ALERTS{alertname=~"Stallscope.+", alertname!~"Stallscope(Watchdog|ExporterUnusable)", alertstate="firing"}'
+)
 VERDICTS = "count by (run, cause) (run:verdict:ratio5m)"
 
 

@@ -29,7 +29,7 @@ CORRECTIVE_WORDS = {
     "StallscopeRequestsRefused": ("correct that client", "block its address"),
     "StallscopeExporterUnusable": ("version", "keep the label", "remove one", "label cluster"),
     "StallscopeThresholdMissing": ("Restore", "reload"),
-    "Watchdog": ("check Prometheus", "Alertmanager"),
+    "StallscopeWatchdog": ("check Prometheus", "Alertmanager"),
 }
 """Words of the action that the description of an alert without a cause must name."""
 
@@ -94,6 +94,7 @@ def test_every_recorded_series_is_used_or_promised() -> None:
     promised = {
         *("gpu_cause:time_lost:ratio5m", "rank:verdict:ratio5m", "run:verdict:ratio5m", "gpu:verdict:ratio5m"),
         *("run:time_lost:ratio5m", "gpu_cause:energy_lost:joules5m", "stallscope:cause:code"),
+        "stallscope:cause:info",
         "run:culprit:info",
     }
     shown = {rule["record"] for group in groups_of(ROOT / "prometheus/rules/totals.yml") for rule in group["rules"]}
@@ -120,7 +121,7 @@ def test_a_cause_is_judged_as_the_table_of_causes_says(cause: Cause) -> None:
 
 def test_no_rule_knows_a_cause_that_the_table_lacks() -> None:
     assert floors().keys() <= CAUSES.keys()
-    own = {name for name in ALERTS if name.startswith("Stallscope")} | {"Watchdog", "TrainingTelemetryMissing"}
+    own = {name for name in ALERTS if name.startswith("Stallscope")} | {"TrainingTelemetryMissing"}
     assert set(ALERTS) - own == {cause.alert for cause in CAUSES.values()} - {None}
 
 

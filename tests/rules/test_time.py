@@ -159,6 +159,51 @@ def test_a_rank_without_gpus_hangs_in_storage_by_its_host_alone(rulebook: Rulebo
     rulebook.check_percent(story, RUN_VERDICT, [(of_run("hang_io"), 100)])
 
 
+def stack(number: int, location: str, call: str = "", **target: str) -> Story:
+    place = {"location": location, "function": "step", "call": call}
+    return [series("stallscope_training_stack_info", steady(1), **of_rank(number, **target), **place)]
+
+
+def stalled(ranks: int, odd: dict[int, str], **target: str) -> Story:
+    """Ranks that wait in all_reduce, except some that are elsewhere."""
+    story = []
+    for number in range(ranks):
+        story += rank(number, gpus=(), last_step=STOPPED)
+        story += stack(number, odd[number]) if number in odd else stack(number, "job/trainer.py:88", "all_reduce")
+    return story
+
+
+@pytest.mark.parametrize(
+    ("story", "found"),
+    [
+        pytest.param(stalled(8, {3: "job/dataset.py:12"}), [(3, "job/dataset.py:12")], id="one of eight"),
+        pytest.param(
+            stalled(8, {1: "a.py:1", 2: "b.py:2"}), [(1, "a.py:1"), (2, "b.py:2")], id="two, in different places"
+        ),
+        pytest.param(stalled(4, {}), [], id="all in one place"),
+        pytest.param(stalled(2, {0: "a.py:1"}), [], id="two ranks, no majority"),
+        pytest.param(stalled(4, {0: "a.py:1", 1: "a.py:1"}), [], id="half of them"),
+        pytest.param(
+            [each for n in range(4) for each in rank(n, gpus=()) + stack(n, "a.py:1" if n else "b.py:2")],
+            [],
+            id="ranks that make steps",
+        ),
+        pytest.param([each for n in range(4) for each in rank(n, gpus=(), last_step=STOPPED)], [], id="no stacks"),
+    ],
+)
+def test_the_rank_that_differs_from_most_is_named_by_its_stack(
+    rulebook: Rulebook, story: Story, found: list[tuple[int, str]]
+) -> None:
+    rulebook.check(
+        story,
+        {
+            "1 * rank:odd_stack:info": [
+                ({**of_rank(number), "location": place, "function": "step"}, 1) for number, place in found
+            ]
+        },
+    )
+
+
 def test_all_ranks_hang_in_a_collective_that_one_of_them_did_not_join(rulebook: Rulebook) -> None:
     story = [
         each for number in range(4) for each in rank(number, gpus=((str(number), f"GPU-{number}"),), last_step=STOPPED)
@@ -435,9 +480,9 @@ def test_a_stall_names_the_ranks_whose_process_is_gone(rulebook: Rulebook, other
             "summary": "Training is stalled, but its processes are alive.",
             "lost": "24.0 GPU-hours a day",
             "description": "100% of the ranks of run train have not completed a step for over a minute, and for far "
-            f"longer than their steps usually take.{gone} Dump the stacks of every rank (py-spy dump, or the "
-            "collective library's flight recorder) before the job is killed, find the rank whose stack differs "
-            "from the others, then restart from the last checkpoint.",
+            f"longer than their steps usually take.{gone} Before the job is killed, compare the stacks of all ranks "
+            "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
+            "whose stack differs from the others, then restart from the last checkpoint.",
             "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingStalled.md",
             "dashboard_url": "/d/stallscope-run?var-run=train",
         },

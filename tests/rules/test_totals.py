@@ -118,6 +118,10 @@ def test_what_the_ranks_of_a_run_do_is_summed_over_its_nodes(rulebook: Rulebook)
         {
             "round(run:samples:rate5m)": [(run, 200)],
             "run:tokens:rate5m": [],
+            in_percent("rank:step:seconds5m"): [
+                ({**run, "rank": "0", "job": "stallscope", "instance": "a:19400"}, 100),
+                ({**run, "rank": "1", "job": "stallscope", "instance": "b:19400"}, 100),
+            ],
             in_percent("run:step:seconds5m"): [(run, 100)],
             "1 * run:batch_size:sum": [(run, 100)],
             in_percent("run:gpu_busy:ratio5m"): [(run, 50)],
@@ -194,4 +198,104 @@ def test_steps_and_phases_of_all_ranks_are_summed_by_length_and_by_phase(ruleboo
             in_percent("run_phase:gpu_time:rate5m"): [({"run": "train", "phase": "forward"}, 100)],
         },
         rule_files=FILES,
+    )
+
+
+TOTALS = [path for path in FILES if path.stem == "totals"]
+
+
+def claimed(index: int, run: str, user: str = "", *, lost: float | None = None) -> Story:
+    """A GPU that a run claims."""
+    labels = {**TARGET, "gpu": str(index), "uuid": f"GPU-{index}"}
+    place = {"namespace": "vision", "run": run}
+    return [
+        series("gpu:up:max", steady(1), **labels),
+        series("gpu:busy:ratio5m", steady(0.5), **labels),
+        series("gpu:observed:ratio5m", steady(1), **labels),
+        series("stallscope_gpu_energy_joules_total", growing(300), **labels),
+        series("rank_gpu:claim:info", steady(1), **labels, **place, rank=str(index)),
+        *([series("run:job_class:info", steady(1), **place, user=user, job_class="production")] if user else []),
+        *([] if lost is None else [series("run:time_lost:ratio5m", steady(lost), **place)]),
+    ]
+
+
+def owned(index: int, *users: str, lost: float = 0.0, **labels: str) -> Story:
+    """A GPU without a run, held by users."""
+    card = {**TARGET, "gpu": str(index), "uuid": f"GPU-{index}", **labels}
+    return [
+        series("gpu:up:max", steady(1), **card),
+        series("gpu:busy:ratio5m", steady(1 - lost), **card),
+        *(series("stallscope_gpu_owner_info", steady(1), **card, namespace="lab", user=user) for user in users),
+        *([series("gpu_cause:share:ratio5m", steady(lost), **card, cause="idle_allocated")] if lost else []),
+    ]
+
+
+def test_a_run_and_its_user_own_the_gpus_that_it_claims(rulebook: Rulebook) -> None:
+    cause = series("run_cause:time_lost:ratio5m", steady(0.2), namespace="vision", run="train", cause="input_bound")
+    story = [*claimed(0, "train", "ada", lost=0.25), *claimed(1, "train"), cause]
+    owner = {"namespace": "vision", "run": "train", "user": "ada"}
+    rulebook.check(
+        story,
+        {
+            in_percent("owner:gpus_held:sum"): [(owner, 200)],
+            in_percent("owner:gpus_busy:sum5m"): [(owner, 100)],
+            in_percent("owner:gpus_lost:sum5m"): [(owner, 50)],
+            in_percent("owner_cause:gpus_lost:sum5m"): [({**owner, "cause": "input_bound"}, 40)],
+            "round(owner:power:watts5m)": [(owner, 600)],
+        },
+        rule_files=TOTALS,
+    )
+
+
+def test_a_run_without_a_known_user_owns_its_gpus(rulebook: Rulebook) -> None:
+    owner = {"namespace": "vision", "run": "train"}
+    rulebook.check(claimed(0, "train"), {in_percent("owner:gpus_held:sum"): [(owner, 100)]}, rule_files=TOTALS)
+
+
+def test_a_gpu_without_a_run_belongs_to_its_owner_with_what_it_loses(rulebook: Rulebook) -> None:
+    owner = {"namespace": "lab", "user": "grace"}
+    rulebook.check(
+        owned(0, "grace", lost=1.0),
+        {
+            in_percent("owner:gpus_held:sum"): [(owner, 100)],
+            in_percent("owner:gpus_lost:sum5m"): [(owner, 100)],
+            in_percent("owner_cause:gpus_lost:sum5m"): [({**owner, "cause": "idle_allocated"}, 100)],
+        },
+        rule_files=TOTALS,
+    )
+
+
+def test_owners_of_one_gpu_share_its_time_evenly(rulebook: Rulebook) -> None:
+    ada, grace = ({"namespace": "lab", "user": user} for user in ("ada", "grace"))
+    runs = [*claimed(1, "one", "ada"), *claimed(1, "two", "grace")]
+    rulebook.check(
+        [*owned(0, "ada", "grace", lost=0.5), *dict(runs).items()],
+        {
+            in_percent("owner:gpus_held:sum"): [
+                (ada, 50),
+                (grace, 50),
+                ({"namespace": "vision", "run": "one", "user": "ada"}, 50),
+                ({"namespace": "vision", "run": "two", "user": "grace"}, 50),
+            ],
+            in_percent('owner:gpus_lost:sum5m{run=""}'): [(ada, 25), (grace, 25)],
+            'count(owner_cause:gpus_lost:sum5m{cause="idle_allocated"})': [({}, 1)],
+        },
+        rule_files=TOTALS,
+    )
+
+
+def test_instances_of_a_card_are_parts_of_it_and_a_free_gpu_belongs_to_nobody(rulebook: Rulebook) -> None:
+    card = {**TARGET, "gpu": "0"}
+    story = [
+        *owned(0, "ada", uuid="MIG-0", mig="0"),
+        *(series("gpu:up:max", steady(1), **card, uuid=f"MIG-{each}", mig=str(each)) for each in (1, 2, 3)),
+        *(series("gpu:free:info", steady(1), **card, uuid=f"MIG-{each}", mig=str(each)) for each in (1, 2)),
+    ]
+    rulebook.check(
+        story,
+        {
+            # A process with an unknown owner holds the last instance.
+            in_percent("owner:gpus_held:sum"): [({"namespace": "lab", "user": "ada"}, 25), ({}, 25)],
+        },
+        rule_files=TOTALS,
     )

@@ -74,6 +74,7 @@ def test_samples_and_polls_together_never_credit_more_time_than_passed(
     assert integral.total <= credited + 1e-9
 
 
+@settings(max_examples=40)
 @given(st.floats(1.0, 20.0), st.floats(0.2, 0.8))
 def test_a_square_wave_is_integrated_within_one_percent(period: float, share: float) -> None:
     integral = integrated(wave(period, period * share, duration=100 * period))

@@ -24,7 +24,7 @@ from tests.scenarios.series import Series
 
 EVALUATION_SECONDS = 30
 """Between two evaluations, and between two scrapes."""
-WATCHDOG = "Watchdog"
+WATCHDOG = "StallscopeWatchdog"
 """The alert that always fires: an evaluation without it was not reported at all."""
 _PATIENCE_SECONDS = 3600
 _RECORDED = (

@@ -73,8 +73,8 @@ def test_a_series_that_is_refused_is_told() -> None:
 
 
 def test_an_alert_is_read_with_its_words() -> None:
-    words = ask([], {}, words={"Watchdog": [60]}).words["Watchdog"][60]
-    assert [alert.labels["alertname"] for alert in words] == ["Watchdog"]
+    words = ask([], {}, words={"StallscopeWatchdog": [60]}).words["StallscopeWatchdog"][60]
+    assert [alert.labels["alertname"] for alert in words] == ["StallscopeWatchdog"]
     assert "summary" in words[0].annotations
 
 

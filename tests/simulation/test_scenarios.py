@@ -16,13 +16,13 @@ def test_the_scenarios_of_the_first_verdicts_are_there() -> None:
     assert {"healthy", "input_cpu_saturated", "thermal_throttle", "gpu_lost", "stalled", "underused"} <= set(SCENARIOS)
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one_and_the_list() -> None:
-    with pytest.raises(ValueError, match=r"'thermal_trottle'; did you mean thermal_throttle\? \(known: healthy, "):
+def test_an_unknown_name_is_refused_with_the_nearest_one_and_where_to_find_the_others() -> None:
+    with pytest.raises(ValueError, match=r"'thermal_trottle'; did you mean thermal_throttle\?; `stallscope up --list"):
         scenario("thermal_trottle")
 
 
 def test_a_name_near_to_nothing_gets_no_guess() -> None:
-    with pytest.raises(ValueError, match=r"unknown scenario 'xyzzy' \(known:"):
+    with pytest.raises(ValueError, match=r"unknown scenario 'xyzzy'; `stallscope up"):
         scenario("xyzzy")
 
 
@@ -35,6 +35,12 @@ def test_the_onset_can_be_moved() -> None:
 def test_an_onset_that_is_no_time_is_refused(onset: float) -> None:
     with pytest.raises(ValueError, match="onset of gpu_lost"):
         scenario("gpu_lost", onset=onset)
+
+
+def test_only_a_fault_that_shows_on_the_host_has_a_simulated_host() -> None:
+    assert scenario("input_cpu_saturated").simulates_host
+    assert not scenario("thermal_throttle").simulates_host
+    assert not scenario("healthy").simulates_host
 
 
 def test_faulty_gpus_are_those_of_the_fault() -> None:

@@ -20,7 +20,7 @@ class Story:
     """A scenario on a scripted clock, and the newest report of each rank."""
 
     def __init__(
-        self, name: str, *, onset: float | None = None, seed: int = 1, gpus: int = 8, report_interval: float = 1.0
+        self, name: str, *, onset: float | None = None, seed: int = 1, gpus: int = 8, report_interval: float = 5.0
     ) -> None:
         self.clock = ScriptedClock()
         self.reports: list[Report] = []
@@ -76,7 +76,7 @@ def test_the_same_seed_tells_the_same_story_and_another_seed_another() -> None:
 
 
 def test_phases_sum_to_the_wall_time_of_the_loop() -> None:
-    story = Story("healthy")
+    story = Story("healthy", gpus=2)
     story.simulation.advance(300.0)
     for report in story.newest().values():
         assert sum(phase.seconds for phase in report.phases.values()) == pytest.approx(
@@ -85,7 +85,7 @@ def test_phases_sum_to_the_wall_time_of_the_loop() -> None:
 
 
 def test_steps_and_wall_time_agree() -> None:
-    story = Story("healthy")
+    story = Story("healthy", gpus=2)
     story.simulation.advance(300.0)
     report = story.newest()[0]
     assert report.step_seconds is not None
@@ -94,7 +94,7 @@ def test_steps_and_wall_time_agree() -> None:
 
 
 def test_all_ranks_share_their_steps() -> None:
-    story = Story("thermal_throttle", onset=30.0)
+    story = Story("thermal_throttle", onset=30.0, report_interval=1.0)
     story.simulation.advance(600.0)
     reports = story.newest().values()
     assert len({report.first_step for report in reports}) == 1
@@ -104,7 +104,7 @@ def test_all_ranks_share_their_steps() -> None:
 
 
 def test_reports_tell_the_work_done() -> None:
-    story = Story("healthy")
+    story = Story("healthy", gpus=2)
     story.simulation.advance(120.0)
     report = story.newest()[0]
     assert report.step_seconds is not None
@@ -114,7 +114,7 @@ def test_reports_tell_the_work_done() -> None:
 
 
 def test_waiting_for_data_takes_a_third_once_processors_are_saturated() -> None:
-    story = Story("input_cpu_saturated", onset=60.0)
+    story = Story("input_cpu_saturated", onset=60.0, gpus=2)
     story.simulation.advance(60.0)
     calm = story.newest()[0]
     story.simulation.advance(300.0)
@@ -157,10 +157,10 @@ def test_a_stalled_job_stays_running_in_the_intake_however_long_it_is_silent() -
 
 
 def test_gpus_are_busy_just_when_the_ranks_compute() -> None:
-    story = Story("input_cpu_saturated", onset=0.0)
+    story = Story("input_cpu_saturated", onset=0.0, gpus=2)
     driver = story.simulation.driver()
     driver.open()
-    device = driver.devices()[4]
+    device = driver.devices()[1]
     values: list[float] = []
     newest = 0
     for _ in range(30):
@@ -168,7 +168,7 @@ def test_gpus_are_busy_just_when_the_ranks_compute() -> None:
         samples = device.utilization_samples("gpu", newest)
         newest = samples[-1].timestamp_us
         values.extend(sample.value for sample in samples)
-    phases = story.newest()[4].phases
+    phases = story.newest()[1].phases
     busy = sum(phase.seconds for name, phase in phases.items() if name in EFFECTS and EFFECTS[name].busy)
     assert sum(values) / len(values) == pytest.approx(busy / sum(p.seconds for p in phases.values()), abs=0.01)
 
@@ -179,12 +179,12 @@ def test_a_job_without_the_shim_reports_nothing() -> None:
     assert story.reports == []
 
 
-def test_two_hours_of_eight_ranks_pass_in_one_call() -> None:
-    story = Story("healthy", report_interval=15.0)
+def test_two_hours_pass_in_one_call() -> None:
+    story = Story("healthy", gpus=2, report_interval=60.0)
     story.simulation.advance(7200.0)
-    assert sorted(story.newest()) == list(range(8))
+    assert sorted(story.newest()) == [0, 1]
     for report in story.newest().values():
-        assert report.sent - report.start == pytest.approx(7200.0, abs=20.0)
+        assert report.sent - report.start == pytest.approx(7200.0, abs=61.0)
         assert report.step_seconds is not None
         assert report.step_seconds.count > 6000
 

@@ -12,7 +12,7 @@ def steps(seed: int, count: int = 50, slowdown: tuple[float, ...] = (1.0, 1.0, 1
     generator = StepGenerator(len(slowdown), seed)
     result: list[Step] = []
     for _ in range(count):
-        result.append(generator.draw(WORKLOAD, result[-1].end if result else 0.0, slowdown))
+        result.append(generator.draw([WORKLOAD] * len(slowdown), result[-1].end if result else 0.0, slowdown))
     return result
 
 
@@ -56,5 +56,5 @@ def test_slow_clocks_do_not_slow_the_host() -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_phase_of_any_scenario_is_negative(name: str) -> None:
-    drawn = StepGenerator(8, 3).draw(SCENARIOS[name].workload, 0.0, [1.0] * 8)
+    drawn = StepGenerator(8, 3).draw([SCENARIOS[name].workload] * 8, 0.0, [1.0] * 8)
     assert all(seconds > 0 for phases in drawn.ranks for _phase, seconds in phases)

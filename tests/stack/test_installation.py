@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from stallscope.stack.errors import StackError
-from stallscope.stack.installation import can_install, distribution, install, instructions
-from stallscope.stack.programs import find_programs
+from stallscope.stack.installation import _TOOLS, _VERSIONS, can_install, distribution, install, instructions
+from stallscope.stack.programs import find_programs, require_version
 
 BOTH = ("prometheus", "alertmanager")
 
@@ -56,19 +57,44 @@ def test_a_machine_without_os_release_is_no_distribution(tmp_path: Path) -> None
     assert distribution(tmp_path) == ()
 
 
-def test_debian_instructions_name_its_packages(tmp_path: Path) -> None:
-    text = instructions(BOTH, machine(tmp_path, "ID=debian\n"))
-    assert "Prometheus and Alertmanager are not installed" in text
+def test_instructions_name_three_ways() -> None:
+    text = instructions(BOTH)
+    assert text.startswith("Prometheus and Alertmanager are not installed; install them in one of three ways")
     assert "apt-get install --no-install-recommends prometheus prometheus-alertmanager" in text
-
-
-def test_instructions_elsewhere_take_the_programs_from_their_images(tmp_path: Path) -> None:
-    text = instructions(("alertmanager",), machine(tmp_path, "ID=fedora\n"))
-    assert "Alertmanager is not installed" in text
+    assert "https://prometheus.io/download/" in text
     assert "docker cp $id:/bin/alertmanager ~/.local/bin/ && docker cp $id:/bin/amtool ~/.local/bin/" in text
-    assert "stallscope up" in text
-    assert "apt-get" not in text
-    assert "prom/prometheus" not in text, "installed programs are not listed"
+
+
+def test_instructions_leave_out_installed_programs() -> None:
+    text = instructions(("alertmanager",))
+    assert text.startswith("Alertmanager is not installed")
+    assert "prom/prometheus" not in text
+    assert "promtool" not in text
+
+
+def test_commands_of_the_second_way_extract_the_programs_of_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, source = tmp_path / "home", tmp_path / "source"
+    for name in ("prometheus", "alertmanager"):
+        version, tool = _VERSIONS[name], _TOOLS[name]
+        folder = source / f"{name}-{version}.linux-arch"
+        (folder / "consoles").mkdir(parents=True)
+        for each in (name, tool, f"{name}.yml"):
+            (folder / each).touch()
+        subprocess.run(["tar", "-czf", source / f"{name}.tar.gz", "-C", source, folder.name], check=True)
+    # In place of the download: the archive of the address that it names.
+    program(
+        tmp_path / "bin",
+        "curl",
+        f'case "$2" in *alertmanager*) n=alertmanager;; *) n=prometheus;; esac; cat {source}/$n.tar.gz',
+    )
+    _, _, second = instructions(BOTH).partition("  2. ")
+    commands = second.partition("  3. ")[0].splitlines()[1:]
+    environment = {**os.environ, "HOME": str(home), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-ec", "\n".join(commands)], env=environment, check=True)
+    found = sorted(each.name for each in (home / ".local/bin").iterdir())
+    assert found == ["alertmanager", "amtool", "prometheus", "promtool"]
 
 
 @pytest.fixture
@@ -110,15 +136,18 @@ def test_only_what_is_missing_is_installed(tmp_path: Path, apt: Path) -> None:
 
 def test_a_failure_of_apt_is_told_with_its_words(tmp_path: Path, apt: Path) -> None:
     program(tmp_path / "bin", "apt-get", "echo 'E: no network' >&2; exit 100")
-    with pytest.raises(StackError, match=r"failed with status 100:\nE: no network"):
+    with pytest.raises(
+        StackError, match=r"update -qq`: failed with status 100: E: no network; check the network"
+    ) as stop:
         install(BOTH, lambda _line: None, root=tmp_path)
     assert not (tmp_path / "usr/sbin/policy-rc.d").exists()
+    assert "2. Any Linux, without root" in str(stop.value)
 
 
 def test_without_root_and_sudo_the_command_for_root_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(StackError, match="As root: apt-get update && apt-get install"):
+    with pytest.raises(StackError, match="as root:\n     apt-get update && apt-get install"):
         install(BOTH, lambda _line: None, root=machine(tmp_path, "ID=debian\n"))
 
 
@@ -127,3 +156,42 @@ def test_debians_name_of_alertmanager_is_known(tmp_path: Path) -> None:
     programs = find_programs(str(tmp_path / "bin"))
     assert programs.alertmanager == str(tmp_path / "bin/prometheus-alertmanager")
     assert programs.missing == ("prometheus",)
+
+
+def test_programs_are_found_next_to_this_python_and_in_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / ".local", "unused", "true")
+    program(tmp_path / ".local/bin", "prometheus", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert find_programs().prometheus == str(tmp_path / ".local/bin/prometheus")
+
+
+def test_a_program_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "bin", "prometheus", "true")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert find_programs().prometheus == str(tmp_path / "bin/prometheus")
+
+
+@pytest.mark.parametrize(
+    ("output", "complaint"),
+    [
+        ("prometheus, version 2.42.0+ds (branch: debian/sid)", ""),
+        ("prometheus, version 3.5.0 (branch: HEAD)", ""),
+        ("prometheus, version 2.34.0 (branch: HEAD)", "version 2.34.0 is too old; put Prometheus 2.42 or newer before"),
+        ("usage: prometheus [-h]", "not a Prometheus server (usage: prometheus [-h]); put Prometheus 2.42 or newer"),
+        ("", "not a Prometheus server (no output)"),
+    ],
+)
+def test_an_old_prometheus_and_another_program_of_its_name_are_refused(
+    tmp_path: Path, output: str, complaint: str
+) -> None:
+    program(tmp_path / "bin", "prometheus", f"echo '{output}'")
+    if not complaint:
+        require_version(str(tmp_path / "bin/prometheus"))
+        return
+    with pytest.raises(StackError) as stop:
+        require_version(str(tmp_path / "bin/prometheus"))
+    assert complaint in str(stop.value)
+    assert "\n" not in str(stop.value)

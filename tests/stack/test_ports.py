@@ -9,8 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from stallscope.stack.errors import StackError
-from stallscope.stack.ports import ADDRESS, Port, require_free
+from stallscope.stack.ports import ADDRESS, Port, free_ports
 from tests.free_ports import free_port
+
+
+def required(ports: list[Port]) -> list[Port]:
+    """Check ports of which none may be replaced."""
+    return free_ports(ports, pytest.fail)
 
 
 @pytest.fixture
@@ -22,12 +27,12 @@ def busy() -> Iterator[int]:
 
 
 def test_free_ports_are_accepted() -> None:
-    require_free([Port("Prometheus", free_port(), "--prometheus.port", datagrams=True)])
+    required([Port("Prometheus", free_port(), "--prometheus.port", datagrams=True)])
 
 
 def test_a_busy_port_is_told_with_service_number_holder_and_flag(busy: int) -> None:
     with pytest.raises(StackError) as refusal:
-        require_free([Port("Alertmanager", busy, "--alertmanager.port")])
+        required([Port("Alertmanager", busy, "--alertmanager.port")])
     message = str(refusal.value)
     assert f"port {busy} for Alertmanager is in use by process {os.getpid()} (" in message
     assert "--alertmanager.port=PORT" in message
@@ -38,7 +43,7 @@ def test_a_port_that_is_busy_on_all_interfaces_is_busy_here_too() -> None:
         listener.bind(("0.0.0.0", 0))
         listener.listen()
         with pytest.raises(StackError, match="in use"):
-            require_free([Port("Prometheus", listener.getsockname()[1], "--prometheus.port")])
+            required([Port("Prometheus", listener.getsockname()[1], "--prometheus.port")])
 
 
 def test_a_datagram_port_is_checked_where_reports_come_in() -> None:
@@ -46,8 +51,8 @@ def test_a_datagram_port_is_checked_where_reports_come_in() -> None:
         number = free_port()  # for both kinds
         door.bind((ADDRESS, number))
         with pytest.raises(StackError, match=f"port {number} for the exporter"):
-            require_free([Port("the exporter", number, "--exporter.port", datagrams=True)])
-        require_free([Port("Prometheus", number, "--prometheus.port")])
+            required([Port("the exporter", number, "--exporter.port", datagrams=True)])
+        required([Port("Prometheus", number, "--prometheus.port")])
 
 
 def test_all_busy_ports_are_told_at_once(busy: int) -> None:
@@ -56,7 +61,7 @@ def test_all_busy_ports_are_told_at_once(busy: int) -> None:
         listener.listen()
         other = listener.getsockname()[1]
         with pytest.raises(StackError) as refusal:
-            require_free(
+            required(
                 [Port("Prometheus", busy, "--prometheus.port"), Port("Alertmanager", other, "--alertmanager.port")]
             )
     assert len(str(refusal.value).splitlines()) == 2
@@ -65,4 +70,33 @@ def test_all_busy_ports_are_told_at_once(busy: int) -> None:
 def test_two_services_on_one_port_are_refused_by_name() -> None:
     number = free_port()
     with pytest.raises(StackError, match=f"Prometheus and Grafana have the same port {number}"):
-        require_free([Port("Prometheus", number, "--prometheus.port"), Port("Grafana", number, "--grafana.port")])
+        required([Port("Prometheus", number, "--prometheus.port"), Port("Grafana", number, "--grafana.port")])
+
+
+def test_default_ports_all_move_where_one_is_busy_and_the_reason_is_shown(busy: int) -> None:
+    shown: list[str] = []
+    ports = [Port("Prometheus", busy, "--p", chosen=False), Port("Grafana", busy + 1, "--g", chosen=False)]
+    first, second = free_ports(ports, shown.append)
+    distance = first.number - busy
+    assert distance > 0
+    assert second.number == busy + 1 + distance
+    (line,) = shown
+    assert line.startswith(f"port {busy} for Prometheus is in use by process {os.getpid()} (")
+    assert line.endswith(f"the default ports of this stack are {distance} higher")
+
+
+def test_free_default_ports_stay() -> None:
+    ports = [Port("Prometheus", free_port(), "--p", chosen=False)]
+    assert free_ports(ports, pytest.fail) == ports
+
+
+def test_a_chosen_port_stays_where_default_ports_move(busy: int) -> None:
+    chosen = Port("Grafana", free_port(), "--g")
+    moved, kept = free_ports([Port("Prometheus", busy, "--p", chosen=False), chosen], lambda _: None)
+    assert kept == chosen
+    assert moved.number > busy
+
+
+def test_a_busy_port_that_was_chosen_is_refused_although_others_could_move(busy: int) -> None:
+    with pytest.raises(StackError, match=f"port {busy} for Grafana is in use"):
+        free_ports([Port("Prometheus", free_port(), "--p", chosen=False), Port("Grafana", busy, "--g")], pytest.fail)

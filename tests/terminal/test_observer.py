@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
+from stallscope.catalogue.metrics import STEP_BUCKETS, Family
+from stallscope.sampling.reading import Distribution, Sample
 from stallscope.view import observer
-from stallscope.view.model import Owner, runs_of
+from stallscope.view.model import Owner, Run, no_step_for, runs_of
 from stallscope.view.observer import Observer
 from stallscope.view.verdicts import RunName
 from tests.captures.golden import captures, golden
@@ -122,6 +126,65 @@ def test_a_run_is_then_described_over_the_last_half_minute() -> None:
     assert run.ranks[0].recent.steps == run.since * 2
     assert run.seconds_left == pytest.approx((10_000 - 2080) * 0.5)
     assert run.last_step == NOW + 1039
+
+
+def hung(seconds: float, *extra: Sample, without: Iterable[Family] = ()) -> Run:
+    """Return the run whose last step ended this long ago, as the newest page shows it."""
+    steps = [sample(observer.LAST_STEP, ("resnet50", str(rank)), NOW + 1040 - seconds - rank) for rank in range(2)]
+    found = node(*range(1000, 1042, 2), without=[observer.LAST_STEP, *without], extra=[*steps, *extra])
+    (run,) = runs_of(found.ranks)
+    return run
+
+
+def test_a_run_without_steps_has_the_time_since_the_last_one_and_no_rates() -> None:
+    run = hung(545)
+    assert [rank.without_step for rank in run.ranks] == [545, 546]
+    assert run.without_step == 545
+    assert no_step_for(545) == "no step for 9 min"
+    assert run.step_seconds is run.samples_per_second is run.seconds_left is run.ranks[0].step_seconds is None
+    assert run.states == {"running": 2}
+
+
+def test_a_run_whose_last_step_is_recent_has_its_rates() -> None:
+    run = hung(58)
+    assert run.without_step is None
+    assert run.samples_per_second == pytest.approx(128)
+
+
+def test_a_run_with_long_steps_is_without_one_only_after_several_of_them() -> None:
+    """Its mean step takes 100 s."""
+    long = [
+        sample(observer.STEP_SECONDS, ("resnet50", str(rank)), Distribution((0,) * len(STEP_BUCKETS) + (9,), 900.0, 9))
+        for rank in range(2)
+    ]
+
+    def after(seconds: float) -> float | None:
+        steps = [sample(observer.LAST_STEP, ("resnet50", str(rank)), NOW + 1000 - seconds) for rank in range(2)]
+        without = [observer.LAST_STEP, observer.STEP_SECONDS]
+        (run,) = runs_of(node(1000, without=without, extra=[*steps, *long]).ranks)
+        return run.without_step
+
+    assert after(450) is None
+    assert after(550) == 550
+
+
+def test_a_run_with_one_rank_that_makes_steps_is_not_without_steps() -> None:
+    steps = [sample(observer.LAST_STEP, ("resnet50", str(rank)), NOW + 1039 - 300 * rank) for rank in range(2)]
+    (run,) = runs_of(node(*range(1000, 1042, 2), without=[observer.LAST_STEP], extra=steps).ranks)
+    assert [rank.without_step for rank in run.ranks] == [None, 301]
+    assert run.without_step is None
+    assert run.samples_per_second == pytest.approx(64)
+
+
+def test_a_rank_that_has_made_no_step_yet_and_one_that_has_ended_are_not_without_steps() -> None:
+    ended = [
+        sample(observer.RANK_STATE, ("resnet50", str(rank), state), float(state == "finished"))
+        for rank in range(2)
+        for state in ("running", "finished")
+    ]
+    assert hung(545, *ended, without=[observer.RANK_STATE]).without_step is None
+    (run,) = runs_of(node(1000, without=[observer.LAST_STEP]).ranks)
+    assert run.without_step is None
 
 
 def test_a_restarted_rank_counts_from_its_start() -> None:

@@ -190,6 +190,27 @@ def run_words(run: dict[str, Any], now: float) -> list[str]:
     return words
 
 
+def test_a_run_without_steps_is_the_same_in_all_three() -> None:
+    """The two ranks of the first run made their last step 10 s and 310 s before the last page, then 310 s both."""
+    for recent, expected in ((10, None), (310, 310)):
+        ages = {0: recent, 1: 310}
+        steps = [sample(observer.LAST_STEP, ("resnet50", str(rank)), NOW + FIRST - ages[rank]) for rank in ages]
+        found = samples(FIRST, without=[observer.LAST_STEP], extra=steps)
+        node_now = observer.node_of(observer.wanted(rendered(found)))
+        screen = Screen((ExporterState("node1:19400", node_now, 0.4, ""),), None)
+        block = "\n".join(plain(each) for each in VIEWS["Runs"](screen, "number", 200))
+        article = shown(samples=found, at=NOW + FIRST, now=NOW + FIRST).one("article", **{"class": "card run"})
+        json = document(screen)["runs"][0]
+        assert json["seconds_without_step"] == expected
+        assert [rank["seconds_without_step"] for rank in json["ranks"]] == [expected, 310]
+        assert (json["samples_per_second"] is None) is (expected is not None)
+        for text, rank_places in ((block, 1), (article.text, 1)):
+            places = text.count("no step for 5 min 10 s")
+            assert places == (rank_places if expected is None else 3), text
+        assert ("per step" in block) is (expected is None)
+        assert ("Step time" in article.text) is (expected is None)
+
+
 def test_runs_and_ranks_have_the_same_values(renderings: Shown) -> None:
     page, top, json = renderings
     runs, now = json["runs"], json["nodes"][0]["time"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot
 from typing import NamedTuple
 
 from stallscope.analysis.batch_size import BatchSizeStudy, Measured, StudyError, study_batch_sizes
@@ -17,6 +18,8 @@ from stallscope.analysis.scaling import Scaling, scaling
 UNEXPLAINED = "unexplained"
 """Pseudo-cause for the part of a difference that no recorded cause explains."""
 
+_FEW_SECONDS = 3 * SHORT_SECONDS
+"""Training time below which a note doubts the means: they are of fewer than three windows."""
 _TOLERANCE = 0.02
 """Relative difference up to which values count as equal: means of a few minutes scatter by as much."""
 
@@ -42,6 +45,8 @@ class Against:
     """None if the work or the GPUs of one of the two are unknown."""
     gpu_time: float | None
     """Additional GPU time per sample, relative to the base; the sum of the parts."""
+    uncertainty: float | None
+    """Uncertainty of `gpu_time` at about 95 % confidence, by the scatter of both step times; None if unknown."""
     parts: tuple[Part, ...]
     """Causes by contribution, and last the unexplained part. Empty if one of the two runs has no verdicts."""
 
@@ -73,16 +78,16 @@ def compare(runs: Sequence[RunFigures], base: RunFigures | None = None) -> Compa
         runs: two or more.
         base: the run to compare with; by default the first with the fewest GPUs.
     """
-    base = base or min(runs, key=lambda run: run.gpus or float("inf"))
+    base = base or min(runs, key=lambda run: run.units or float("inf"))
     work = _work(runs)
     studied = _of_one_size(runs, base)
     study, reason = None, ""
     try:
         study = study_batch_sizes(
             [
-                Measured(run.batch_on_gpu, run.step_seconds, run.memory_peak)
+                Measured(run.batch_on_unit, run.step_seconds, run.memory_peak)
                 for run in studied
-                if run.batch_on_gpu and run.step_seconds
+                if run.batch_on_unit and run.step_seconds
             ]
         )
     except StudyError as problem:
@@ -101,18 +106,25 @@ def _work(runs: Sequence[RunFigures]) -> Work:
 
 def _of_one_size(runs: Sequence[RunFigures], base: RunFigures) -> tuple[RunFigures, ...]:
     """Return the runs on equally many GPUs with the most batch sizes; prefer the GPU count of the base."""
-    known = [run for run in runs if run.batch_on_gpu and run.step_seconds]
-    sizes = {run.gpus: {other.batch_on_gpu for other in known if other.gpus == run.gpus} for run in known}
-    chosen = max(sizes, key=lambda gpus: (len(sizes[gpus]), gpus == base.gpus), default=None)
-    return tuple(run for run in known if run.gpus == chosen)
+    known = [run for run in runs if run.batch_on_unit and run.step_seconds]
+    sizes = {run.units: {other.batch_on_unit for other in known if other.units == run.units} for run in known}
+    chosen = max(sizes, key=lambda units: (len(sizes[units]), units == base.units), default=None)
+    return tuple(run for run in known if run.units == chosen)
 
 
 def _against(run: RunFigures, base: RunFigures, work: Work) -> Against:
     rate, base_rate = run.rate(work), base.rate(work)
-    if not (rate and base_rate and run.gpus and base.gpus):
-        return Against(run, None, None, _parts(run, base, None))
-    found = scaling(gpus=run.gpus, rate=rate, base_gpus=base.gpus, base_rate=base_rate)
-    return Against(run, found, 1 / found.efficiency - 1, _parts(run, base, 1 / found.efficiency))
+    if not (rate and base_rate and run.units and base.units):
+        return Against(run, None, None, None, _parts(run, base, None))
+    found = scaling(gpus=run.units, rate=rate, base_gpus=base.units, base_rate=base_rate)
+    time = 1 / found.efficiency
+    return Against(run, found, time - 1, _uncertainty(run, base, time), _parts(run, base, time))
+
+
+def _uncertainty(run: RunFigures, base: RunFigures, relative_time: float) -> float | None:
+    errors = [each.step_uncertainty for each in (run, base)]
+    known = [error for error in errors if error is not None]
+    return 2 * relative_time * hypot(*known) if len(known) == len(errors) else None
 
 
 def _parts(run: RunFigures, base: RunFigures, relative_time: float | None) -> tuple[Part, ...]:
@@ -140,10 +152,13 @@ def _shared(lost: Mapping[str, float]) -> dict[str, float]:
 
 def _notes(runs: Sequence[RunFigures], work: Work) -> Iterator[str]:
     for run in runs:
-        if run.seconds < SHORT_SECONDS:
-            yield f"{run.name}: only {run.seconds / 60:.1f} min of training are recorded; its values may be inaccurate"
+        if run.seconds < _FEW_SECONDS:
+            minutes = f"{run.seconds / 60:.0f} min"
+            yield f"{run.name}: only {minutes} of training are averaged; its values and their scatter may be inaccurate"
         if run.running:
             yield f"{run.name} is still running: its values are those so far"
+        if run.gpus is None and run.ranks is not None:
+            yield f"{run.name} claims no GPU: its ranks count in place of GPUs"
         if run.time_lost is None:
             yield f"{run.name} has no verdicts, so nothing explains its difference"
     if work == "steps":
@@ -152,8 +167,8 @@ def _notes(runs: Sequence[RunFigures], work: Work) -> Iterator[str]:
         yield "samples have different numbers of tokens: tokens are compared"
     if not _are_similar([run.operations for run in runs]):
         yield "samples take different numbers of operations: the models or inputs differ"
-    batches = [run.batch_on_gpu for run in runs]
-    if not _are_similar(batches) and not _are_similar([run.gpus for run in runs]):
+    batches = [run.batch_on_unit for run in runs]
+    if not _are_similar(batches) and not _are_similar([run.units for run in runs]):
         yield "both the number of GPUs and the batch per GPU differ, so their effects can't be separated"
 
 

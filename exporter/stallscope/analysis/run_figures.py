@@ -1,4 +1,4 @@
-"""The values by which runs are compared: means over the training time, from recorded series.
+"""The values by which runs are compared, from recorded series; reports show the same values.
 
 figures = read_figures(server, find_run(server, "resnet50", start, end))
 """
@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Literal, Protocol
+from typing import Any, Literal
 
+from stallscope.analysis.over_time import (
+    Server,
+    gpus_of_runs,
+    last_live,
+    lost_of_runs,
+    matchers_of,
+    over_time,
+    resolution,
+)
 from stallscope.analysis.runs import Run, references
-from stallscope.clients.expressions import quoted
-from stallscope.clients.prometheus import Series
 
 Work = Literal["samples", "tokens", "steps"]
 """The unit of work that is counted."""
@@ -21,21 +28,19 @@ SHORT_SECONDS = 300.0
 _RANK = "cluster, job, instance, run, rank"
 
 
-class Server(Protocol):
-    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
-
-    def query(self, expression: str, at: float | None = None) -> list[Series]:
-        """Evaluate an expression at one time."""
-
-
 @dataclass(frozen=True)
 class RunFigures:
-    """Means over the training time of a run; None if a value is not recorded."""
+    """Means of a run; None if a value is not recorded.
+
+    Work and step time are means over the training time. Use and loss of GPUs are means over the whole time of the run.
+    """
 
     name: str
     """Displayed name, unique within a comparison."""
     seconds: float
-    """Length of the averaged time."""
+    """Length of the training time: from the fifth minute of steps on, if there is more."""
+    end: float | None = None
+    """Unix time at the end of the training time."""
     running: bool = False
     """True if the run goes on, so that the means may change."""
     gpus: float | None = None
@@ -45,6 +50,8 @@ class RunFigures:
     """Samples per second of all ranks together."""
     tokens: float | None = None
     step_seconds: float | None = None
+    step_uncertainty: float | None = None
+    """Relative standard error of the step time, by its scatter between five-minute windows."""
     operations: float | None = None
     """Floating-point operations per sample, as reported by the training."""
     gpu_busy: float | None = None
@@ -54,17 +61,23 @@ class RunFigures:
     """Peak share of GPU memory that tensors took."""
     watts: float | None = None
     """Power of all GPUs together."""
+    ranks: float | None = None
     time_lost: float | None = None
-    """Share of GPU time that all causes together cost; None without verdicts."""
+    """Share of GPU time that all causes together cost, of rank time without a GPU; None without verdicts."""
     lost: Mapping[str, float] = field(default_factory=dict)
     """Share of GPU time by cause."""
     cluster: str = ""
     namespace: str = ""
 
     @property
-    def batch_on_gpu(self) -> float | None:
-        """Samples per step on each GPU."""
-        return self.batch / self.gpus if self.batch and self.gpus else None
+    def units(self) -> float | None:
+        """Number of GPUs that share the work; of ranks, if the run claims no GPU."""
+        return self.gpus or self.ranks
+
+    @property
+    def batch_on_unit(self) -> float | None:
+        """Samples per step on each GPU, or of each rank without one."""
+        return self.batch / self.units if self.batch and self.units else None
 
     def rate(self, work: Work) -> float | None:
         """Return the units of work per second."""
@@ -76,22 +89,29 @@ class RunFigures:
 def read_figures(server: Server, run: Run) -> RunFigures:
     """Read the values of one run.
 
-    If there is more, the first five minutes of steps are left out: until then, the windows of the rules include a
-    time without steps.
+    If there is more, the first five minutes of steps are left out of the training time: until then, the windows of the
+    rules include a time without steps.
 
     Raises:
         PrometheusError: the server gave no valid response.
     """
-    matchers = f"cluster={quoted(run.cluster)}, namespace={quoted(run.namespace)}, run={quoted(run.name)}"
-    start, end = _steps(server, matchers, run.start, run.end)
+    run_matchers = matchers_of(run)
+    start, end = _steps(server, run_matchers, run.start, run.end)
     start = max(start, min(start + SHORT_SECONDS, end - SHORT_SECONDS))
-    query = _query(matchers, run.matchers, end - start)
-    found = [each for each in server.query(query, at=end) if isfinite(each.value)]
-    figures = {each.labels["figure"]: each.value for each in found if "figure" in each.labels}
+    last = last_live(server, run)
+    found = [
+        each
+        for query, at in (
+            (_of_training(run_matchers, run.matchers, end - start), end),
+            (_of_whole_time(run_matchers, last - run.start, last), last),
+        )
+        for each in server.query(query, at=at)
+        if isfinite(each.value)
+    ]
+    figures: dict[str, Any] = {each.labels["figure"]: each.value for each in found if "figure" in each.labels}
     lost = {each.labels["cause"]: each.value for each in found if "cause" in each.labels}
-    return RunFigures(
-        run.name, end - start, run.goes_on, lost=lost, cluster=run.cluster, namespace=run.namespace, **figures
-    )
+    figures |= {"cluster": run.cluster, "namespace": run.namespace}
+    return RunFigures(run.name, end - start, end=end, running=run.goes_on, lost=lost, **figures)
 
 
 def with_distinct_names(runs: Sequence[RunFigures]) -> list[RunFigures]:
@@ -119,29 +139,52 @@ def _steps(server: Server, run: str, start: float, end: float) -> tuple[float, f
     return (min(found), max(found)) if found else (start, end)
 
 
-def _query(run: str, ranks: str, seconds: float) -> str:
-    """Return PromQL for all values, labelled `figure`, and the time lost, labelled `cause`."""
-    window = _window(seconds)
-    each = {
-        "gpus": _or(_median("run:gpus:count", run, window), _median("run:ranks:count", run, window)),
-        "batch": _median("run:batch_size:sum", run, window),
-        "samples": _mean("run:samples:rate5m", run, window),
-        "tokens": _mean("run:tokens:rate5m", run, window),
-        "step_seconds": _mean("run:step:seconds5m", run, window),
-        "operations": f"{_rate('flops', run, ranks)} / ({_rate('samples', run, ranks)} > 0)",
-        "gpu_busy": _mean("run:gpu_busy:ratio5m", run, window),
-        "memory_used": _mean("run:gpu_memory_used:ratio", run, window),
-        "memory_peak": f"max(last_over_time(rank:allocator_peak:ratio{{{run}}}[5m]))",
-        "watts": _mean("run:power:watts5m", run, window),
-        "time_lost": _mean("run:time_lost:ratio5m", run, window),
-    }
-    figures = [f'label_replace({expression}, "figure", "{name}", "", "")' for name, expression in each.items()]
-    # A cause has no series while it costs nothing, so divide by the lifetime of the run.
-    lost = (
-        f"sum by (cause) (sum_over_time(run_cause:time_lost:ratio5m{{{run}}}[{window}:1m]))"
-        f" / on () group_left () sum(count_over_time(run:ranks:count{{{run}}}[{window}:1m]))"
+def _of_training(run: str, ranks: str, seconds: float) -> str:
+    """Return PromQL for the values of the training time, each with a label `figure`."""
+    window, step = _window(seconds), f"run:step:seconds5m{{{run}}}"
+    return _named(
+        gpus=_median("run:gpus:count", run, window),
+        ranks=_median("run:ranks:count", run, window),
+        batch=_median("run:batch_size:sum", run, window),
+        samples=_mean("run:samples:rate5m", run, window),
+        tokens=_mean("run:tokens:rate5m", run, window),
+        step_seconds=_mean("run:step:seconds5m", run, window),
+        # Windows that overlap repeat one another: only one in five minutes counts.
+        step_uncertainty=f"avg(stddev_over_time({step}[{window}]) / avg_over_time({step}[{window}]))"
+        f" / {max(1.0, seconds / SHORT_SECONDS) ** 0.5:.3f}",
+        operations=f"{_rate('flops', run, ranks)} / ({_rate('samples', run, ranks)} > 0)",
+        memory_peak=f"max(last_over_time(rank:allocator_peak:ratio{{{run}}}[5m]))",
     )
-    return _or(*figures, lost)
+
+
+def _of_whole_time(run: str, seconds: float, end: float) -> str:
+    """Return PromQL for the values of the whole time: labelled `figure`, and the time lost, labelled `cause`."""
+    points = resolution(seconds)
+
+    def total(expression: str) -> str:
+        return over_time("sum_over_time", expression, seconds + 1, points)
+
+    def mean(record: str) -> str:
+        # The first five minutes of a five-minute mean cover the time before the run.
+        settled = f"{record}{{{run}}} and run:gpus:count{{{run}}} offset 5m"
+        return f"avg({over_time('avg_over_time', settled, seconds + 1, points)})"
+
+    gpus = gpus_of_runs(run, seconds + 1, end)
+    figures = _named(
+        gpu_busy=mean("run:gpu_busy:ratio5m"),
+        memory_used=mean("run:gpu_memory_used:ratio"),
+        watts=mean("run:power:watts5m"),
+        time_lost=f"sum({total(lost_of_runs(run, gpus, cause=False))}) / sum({total(gpus)})",
+    )
+    # A cause has no series while it costs nothing, so divide by the whole time.
+    lost = f"sum by (cause) ({total(lost_of_runs(run, gpus, cause=True))}) / on () group_left () sum({total(gpus)})"
+    return f"{figures} or ({lost})"
+
+
+def _named(**figures: str) -> str:
+    return " or ".join(
+        f'label_replace({expression}, "figure", "{name}", "", "")' for name, expression in figures.items()
+    )
 
 
 def _mean(series: str, run: str, window: str) -> str:
@@ -157,10 +200,6 @@ def _rate(work: str, run: str, ranks: str) -> str:
     """Return the work per second of all ranks over the last five minutes."""
     rate = f"sum by ({_RANK}) (rate(stallscope_training_{work}_total{{{ranks}}}[5m]))"
     return f"sum(last_over_time(rank:live:info{{{run}}}[2m]) * on ({_RANK}) group_left () {rate})"
-
-
-def _or(*expressions: str) -> str:
-    return " or ".join(f"({each})" for each in expressions)
 
 
 def _window(seconds: float) -> str:

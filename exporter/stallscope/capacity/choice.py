@@ -11,7 +11,9 @@ from stallscope.capacity.host import Host
 from stallscope.common.formatting import duration, percent, readable, size
 
 _UNOCCUPIED = 512 << 20
-"""Bytes in use on a GPU that counts as free: a driver's own, and those of a desktop."""
+"""Bytes in use on a GPU that counts as free: those of a desktop."""
+_RESERVED = 1 << 30
+"""Bytes that a driver may reserve; assumed where it does not report them. Data-centre GPUs have up to 763 MiB."""
 _HOLDERS_SHOWN = 3
 
 
@@ -199,7 +201,7 @@ def _against_memory(gpu: GpuNow, wanted: Wanted, claims: Sequence[Claim], room: 
             yield "its free memory is unknown"
         return
     if wanted.exclusive and _in_use(gpu) and all(holder.kind == "graphics" for holder in gpu.holders):
-        used = size(gpu.memory_total - gpu.memory_free)
+        used = size(gpu.memory_used or 0)
         yield f"{used} in use: {held_by(gpu.holders) or 'by processes that are not visible from here'}"
     if room < wanted.memory:
         parts = [f"{size(gpu.memory_free)} of {size(gpu.memory_total)} free, {size(wanted.memory)} wanted"]
@@ -228,10 +230,11 @@ def _against_load(gpu: GpuNow, wanted: Wanted) -> Iterable[str]:
 
 
 def _in_use(gpu: GpuNow) -> bool:
-    """Return True if more memory is in use than a driver and a desktop need."""
-    if gpu.memory_free is None or gpu.memory_total is None:
+    """Return True if more memory is in use than a desktop needs; memory that the driver reserves is not in use."""
+    if gpu.memory_used is None or gpu.memory_total is None:
         return False
-    return gpu.memory_total - gpu.memory_free >= min(_UNOCCUPIED, gpu.memory_total // 8)
+    least = _UNOCCUPIED if gpu.memory_reserved is not None else _RESERVED
+    return gpu.memory_used >= min(least, gpu.memory_total // 8)
 
 
 def _claimers(claims: Sequence[Claim]) -> str:

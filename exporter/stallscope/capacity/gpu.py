@@ -31,6 +31,8 @@ class GpuNow:
     """Reason why all other values are unknown: the GPU is lost, hangs, or fails."""
     memory_total: int | None = None
     memory_free: int | None = None
+    memory_reserved: int | None = None
+    """Memory that the driver keeps for itself; neither free nor in use."""
     holders: tuple[Holder, ...] = ()
     busy: float | None = None
     """Share of time in which anything ran, over `busy_seconds` up to now."""
@@ -54,6 +56,13 @@ class GpuNow:
     def name(self) -> str:
         """Display name."""
         return f"GPU {self.identity.index}" + (f" MIG {self.identity.mig}" if self.identity.mig else "")
+
+    @property
+    def memory_used(self) -> int | None:
+        """Memory that programs use; with an old driver, which does not report its own, that as well."""
+        if self.memory_total is None or self.memory_free is None:
+            return None
+        return self.memory_total - self.memory_free - (self.memory_reserved or 0)
 
     @property
     def mps(self) -> bool:

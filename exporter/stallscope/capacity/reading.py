@@ -161,6 +161,7 @@ class _Part:
             identity=device.identity(),
             memory_total=total,
             memory_free=None if total is None or used is None else max(0, total - used - (reserved or 0)),
+            memory_reserved=reserved,
             holders=tuple(Holder(each.pid, each.memory, each.kind) for each in processes),
             busy=busy.ratio if busy is not None else None,
             busy_seconds=busy.seconds if busy is not None else 0.0,

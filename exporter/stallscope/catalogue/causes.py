@@ -751,9 +751,9 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training is stalled, but its processes are alive.",
                 """{share} of the ranks of run {run} have not completed a step for over a minute, and for far longer
-                than their steps usually take.{gone}{culprit} Dump the stacks of every rank (py-spy dump, or the
-                collective library's flight recorder) before the job is killed, find the rank whose stack differs
-                from the others, then restart from the last checkpoint.""",
+                than their steps usually take.{gone}{culprit}{place} Before the job is killed, compare the stacks of all
+                ranks ({stacks}, py-spy dump, or the collective library's flight recorder), find the rank whose stack
+                differs from the others, then restart from the last checkpoint.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -772,8 +772,8 @@ CAUSES: dict[str, Cause] = {
                 "Training hangs in a collective operation.",
                 """{share} of the ranks of run {run} complete no step while GPUs spin: they are fully busy at low,
                 constant power, as in a collective operation that never completes.{gone} Find the rank whose GPU does
-                not spin: it is not in the collective.{culprit} Dump stacks and the flight recorder (py-spy dump,
-                TORCH_NCCL_TRACE_BUFFER_SIZE)
+                not spin: it is not in the collective.{culprit}{place} Save the stacks ({stacks}, py-spy dump) and the
+                flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE)
                 before the library's timeout kills the job, then restart from the last checkpoint, without that node
                 if it happens again.""",
                 wait="1m",
@@ -793,10 +793,9 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training hangs in I/O.",
                 """{share} of the ranks of run {run} complete no step, their GPUs idle, and on one of their nodes all
-                tasks
-                wait for storage.{culprit} Check that node's mounts and disks (dmesg, mountstats, tasks in state D) and
-                the storage service behind them. Repair or remount it, then restart from the last checkpoint if the run
-                does not continue by itself.""",
+                tasks wait for storage.{culprit}{place} Check that node's mounts and disks (dmesg, mountstats, tasks in
+                state D) and the storage service behind them. Repair or remount it, then restart from the last
+                checkpoint if the run does not continue by itself.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -1605,28 +1604,44 @@ CODES: dict[str, int] = {
 }
 """Number of every verdict, as `stallscope:cause:code` has it."""
 
-COLOURS: dict[Domain, str] = {
-    "hardware": "#C4162A",
-    "time": "#FF780A",
-    "input": "#3274D9",
-    "ranks": "#E0B400",
-    "device": "#A352CC",
-    "memory": "#8F3BB8",
-    "use": "#B07D55",
-    "host": "#5794F2",
+SHADES: dict[Domain, tuple[str, ...]] = {
+    "hardware": ("#F85F4F", "#E72620", "#9A565B"),
+    "time": ("#D47F15", "#B27130", "#AF896B"),
+    "input": ("#2A69BE", "#7B90C9", "#3C90F1"),
+    "ranks": ("#866800", "#776842", "#9E914D"),
+    "device": ("#8851F6", "#904EA2", "#D539D5"),
+    "memory": ("#904EA2", "#D539D5", "#8851F6"),
+    "use": ("#1598AE", "#00A3A0", "#037386"),
+    "host": ("#7B90C9", "#3C90F1", "#2A69BE"),
 }
-"""One colour for each kind of cause, readable on light and dark ground."""
+"""Three shades of one hue for each kind of cause. Their contrast with a white and with a black page is at least 3:1.
+They can be distinguished with red-green blindness, except those of memory and host, which never share a chart with the
+kinds that they borrow from."""
+COLOURS: dict[Domain, str] = {domain: shades[0] for domain, shades in SHADES.items()}
+"""One colour for each kind of cause."""
 REMAINDER_COLOURS: dict[str, str] = {"healthy": "#37872D", "insufficient_data": "#808080"}
 PHASE_COLOURS: dict[str, str] = {
-    "data_wait": "#3274D9",
-    "host_copy": "#8AB8FF",
+    "data_wait": "#2A69BE",
+    "host_copy": "#7B90C9",
     "forward": "#37872D",
-    "backward": "#73BF69",
-    "communication": "#E0B400",
-    "optimizer": "#96D98D",
-    "checkpoint": "#FF780A",
-    "evaluation": "#FFB357",
-    "logging": "#B07D55",
+    "backward": "#4F9E57",
+    "communication": "#866800",
+    "optimizer": "#1F7A6B",
+    "checkpoint": "#D47F15",
+    "evaluation": "#B27130",
+    "logging": "#AF896B",
     "other": "#808080",
 }
 """One colour for each phase of a step: the colour of its causes; green for phases with work."""
+
+
+def colour_of(cause: str) -> str:
+    """Return the colour of a verdict: a shade of its kind of cause, or green if nothing is lost."""
+    if cause in REMAINDER_COLOURS:
+        return REMAINDER_COLOURS[cause]
+    if CAUSES[cause].tier == "harmless":
+        return REMAINDER_COLOURS["healthy"]
+    domain = CAUSES[cause].domain
+    place = [each.name for each in CAUSES.values() if each.domain == domain].index(cause)
+    # The first cause of a kind is the general one, and often occurs together with another of its kind.
+    return SHADES[domain][0 if place == 0 else 1 + (place - 1) % 2]

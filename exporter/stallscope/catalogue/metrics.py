@@ -509,6 +509,15 @@ GPU_FAMILIES = (
         provider="collectors.owners",
     ),
     _gpu(
+        "owner_workload_info",
+        _GAUGE,
+        "1: queue (Kueue, Volcano) and workload (Job, PyTorchJob, RayJob, TrainJob and others) of a pod that holds the "
+        "GPU, from the Kubernetes API (--kubernetes.node); absent if both are unknown.",
+        labels=("namespace", "pod", "queue", "workload_kind", "workload"),
+        optional=True,
+        provider="collectors.owners",
+    ),
+    _gpu(
         "owner_memory_used_bytes",
         _GAUGE,
         "Frame buffer held by that owner's processes (NVML running processes). Memory without an owner is under "
@@ -817,6 +826,14 @@ TRAINING_FAMILIES = (
         "1 for the precision of the model's arithmetic.",
         labels=("precision",),
         values={"precision": ("fp32", "tf32", "fp16", "bf16", "fp8")},
+    ),
+    _training(
+        "stack_info",
+        _GAUGE,
+        "1 for the place in the code of a rank that has made no report for over a minute, by the stack that it left: "
+        "the innermost line of the user's own code, the function that contains it, and the library's function that it "
+        "called.",
+        labels=("location", "function", "call"),
     ),
     _training(
         "shim_dropped_reports_total", _COUNTER, "Reports that the shim could not send, by cause.", labels=("cause",)

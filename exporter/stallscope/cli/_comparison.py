@@ -19,6 +19,8 @@ _MIN_SHARE_SHOWN = 0.005
 """Minimum share of the baseline's GPU time that a cause must explain to be shown."""
 _MIN_SHARE_ADVISED = 0.05
 """Minimum share of the baseline's GPU time that a cause must explain for its remedy to be shown."""
+_MIN_SCATTER_SHOWN = 0.0005
+"""Minimum uncertainty of a difference to be shown."""
 _GOOD_FIT = 0.05
 """Maximum relative deviation of a run from the fitted line without a note."""
 _COLUMNS = (("GPUs", 6), ("batch", 9), ("{work}/s", 11), ("times", 7), ("a GPU", 8), ("step", 9), ("lost", 6))
@@ -42,6 +44,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
                 "run": each.run.name,
                 "scaling": None if each.scaling is None else each.scaling._asdict(),
                 "gpu_time": each.gpu_time,
+                "uncertainty": each.uncertainty,
                 "causes": [part._asdict() for part in each.parts],
             }
             for each in comparison.against
@@ -94,7 +97,7 @@ def _row(run: RunFigures, against: Against | None, comparison: Comparison) -> It
     found = None if against is None else against.scaling
     is_base = against is None
     cells = (
-        _number(run.gpus),
+        _number(run.units),
         _number(run.batch),
         _number(run.rate(comparison.work)),
         "base" if is_base else _UNKNOWN if found is None else f"{found.speed_up:.2f}",
@@ -115,8 +118,12 @@ def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
         return
     yield ""
     one = comparison.work.removesuffix("s")
+    scatter = against.uncertainty
+    doubt = f" (± {100 * scatter:.1f} %)" if scatter is not None and scatter >= _MIN_SCATTER_SHOWN else ""
+    if scatter is not None and _MIN_SCATTER_SHOWN <= abs(against.gpu_time) <= scatter:
+        doubt += ", which may be chance"
     yield from _wrapped(
-        f"{_name(against.run, _WIDTH)} takes {_change(against.gpu_time)} GPU time for each {one}"
+        f"{_name(against.run, _WIDTH)} takes {_change(against.gpu_time)} GPU time for each {one}{doubt}"
         + (", of which" if any(_is_shown(part.explains) for part in against.parts) else "")
     )
     worst = next(
@@ -132,7 +139,7 @@ def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
             yield f"  {100 * part.explains:+6.1f} %  {title} ({_share(part.base)} there, {_share(part.run)} here)"
         if part is worst:
             yield from _wrapped(CAUSES[part.cause].remedy, indent=12)
-    found, gpus, fewer = against.scaling, against.run.gpus, comparison.base.gpus
+    found, gpus, fewer = against.scaling, against.run.units, comparison.base.units
     if found is not None and gpus and fewer and gpus > fewer and found.efficiency < 1:
         yield from _wrapped(
             f"Scaling from {_number(fewer)} to {_number(gpus)} GPUs: {_share(found.efficiency)}, as if "
@@ -141,8 +148,8 @@ def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
 
 
 def _batch_sizes(study: BatchSizeStudy, runs: tuple[RunFigures, ...]) -> Iterator[str]:
-    smallest = min(run.batch_on_gpu or 0.0 for run in runs)
-    gpus = runs[0].gpus or 1.0
+    smallest = min(run.batch_on_unit or 0.0 for run in runs)
+    gpus = runs[0].units or 1.0
     where = "on one GPU" if gpus == 1 else f"on each of {gpus:.0f} GPUs"
     fixed, each = duration(study.step.fixed), duration(study.step.slope)
     yield from _wrapped(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-DEFAULT_EXPORTER = "http://localhost:19400"
+from stallscope.clients.address import LOCAL_EXPORTER, LOCAL_STACK
+
+DEFAULT_EXPORTER = f"{LOCAL_STACK}, or {LOCAL_EXPORTER}"
+"""The default in the words of a flag's help."""
 
 
 def exporter_url(text: str) -> str:

@@ -17,8 +17,8 @@ from stallscope.capacity.gpu import GpuNow
 from stallscope.capacity.host import host, processor_time
 from stallscope.capacity.reading import read
 from stallscope.capacity.visible import visible
-from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._picked import Picked, refusal
+from stallscope.clients.address import default_exporter
 from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.clients.exposition import Page
 from stallscope.doctor.drivers import pci_gpus
@@ -78,7 +78,9 @@ class Picker:
         self._seconds: float | None = None if running else parsed.reserve
         folder = os.environ.get("STALLSCOPE_LOCK_FOLDER")
         self._claims = Claims(parsed.lock_folder or (Path(folder) if folder else shared_folder()))
-        self._client = ExporterClient(parsed.exporter or DEFAULT_EXPORTER, timeout=2.0, certificate=parsed.certificate)
+        self._client = ExporterClient(
+            parsed.exporter or default_exporter(), timeout=2.0, certificate=parsed.certificate
+        )
         self._must_answer = parsed.exporter is not None
         self._driver = driver
         self._pause = pause

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stallscope.cli import _client_certificate
 from stallscope.cli._durations import duration
 from stallscope.cli._parser import Parser
-from stallscope.clients.address import LOCAL, VARIABLE, default_url
+from stallscope.clients.address import LOCAL, LOCAL_STACK, VARIABLE, default_url
 from stallscope.common.formatting import without_password
 from stallscope.configuration import parse_server
 
@@ -37,7 +37,7 @@ def add_flags(parser: Parser, *, timeout: float = DEFAULT_TIMEOUT, servers: str 
         default=default_url(),
         type=address,
         metavar="URL",
-        help=f"Prometheus server, with its path prefix if it has one (default: {VARIABLE}, or {LOCAL})",
+        help=f"Prometheus server, with its path prefix if it has one (default: {VARIABLE}, {LOCAL_STACK}, or {LOCAL})",
     )
     group.add_argument(
         "--prometheus.timeout",

@@ -30,8 +30,9 @@ def parser() -> Parser:
         "compare",
         usage="stallscope compare RUN RUN [RUN …] [flags]",
         description="Compare runs that differ in one respect: speed, throughput per GPU, the fixed time of a step and "
-        "the time per sample, and the causes of lost time that explain the difference. The values are means over each "
-        "run's own steps, from the fifth minute on, as the rules recorded them.",
+        "the time per sample, and the causes of lost time that explain the difference. Work and step time are means "
+        "over each run's own steps, from the fifth minute on, as the rules recorded them. Lost time is that of the "
+        "whole run, as in its report.",
         examples={
             "stallscope compare batch64 batch256 batch1024": "find the best batch size",
             "stallscope compare one-gpu eight-gpus --baseline one-gpu": "how well does the run scale to eight GPUs?",
@@ -96,7 +97,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _compare(server: Prometheus, parsed: Any) -> Comparison:
     from stallscope.analysis.comparison import compare
-    from stallscope.analysis.run_figures import read_figures, with_distinct_names
+    from stallscope.analysis.over_time import require_rules
+    from stallscope.analysis.run_figures import SHORT_SECONDS, read_figures, with_distinct_names
     from stallscope.analysis.runs import RunError, find_run
     from stallscope.clients.prometheus import PrometheusError
 
@@ -111,6 +113,12 @@ def _compare(server: Prometheus, parsed: Any) -> Comparison:
                 if same != text:
                     raise _RefusedError(f"{same!r} and {text!r} are the same run; name another")
                 figures.append(read_figures(server, run))
+                require_rules(server, server.name, start, end)
+                if figures[-1].seconds < SHORT_SECONDS:
+                    raise _RefusedError(
+                        f"{text!r} is too short: it has {figures[-1].seconds / 60:.1f} min of recorded steps; compare "
+                        f"runs of at least {SHORT_SECONDS / 60:.0f} min, the window of the rules"
+                    )
                 advance()
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
         raise _RefusedError(_prometheus.reason(problem)) from None

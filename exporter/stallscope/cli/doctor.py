@@ -16,8 +16,9 @@ from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser, nearest
 from stallscope.cli._progress import progress
 from stallscope.cli._prometheus import add_flags
-from stallscope.clients.address import VARIABLE
+from stallscope.clients.address import VARIABLE, default_exporter
 from stallscope.common.formatting import readable
+from stallscope.common.local_stack import newest_stack
 
 if TYPE_CHECKING:
     from stallscope.doctor.checkup import Result, Subject
@@ -29,6 +30,7 @@ PARTS = {
     "prometheus": "scrapes, rules, thresholds, alerts",
     "cluster": "all exporters, as Prometheus sees them",
 }
+_ADDRESS = "STALLSCOPE_ADDRESS"
 _COLUMNS = 100
 _COLOURS = {"failed": "31", "warning": "33", "skipped": "2", "ok": "32"}
 """ANSI colours by status, most severe first."""
@@ -63,7 +65,7 @@ def parser() -> Parser:
         dest="exporter_url",
         type=exporter_url,
         metavar="URL",
-        help=f"URL of the exporter (default: the host of STALLSCOPE_ADDRESS, or {DEFAULT_EXPORTER})",
+        help=f"URL of the exporter (default: the host of {_ADDRESS}, {DEFAULT_EXPORTER})",
     )
     add_flags(made, timeout=_TIMEOUT, servers="an exporter or Prometheus")
     return made
@@ -77,9 +79,17 @@ def main(arguments: Sequence[str]) -> int:
         if name not in PARTS:
             hint = nearest(name, PARTS) or f"; expected {', '.join(PARTS)}"
             command_line.error(f"unknown part {name!r}{hint}")
-    # A missing Prometheus is a problem only if the user has named one.
-    named = bool(os.environ.get(VARIABLE)) or any(each.startswith("--prometheus.url") for each in arguments)
-    subject = _subject(parsed, os.environ, prometheus_named=named)
+    # A missing Prometheus is a problem only if the user has named it, one of its parts, or has started one with `up`.
+    stack = newest_stack()
+    named = (
+        bool(os.environ.get(VARIABLE) or stack)
+        or any(each.startswith("--prometheus.url") for each in arguments)
+        or not {"prometheus", "cluster"}.isdisjoint(parsed.parts)
+    )
+    environment = dict(os.environ)
+    if parsed.exporter_url is None and not environment.get(_ADDRESS) and stack:
+        environment[_ADDRESS] = stack.exporter.replace("http", "udp", 1)
+    subject = _subject(parsed, environment, prometheus_named=named)
     results = _examine([name for name in PARTS if name in (parsed.parts or PARTS)], subject, show=not parsed.json)
     counts = Counter[str](each.finding.status for each in results)
     if parsed.json:
@@ -135,7 +145,7 @@ def _subject(parsed: argparse.Namespace, environment: Mapping[str, str], *, prom
     from stallscope.doctor.checkup import Subject
 
     return Subject(
-        exporter_url=parsed.exporter_url or _exporter_of(environment.get("STALLSCOPE_ADDRESS", "").strip()),
+        exporter_url=parsed.exporter_url or _exporter_of(environment.get(_ADDRESS, "").strip()),
         prometheus_url=parsed.prometheus_url,
         prometheus_named=prometheus_named,
         environment=environment,
@@ -152,11 +162,11 @@ def _exporter_of(address: str) -> str:
 
     scheme, _, place = address.partition("://")
     if scheme not in ("udp", "http", "https"):
-        return DEFAULT_EXPORTER
+        return default_exporter()
     try:
         parts = urlsplit(f"//{place}")
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
         port = parts.port or {"http": 80, "https": 443}.get(scheme, DEFAULT_PORT)
         return exporter_url(f"{'https' if scheme == 'https' else 'http'}://{host}:{port}")
     except (ValueError, argparse.ArgumentTypeError):  # the check `reports` describes an invalid address
-        return DEFAULT_EXPORTER
+        return default_exporter()

@@ -21,8 +21,9 @@ from stallscope.configuration import Configuration, ConfigurationError, flag_par
 if TYPE_CHECKING:
     import argparse
 
-    from stallscope.collectors.base import Collector
+    from stallscope.collectors.base import Collector, KubernetesSettings
     from stallscope.drivers.device import Driver
+    from stallscope.protocol.stacks import Stack
     from stallscope.sampling.reading import Sample
     from stallscope.simulation.simulation import Simulation
     from stallscope.view.verdicts import VerdictWatch
@@ -83,7 +84,7 @@ class Exporter:
                     token_file=configuration.report_token_file,
                     token_window=configuration.report_token_window,
                     socket_needs_token=configuration.report_socket_token,
-                    trace_requests=configuration.allow_trace_requests,
+                    requests=_allowed_requests(configuration),
                 )
             )
         except TokenError as problem:
@@ -95,6 +96,7 @@ class Exporter:
             driver=driver,
             processes_elsewhere=self._simulation is not None
             and not (configuration.simulated_host or self._simulation.scenario.coupled),
+            kubernetes=_kubernetes(configuration.kubernetes_node, os.environ),
             pcie_throughput=configuration.pcie_throughput,
         )
         self.sampler = Sampler(
@@ -114,7 +116,7 @@ class Exporter:
         self._application = Application(
             self.sampler,
             post_report=self.intake.post,
-            post_trace=self.intake.traces.post,
+            post_request=self.intake.post_request,
             status_page=self._render_status_page,
             release=self.release,
             telemetry_path=configuration.telemetry_path,
@@ -238,7 +240,7 @@ class Exporter:
         if self.intake.authentication is not None:
             self.intake.authentication.window = self.configuration.report_token_window
             self.intake.authentication.read_if_changed()
-        self.intake.traces.allowed = self.configuration.allow_trace_requests
+        self.intake.step_requests.allowed = _allowed_requests(self.configuration)
         self._switch_sources()
         if self._security is not None:
             self._security.read_if_changed()
@@ -350,6 +352,7 @@ class Exporter:
 
     def _look(self) -> ExporterState:
         from stallscope.collectors.gpu.source import GpuCollector
+        from stallscope.view.stack_groups import grouped, sentence
         from stallscope.web.status.exporter_state import ExporterState
 
         snapshot = self.sampler.snapshot
@@ -363,9 +366,17 @@ class Exporter:
                 for held in self.intake.registry.held
                 if held.report.failure
             },
+            stacks={run: sentence(grouped(ranks)) for run, ranks in self._standstills().items()},
             reads_gpus=any(isinstance(source, GpuCollector) for source in list(self._running.values())),
             simulated=self.configuration.scenario,
         )
+
+    def _standstills(self) -> dict[str, dict[int, list[Stack]]]:
+        """Return the stacks of ranks at a standstill by run and rank."""
+        found: dict[str, dict[int, list[Stack]]] = {}
+        for (run, rank), stack in self.intake.stacks.standstills.items():
+            found.setdefault(run, {})[rank] = [stack]
+        return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -443,18 +454,45 @@ def _limits(configuration: Configuration) -> Any:
     return Limits(runs=configuration.report_max_runs, ranks=configuration.report_max_ranks)
 
 
+def _allowed_requests(configuration: Configuration) -> tuple[str, ...]:
+    """Return the actions that may be requested of runs."""
+    allowed = {"trace": configuration.allow_trace_requests, "stop": configuration.allow_stop_requests}
+    return tuple(action for action, is_allowed in allowed.items() if is_allowed)
+
+
 def _switched_off(configuration: Configuration) -> dict[str, str]:
     """Return the disabled paths, with the setting that enables each."""
-    from stallscope.web.application import RELEASE_PATH, REPORT_PATH, RESUME_PATH, STATUS_PATH, TRACE_PATH
+    from stallscope.web.application import (
+        RELEASE_PATH,
+        REPORT_PATH,
+        RESUME_PATH,
+        STATUS_PATH,
+        STOP_PATH,
+        TRACE_PATH,
+    )
 
     switches = {
         STATUS_PATH: (configuration.enable_status_page, "--web.enable-status-page"),
         REPORT_PATH: (configuration.enable_reports, "--web.enable-reports"),
         TRACE_PATH: (configuration.allow_trace_requests, "--report.allow-trace-requests"),
+        STOP_PATH: (configuration.allow_stop_requests, "--report.allow-stop-requests"),
         RELEASE_PATH: (configuration.enable_release, "--web.enable-release"),
         RESUME_PATH: (configuration.enable_release, "--web.enable-release"),
     }
     return {path: setting for path, (enabled, setting) in switches.items() if not enabled}
+
+
+def _kubernetes(node: str, environment: Mapping[str, str]) -> KubernetesSettings | None:
+    if not node:
+        return None
+    from stallscope.collectors.base import KubernetesSettings
+
+    host, port = (environment.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
+    if not host or not port.isdecimal():
+        raise ConfigurationError(
+            "kubernetes.node: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set; use the flag only in a pod"
+        )
+    return KubernetesSettings(node, (host, int(port)))
 
 
 def _verdict_watch(url: str) -> VerdictWatch | None:

@@ -33,7 +33,7 @@ from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
 
 INTERVAL = 1.0
-_HANG_SECONDS = 10.0
+HANG_SECONDS = 10.0
 """Seconds after which a driver call counts as hung."""
 _LOOK_SECONDS = 0.2
 _LONGEST_SECONDS = 3600.0
@@ -112,6 +112,7 @@ def record(
     *,
     duration: float,
     interval: float = INTERVAL,
+    hang_seconds: float = HANG_SECONDS,
     stop: threading.Event | None = None,
     stand_in: bool = False,
     waited: Callable[[float], None] | None = None,
@@ -122,6 +123,7 @@ def record(
         library: the driver's library.
         duration: seconds; at least two polls are made, since some signals are differences.
         interval: seconds between two polls.
+        hang_seconds: seconds after which a call counts as hung, and ends the recording.
         stop: ends the recording early.
         stand_in: True if the library is not a real driver.
         waited: called with the seconds since the previous call.
@@ -160,7 +162,7 @@ def record(
         if waited is not None:
             waited(_LOOK_SECONDS)
         before, pending = late, recording.pending
-        late = [each for each in pending if time.monotonic() - each.since > _HANG_SECONDS]
+        late = [each for each in pending if time.monotonic() - each.since > hang_seconds]
         # Reported only at two checks in a row: after a pause of the whole machine, calls return between them.
         if both := [each for each in late if each in before]:
             hung = both[0].text
@@ -287,7 +289,7 @@ def main(arguments: Sequence[str]) -> int:
         file=sys.stderr,
     )
     if found.hung:
-        return _fail(f"{found.hung} did not return within {_HANG_SECONDS:g} s; the file ends there")
+        return _fail(f"{found.hung} did not return within {HANG_SECONDS:g} s; the file ends there")
     if replay(found.capture) != (found.page, []):
         print("the replayed page differs from the recorded one: the golden page may differ", file=sys.stderr)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,11 +30,18 @@ if TYPE_CHECKING:
     from stallscope.report.document import Document
     from stallscope.report.subject import Subject
 
-_SINCE_OF_A_RUN, _SINCE = "30d", "24h"
+_SINCE_OF_A_RUN, _SINCE_OF_OWNERS, _SINCE = "30d", "7d", "24h"
 _STANDARD_OUTPUT = Path("-")
 _SHORTEST_WATCH = "5s"
 """Minimum interval between two reports, to limit the load on the server."""
+_SHORTEST_SHIFT = "1m"
 _NAMED = 8
+_TEAM_SERIES = "kube_namespace_labels"
+_TEAM_LABEL = f"{_TEAM_SERIES}:label_team"
+"""The label `team` of namespaces, as kube-state-metrics exposes it."""
+_OWNERS = 50
+"""Maximum number of owners in a table for people."""
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]*")
 
 
 class _RefusedError(Exception):
@@ -44,7 +52,7 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
         "report",
-        usage="stallscope report [--run NAME | --instance NODE …] [flags]",
+        usage="stallscope report [--run NAME | --instance NODE … | --by OWNER] [flags]",
         description="Write a one-page report on a training run: lost GPU time by cause, with hours, energy and cost; "
         "alerts; steps, phases, GPUs, ranks and hosts; and what to change, largest gain first. The page needs no "
         "network and no scripts, and can be printed. Without --run, the report covers the GPUs of the given nodes, or "
@@ -55,6 +63,7 @@ def parser() -> Parser:
             "stallscope report --run eight-gpus --against one-gpu": "with a comparison of how it scales",
             "stallscope report --run resnet50 --watch 60s": "written again every minute until the run has ended",
             "stallscope report --run resnet50 --format markdown": "for a merge request, on standard output",
+            "stallscope report --by team --compare-to 7d": "who holds, uses and loses how many GPU-hours",
             "stallscope report --instance node-1 --since 7d --out node-1.html": "all GPUs of a node, for all users",
         },
         notes="Exit status: 0 if the report was written, 1 if that failed, 2 for an invalid command line. An existing "
@@ -71,17 +80,36 @@ def parser() -> Parser:
         metavar="NODE",
         help="the node to report on: its instance label in Prometheus, with or without the port; can be repeated",
     )
-    made.add_argument("--cluster", help="cluster of the run or node, if several clusters have one of that name")
-    made.add_argument("--namespace", help="namespace of the run, if several namespaces have a run of that name")
+    subject.add_argument(
+        "--by",
+        choices=("user", "namespace", "team", "run"),
+        metavar="OWNER",
+        help="GPU-hours held, busy, idle and lost by each user, namespace, team or run, with cost and savings",
+    )
+    made.add_argument("--cluster", help="cluster of the run, node or owners, if there are several")
+    made.add_argument("--namespace", metavar="NAME", help="its namespace, if several have a run of that name")
     made.add_argument(
         "--against",
         metavar="RUN",
         help="run to compare with, to show how this one scales; from the same --cluster and --namespace unless given "
         "as CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN",
     )
-    _times.add_flags(made, since=f"{_SINCE_OF_A_RUN} for a run, {_SINCE} otherwise")
+    _times.add_flags(made, since=f"{_SINCE_OF_A_RUN} for a run, {_SINCE_OF_OWNERS} with --by, {_SINCE} otherwise")
     made.set_defaults(since=None)
     made.add_argument("--timezone", type=_zone, default="UTC", metavar="ZONE", help="time zone (default: UTC)")
+    made.add_argument(
+        "--compare-to",
+        type=duration(_SHORTEST_SHIFT),
+        metavar="DURATION",
+        help="with --by: add the equally long period that ended so much earlier",
+    )
+    made.add_argument(
+        "--team-label",
+        type=_team_label,
+        default=_TEAM_LABEL,
+        metavar="[SERIES:]LABEL",
+        help=f"with --by team: its label (default: {_TEAM_LABEL})",
+    )
     cost = made.add_argument_group("cost")
     cost.add_argument("--price-per-gpu-hour", type=_price, metavar="PRICE", help="price of one GPU for one hour")
     cost.add_argument(
@@ -90,6 +118,13 @@ def parser() -> Parser:
     cost.add_argument("--currency", default="", help="currency of the prices, such as EUR or USD")
     output = made.add_argument_group("output")
     output.add_argument("--format", choices=SUFFIXES, help="file format (default: from the file's name, or html)")
+    output.add_argument(
+        "--json",
+        dest="format",
+        action="store_const",
+        const="json",
+        help="same as --format json",
+    )
     output.add_argument(
         "--out",
         type=Path,
@@ -154,12 +189,18 @@ def _parse(reader: Parser, arguments: Sequence[str]) -> Any:
     if parsed.out is None:
         parsed.out = Path("report.html") if parsed.format == "html" else _STANDARD_OUTPUT
     if parsed.since is None:
-        parsed.since = _times.when(_SINCE_OF_A_RUN if parsed.run else _SINCE)
+        parsed.since = _times.when(_SINCE_OF_A_RUN if parsed.run else _SINCE_OF_OWNERS if parsed.by else _SINCE)
+    if parsed.by is None:
+        for flag, value in (("--compare-to", parsed.compare_to), ("--format csv", parsed.format == "csv" or None)):
+            if value is not None:
+                reader.error(f"{flag}: requires --by")
+    if parsed.by is not None and parsed.watch is not None:
+        reader.error("--watch: cannot be combined with --by")
     for flag, value in (("--against", parsed.against), ("--namespace", parsed.namespace)):
         if value is not None and not parsed.run:
             reader.error(f"{flag}: requires --run")
-    if parsed.cluster is not None and not parsed.run and not parsed.instance:
-        reader.error("--cluster: requires --run or --instance")
+    if parsed.cluster is not None and not (parsed.run or parsed.instance or parsed.by):
+        reader.error("--cluster: requires --run, --instance or --by")
     if parsed.notebook is not None and not parsed.run:
         reader.error("--notebook: requires --run")
     if parsed.notebook is not None and parsed.notebook == parsed.out:
@@ -200,17 +241,21 @@ def _write(server: Prometheus, parsed: Any) -> Document:
     Raises:
         _RefusedError: the report cannot be built or written.
     """
+    from stallscope.analysis.over_time import require_rules
     from stallscope.analysis.runs import RunError
     from stallscope.clients.prometheus import PrometheusError
     from stallscope.report.contents import PARTS, build
     from stallscope.report.options import Options
 
+    if parsed.by is not None:
+        return _write_owners(server, parsed)
     server.take_warnings()  # drop those of the previous report
     try:
         with progress("Querying Prometheus", total=PARTS + 2) as advance:
             now = server.now()
             start, end = _times.span(parsed, now)
             subject = _subject(server, parsed, start, end)
+            require_rules(server, server.name, start, end)
             if end < now:  # a run that was active then may have ended since
                 subject = replace(subject, live=False)
             against = _run(server, parsed, parsed.against, start, end) if parsed.against else None
@@ -235,6 +280,45 @@ def _write(server: Prometheus, parsed: Any) -> Document:
         from stallscope.report import notebook
 
         _put(parsed.notebook, notebook.written(subject, server.name, options))
+    return document
+
+
+def _write_owners(server: Prometheus, parsed: Any) -> Document:
+    """Build the report by owner and write it.
+
+    Raises:
+        _RefusedError: the report cannot be built or written.
+    """
+    from stallscope.analysis.over_time import require_rules
+    from stallscope.analysis.runs import RunError
+    from stallscope.clients.prometheus import PrometheusError
+    from stallscope.report import owners
+    from stallscope.report.options import Options
+
+    server.take_warnings()
+    label, series = parsed.team_label
+    options = Options(
+        gpu_hour_price=parsed.price_per_gpu_hour,
+        kilowatt_hour_price=parsed.price_per_kilowatt_hour,
+        currency=parsed.currency,
+        zone=parsed.timezone,
+    )
+    try:
+        period = owners.Period(*_times.span(parsed, server.now()))
+        require_rules(server, server.name, period.start, period.end)
+        document = owners.build(
+            server,
+            period,
+            owners.Grouping(parsed.by, label, series, parsed.cluster),
+            options,
+            compare_to=parsed.compare_to,
+            rows=None if parsed.format in ("csv", "json") else _OWNERS,
+        )
+    except (RunError, PrometheusError, _times.EmptySpanError) as problem:
+        raise _RefusedError(_prometheus.reason(problem)) from None
+    for part in document.incomplete:
+        print(f"stallscope report: incomplete: {part}", file=sys.stderr)
+    _put(parsed.out, written(document, parsed.format))
     return document
 
 
@@ -317,6 +401,15 @@ def _zone(text: str) -> str:
     except UnknownZone as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def _team_label(text: str) -> tuple[str, str]:
+    """Return label and series."""
+    series, _, label = text.rpartition(":")
+    found = label, series or _TEAM_SERIES
+    if not all(map(_NAME.fullmatch, found)):
+        raise argparse.ArgumentTypeError(f"expected a label such as {_TEAM_LABEL}, got {text!r}")
+    return found
 
 
 def _price(text: str) -> float:

@@ -7,14 +7,17 @@ import importlib.util
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stallscope.cli._become import become
-from stallscope.shim import automatic, lifetime
+from stallscope.cli._run_summary import FORMS, SummaryOptions, discard, prepare
+from stallscope.cli._run_summary import VARIABLE as SUMMARY
+from stallscope.cli._supervised import end_as, supervise
+from stallscope.shim import automatic, lifetime, stored_reports
 
 if TYPE_CHECKING:
     from stallscope.cli._parser import Parser
@@ -33,27 +36,50 @@ def parser() -> Parser:
 
     made = Parser(
         "run",
-        usage="""stallscope run [--name NAME] [--] SCRIPT.py [ARG...]
-       stallscope run [--name NAME] -m MODULE [ARG...]
-       stallscope run [--name NAME] COMMAND [ARG...]""",
+        usage="""stallscope run [flags] [--] SCRIPT.py [ARG...]
+       stallscope run [flags] -m MODULE [ARG...]
+       stallscope run [flags] COMMAND [ARG...]""",
         description="Run a PyTorch training without changing its code, and report data loader waits, forward and "
         "backward passes, optimizer steps and evaluation to the node's exporter. A script or module runs in this "
         "process, with its own exit status, signals and tracebacks. A command (torchrun, accelerate, python, a shell "
-        "script) replaces this process, and every Python process that it starts is measured.",
+        "script) replaces this process, and every Python process that it starts is measured. With --fail-on, "
+        "the program runs in a child process.",
         examples={
             "stallscope run train.py --epochs 3": "a script",
             "stallscope run --name resnet50 -m trainer.main": "a module, with a run name",
             "stallscope run torchrun --nproc-per-node 8 train.py": "all ranks of this node",
             "torchrun --nproc-per-node 8 --no-python stallscope run train.py": "inside the launcher",
+            "stallscope run --fail-on 'lost>20%' --summary summary.json train.py": "a check of a pipeline",
         },
         notes="Set STALLSCOPE_ADDRESS if the exporter is not on this node. STALLSCOPE_DISABLE=1 runs without "
         "measuring.\n\nExit status: the program's own; 2 for an invalid command line, 126 for a command that cannot "
-        "be executed, 127 for a command that does not exist.",
+        "be executed, 127 for a command that does not exist; with --fail-on and a program that succeeds, 90 if a value "
+        "is exceeded and 91 if it is unknown.",
     )
     made.add_argument(
         "--name",
         metavar="NAME",
         help="the run's name, the same on all ranks (default: from the script and the job's number or start time)",
+    )
+    group = made.add_argument_group("summary")
+    group.add_argument(
+        "--summary",
+        metavar="off|text|json|FILE",
+        help="at the end, write where the time went to standard error, as text or JSON, or as text and additionally as "
+        f"JSON into a file with a slash or a dot in its name (default: {SUMMARY}, or text)",
+    )
+    group.add_argument(
+        "--fail-on",
+        metavar="NAME>VALUE",
+        action="append",
+        help="exit with status 90 if the program succeeds and a value is exceeded, and with 91 if the value is "
+        "unknown: lost>20%% or data_wait>0.1 for a share of the time, step>250ms for the mean step; may be repeated",
+    )
+    group.add_argument("--exporter.url", metavar="URL", help="exporter with the GPUs (default: this node's)")
+    group.add_argument(
+        "--prometheus.url",
+        metavar="URL",
+        help="Prometheus with the verdicts (default: STALLSCOPE_PROMETHEUS_URL, or one on this machine)",
     )
     made.add_argument("-m", metavar="MODULE", help="run a module, as python -m does")
     made.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, with its arguments")
@@ -63,6 +89,18 @@ def parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Run the program; return its exit status, or 2 for an invalid command line."""
     remaining = list(arguments)
+    options = SummaryOptions()
+    try:
+        options.choose(os.environ.get(SUMMARY, "").strip() or FORMS[1])
+    except ValueError as problem:  # a variable of the cluster must not keep a training from starting
+        print(f"stallscope run: {SUMMARY}: {problem}; the summary is text", file=sys.stderr)
+    flags: dict[str, Callable[[str], object]] = {
+        "--name": lambda name: os.environ.update(STALLSCOPE_RUN=name),
+        "--summary": options.choose,
+        "--fail-on": options.require,
+        "--exporter.url": options.read_exporter,
+        "--prometheus.url": options.read_prometheus,
+    }
     while remaining and remaining[0].startswith("-") and remaining[0] != "-m":
         option, equals, value = remaining.pop(0).partition("=")
         if option in ("-h", "--help"):
@@ -70,18 +108,28 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if option == "--":
             break
-        if option != "--name":
+        if option not in flags:
             from stallscope.cli._parser import nearest
 
-            return _fail(f"unknown flag {option}{nearest(option, ('--name', '--help'))}")
+            return _fail(f"unknown flag {option}{nearest(option, (*flags, '--help'))}")
         if not equals:
             if not remaining:
-                return _fail("--name: expected a name")
+                return _fail(f"{option}: expected a {'name' if option == '--name' else 'value'}")
             value = remaining.pop(0)
-        os.environ["STALLSCOPE_RUN"] = value
+        try:
+            flags[option](value)
+        except ValueError as problem:
+            return _fail(f"{option}: {problem}")
     if not remaining or remaining == ["-m"]:
         return _fail("nothing to run; expected a script, -m MODULE or a command")
     automatic.hand_on(os.environ)
+    program = remaining[1] if remaining[0] == "-m" else remaining[0]
+    folder = prepare(options, Path(program).name)
+    if options.fail_on:
+        stored_reports.hold(folder)
+        status = supervise()
+        if status is not None:
+            return _judged(folder, status)
     if remaining[0] == "-m":
         return _run_module(remaining[1], remaining[2:])
     if remaining[0].endswith(".py"):
@@ -89,7 +137,17 @@ def main(arguments: Sequence[str]) -> int:
     return _become(remaining)
 
 
+def _judged(folder: str, status: int) -> int:
+    """Write the summary of the ended program; return its exit status, or the one for a condition that is met."""
+    from stallscope.summary.conditions import UNKNOWN
+    from stallscope.summary.main import summarise
+
+    own = summarise(folder, has_succeeded=status == 0) if folder else UNKNOWN
+    return own if status == 0 else end_as(status)
+
+
 def _fail(message: str, status: int = _USAGE_ERROR) -> int:
+    discard()
     print(f"stallscope run: {message}", file=sys.stderr)
     return status
 
@@ -183,7 +241,8 @@ def _run(compiled: Any, main_module: ModuleType) -> int:
 
 def _note(main_module: ModuleType) -> None:
     """Print in one line why nothing, or no step, was measured."""
-    if os.environ.get("RANK", "0") != "0":
+    folder = os.environ.get(stored_reports.VARIABLE, "")
+    if os.environ.get("RANK", "0") != "0" or stored_reports.has_reports(folder):
         return
     integration = sys.modules.get("stallscope.integrations.pytorch")
     if not {"torch", "stallscope.shim.run"} & sys.modules.keys():  # a program with its own `Run` is measured by it

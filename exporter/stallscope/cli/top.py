@@ -18,7 +18,8 @@ from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 from stallscope.cli._prometheus import address
-from stallscope.clients.address import VARIABLE
+from stallscope.clients.address import LOCAL_STACK, VARIABLE, default_exporter
+from stallscope.common.local_stack import newest_stack
 
 if TYPE_CHECKING:
     from stallscope.clients.client_certificate import ClientCertificate
@@ -72,7 +73,7 @@ def parser() -> Parser:
         # argparse also parses a default that is text, so that an invalid variable is rejected too.
         default=os.environ.get(VARIABLE) or None,
         metavar="URL",
-        help=f"Prometheus server to query for verdicts (default: {VARIABLE}, or none)",
+        help=f"Prometheus server to query for verdicts (default: {VARIABLE}, {LOCAL_STACK}, or none)",
     )
     _client_certificate.add_flags(made, "exporters and a Prometheus")
     made.add_argument(
@@ -101,10 +102,14 @@ def main(arguments: Sequence[str]) -> int:
     from stallscope.clients.exporter import ExporterClient
     from stallscope.terminal.feed import Feed
 
-    clients = [ExporterClient(url, certificate=parsed.certificate) for url in parsed.exporters or [DEFAULT_EXPORTER]]
+    prometheus = parsed.prometheus
+    # A stack's Prometheus knows the runs of its own exporter only.
+    if prometheus is None and not parsed.exporters and (stack := newest_stack()):
+        prometheus = stack.prometheus
+    clients = [ExporterClient(url, certificate=parsed.certificate) for url in parsed.exporters or [default_exporter()]]
     feeds = [Feed(client, parsed.interval) for client in clients]
     try:
-        watch = _watch(parsed.prometheus, parsed.certificate)
+        watch = _watch(prometheus, parsed.certificate)
     except ModuleNotFoundError as error:
         return missing("top --prometheus.url", error, "exporter")
     if parsed.once or parsed.json or not _is_live_terminal():

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-from stallscope.cli import _client_certificate
-from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
+from stallscope.cli import _requests, _step_requests
 from stallscope.cli._parser import Parser
-from stallscope.clients.client_certificate import ClientCertificate
-from stallscope.clients.exporter import Answer, ExporterClient, ExporterError
-from stallscope.common.formatting import readable, without_password
-from stallscope.protocol.trace_request import MAX_RANKS, MAX_STEPS
-
-_PATH = "/api/v1/trace"
-_TIMEOUT = 5.0
-_LONGEST_ANSWER = 1 << 20
-_SHOWN = 300
-"""Maximum length of an exporter's error message."""
-
-
-class _Refused(Exception):
-    """An exporter rejected the request or did not respond; the message is one line."""
+from stallscope.protocol.step_request import MAX_STEPS
 
 
 def parser() -> Parser:
@@ -46,34 +29,13 @@ def parser() -> Parser:
         },
         notes="Exit status: 0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.",
     )
-    made.add_argument("run", metavar="RUN", help="the run's name, as in the label run of its metrics")
+    _step_requests.add_flags(
+        made, "first step to trace, counted from 0 (default: the first step that all ranks can still trace)"
+    )
     made.add_argument(
         "--steps", type=_steps, default=1, metavar="NUMBER", help=f"steps to trace, 1 to {MAX_STEPS} (default: 1)"
     )
-    made.add_argument(
-        "--rank",
-        type=_ranks,
-        default=[],
-        metavar="RANKS",
-        help="only these ranks: 0, 0-3 or 0,8,16-23 (default: all)",
-    )
-    made.add_argument(
-        "--first-step",
-        type=_first_step,
-        metavar="NUMBER",
-        help="first step to trace, counted from 0 (default: the first step that all ranks can still trace)",
-    )
-    made.add_argument(
-        "--exporter.url",
-        "--exporter",
-        dest="exporter",
-        action="append",
-        type=_url,
-        metavar="URL",
-        help=f"exporter of the node; again for each further node of the job (default: {DEFAULT_EXPORTER})",
-    )
-    made.add_argument("--json", action="store_true", help="print one JSON document with each exporter's response")
-    _client_certificate.add_flags(made, "an exporter")
+    _requests.add_flags(made, "trace")
     return made
 
 
@@ -84,90 +46,16 @@ def main(arguments: Sequence[str]) -> int:
         0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.
     """
     parsed = parser().parse_args(arguments)
-    wanted = {"run": parsed.run, "steps": parsed.steps, "ranks": parsed.rank}
-    first = parsed.first_step
-    answers: list[dict[str, Any]] = []
-    for address in parsed.exporter or [DEFAULT_EXPORTER]:
-        exporter = without_password(address)
-        try:
-            answer = _request(address, wanted if first is None else {**wanted, "first_step": first}, parsed.certificate)
-        except _Refused as refused:
-            answer = {"problem": str(refused)}
-        else:
-            first = answer["first_step"]  # so that ranks on the other nodes trace the same steps
-            if not parsed.json:
-                print(_summary(exporter, answer))
-        answers.append({"exporter": exporter, **answer})
-        if answer.get("problem"):
-            print(f"stallscope trace: {exporter}: {answer['problem']}", file=sys.stderr)
-    if parsed.json:
-        print(json.dumps(answers, indent=2))
-    return int(any(answer.get("problem") for answer in answers))
+    return _step_requests.send("trace", parsed, {"steps": parsed.steps, "ranks": parsed.rank}, _summary)
 
 
-def _request(exporter: str, wanted: dict[str, Any], certificate: ClientCertificate | None) -> dict[str, Any]:
-    try:
-        client = ExporterClient(exporter, timeout=_TIMEOUT, max_bytes=_LONGEST_ANSWER, certificate=certificate)
-        path = urlsplit(exporter).path.rstrip("/") + _PATH
-        answer = client.request("POST", path, json.dumps(wanted).encode(), {"Content-Type": "application/json"})
-        client.close()
-    except (ExporterError, ValueError) as error:
-        raise _Refused(str(error)) from None
-    document = _document(answer)
-    if not 200 <= answer.status < 300:
-        words = document.get("message") if isinstance(document, dict) else None
-        if isinstance(words, str):
-            raise _Refused(readable(words, _SHOWN))
-        raise _Refused(f"HTTP status {answer.status}; check that this exporter accepts trace requests")
-    if not isinstance(document, dict) or type(document.get("first_step")) is not int:
-        raise _Refused("not a Stallscope exporter")
-    return document
-
-
-def _document(answer: Answer) -> Any:
-    try:
-        return json.loads(answer.body)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _summary(exporter: str, answer: dict[str, Any]) -> str:
+def _summary(answer: dict[str, Any]) -> str:
     first, steps = answer["first_step"], answer["steps"]
     numbers = f"step {first}" if steps == 1 else f"steps {first} to {first + steps - 1}"
-    ranks = answer["ranks"]
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
-    return f"{exporter}: {who} will trace {numbers}, in about {answer['seconds']:.0f} s"
+    return f"{_step_requests.ranks_of(answer)} will trace {numbers}, in about {answer['seconds']:.0f} s"
 
 
 def _steps(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_STEPS):
         raise argparse.ArgumentTypeError(f"expected an integer from 1 to {MAX_STEPS}, got {text!r}")
     return int(text)
-
-
-def _first_step(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise argparse.ArgumentTypeError(f"expected a step number, got {text!r}")
-    return int(text)
-
-
-def _ranks(text: str) -> list[int]:
-    found: set[int] = set()
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        ends = (low, high if dash else low)
-        if not all(end.isascii() and end.isdecimal() and len(end) < 8 for end in ends):
-            raise argparse.ArgumentTypeError(f"expected ranks such as 0, 0-3 or 0,8,16-23, got {text!r}")
-        if not 0 <= int(ends[1]) - int(ends[0]) < MAX_RANKS:
-            raise argparse.ArgumentTypeError(f"expected a range of at most {MAX_RANKS} ranks, got {part.strip()!r}")
-        found.update(range(int(ends[0]), int(ends[1]) + 1))
-    if len(found) > MAX_RANKS:
-        raise argparse.ArgumentTypeError(
-            f"expected at most {MAX_RANKS} ranks, got {len(found)}; omit --rank to trace all"
-        )
-    return sorted(found)
-
-
-def _url(text: str) -> str:
-    url = text if "://" in text else f"http://{text}"
-    return exporter_url(url).rstrip("/")

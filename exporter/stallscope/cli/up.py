@@ -44,16 +44,16 @@ def parser() -> Parser:
         ports.add_argument(
             f"--{service}.port",
             type=_port,
-            default=number,
             metavar="PORT",
-            help=f"port of {title} (default: %(default)s)",
+            help=f"port of {title} (default: {number}, or a higher one if a default port is in use)",
         )
     made.add_argument(
         "--scenario",
         default=_DEFAULT_SCENARIO,
         metavar="NAME",
-        help=f"scenario of the simulated GPUs and their job: {', '.join(SCENARIOS)} (default: %(default)s)",
+        help="scenario of the simulated GPUs and their job; --list-scenarios lists them (default: %(default)s)",
     )
+    made.add_argument("--list-scenarios", action="store_true", help="print the scenarios, one a line, and exit")
     made.add_argument(
         "--scenario.onset",
         dest="onset",
@@ -88,6 +88,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return 0 if it was stopped, 1 if something failed, 2 for an invalid command line."""
     command_line = parser()
     parsed = command_line.parse_args(arguments)
+    if parsed.list_scenarios:
+        width = max(map(len, SCENARIOS))
+        for each in SCENARIOS.values():
+            print(f"{each.name:<{width}}  {each.description}")
+        return 0
 
     try:
         from stallscope.stack import launcher
@@ -97,15 +102,15 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         return missing("up", error, "up")
 
-    def port(service: str, flag: str, datagrams: bool = False) -> Port:
-        return Port(service, getattr(parsed, f"{flag}.port"), f"--{flag}.port", datagrams)
-
+    ports = {}
+    for service, title, number in _SERVICES:
+        chosen = getattr(parsed, f"{service}.port")
+        ports[service] = Port(
+            title, chosen or number, f"--{service}.port", datagrams=service == "exporter", chosen=chosen is not None
+        )
     try:
         settings = Settings(
-            exporter=port("the exporter", "exporter", datagrams=True),
-            prometheus=port("Prometheus", "prometheus"),
-            alertmanager=port("Alertmanager", "alertmanager"),
-            grafana=port("Grafana", "grafana"),
+            **ports,
             scenario=scenario(parsed.scenario, onset=parsed.onset),
             training_job=parsed.training_job,
             webhook=parsed.webhook,

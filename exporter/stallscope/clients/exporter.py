@@ -85,15 +85,15 @@ class ExporterClient:
             raise ValueError(
                 f"{shown!r} is not the address of an exporter; use one such as http://localhost:{DEFAULT_PORT}"
             )
-        self._host: str = parts.hostname or ""
+        self.host: str = parts.hostname or ""
         self._secure = parts.scheme == "https"
         # With a scheme, a missing port is the default of HTTP; without one it is the exporter's.
-        self._port = port or (443 if self._secure else 80 if "://" in url else DEFAULT_PORT)
+        self.port = port or (443 if self._secure else 80 if "://" in url else DEFAULT_PORT)
         self._path = (parts.path if parts.path not in ("", "/") else DEFAULT_PATH) + (
             f"?{parts.query}" if parts.query else ""
         )
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self.name = f"{host}:{self._port}" + ("" if self._path == DEFAULT_PATH else self._path)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self.name = f"{host}:{self.port}" + ("" if self._path == DEFAULT_PATH else self._path)
         self.timeout = timeout
         self._max_bytes = max_bytes
         self._certificate = certificate
@@ -175,12 +175,12 @@ class ExporterClient:
 
     def _connected(self) -> http.client.HTTPConnection:
         if not self._secure:
-            return _Connection(self._host, self._port, timeout=self.timeout)
+            return _Connection(self.host, self.port, timeout=self.timeout)
         try:
             context = None if self._certificate is None else self._certificate.context()
         except ClientCertificateError as problem:
             raise ExporterError(str(problem)) from None
-        return _SecureConnection(self._host, self._port, timeout=self.timeout, context=context)
+        return _SecureConnection(self.host, self.port, timeout=self.timeout, context=context)
 
     def _answer(self, connection: http.client.HTTPConnection) -> Answer:
         with connection.getresponse() as response:

@@ -12,15 +12,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from stallscope.drivers.device import Driver
 from stallscope.drivers.occupancy import Occupancies
+from stallscope.owners.cluster import Cluster
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reader import CollectorState, NotPresent
 from stallscope.sampling.reading import Sample
 
 __all__ = ["Collector", "CollectorState", "Environment", "NotPresent", "available", "register"]
+
+
+class KubernetesSettings(NamedTuple):
+    """Where the collector of the Kubernetes API finds what."""
+
+    node: str
+    """Name of this node."""
+    address: tuple[str, int]
+    """Host and port of the API server."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,10 @@ class Environment:
     """Processes on GPUs, as the GPU collectors see them."""
     processes_elsewhere: bool = False
     """True if processes on GPUs are not under `root`: those on simulated GPUs of a real host."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """Facts from the Kubernetes API."""
+    kubernetes: KubernetesSettings | None = None
+    """None to use no Kubernetes API."""
     pcie_throughput: bool = False
     """True to query the throughput of GPUs without a PCIe byte counter, which takes 40 ms each time."""
 

@@ -1,7 +1,8 @@
 """Owners of each GPU (pod and container, Slurm job, container, user), and their use of it.
 
 Joins three sources: the driver's list of processes on each GPU, their entries in `/proc`, and the kubelet's
-allocations. Their requirements in a container are in `owners.processes` (`hostPID: true`) and
+allocations. The collector `kubernetes` adds workloads and the GPUs of claims, if it is enabled. Requirements in a
+container are listed in `owners.processes` (`hostPID: true`) and
 `owners.pod_resources` (the folder of the kubelet's socket). Slurm needs only `/proc`: a job is known as soon as
 one of its processes is on a GPU, and not before.
 """
@@ -18,6 +19,7 @@ from stallscope.drivers.device import Identity
 from stallscope.drivers.occupancy import Occupancy
 from stallscope.owners.attribution import NOBODY, Attribution, Owner, Problem, attribute, pods_by_uid
 from stallscope.owners.busy import BusyAccounts
+from stallscope.owners.cluster import Pod
 from stallscope.owners.devices import Devices, handed_out_again
 from stallscope.owners.pod_resources import Allocation, Container, PodResources, PodResourcesFailed
 from stallscope.owners.processes import Processes
@@ -26,6 +28,7 @@ from stallscope.sampling.reading import Sample
 _logger = logging.getLogger(__name__)
 
 INFO = family("stallscope_gpu_owner_info")
+WORKLOAD = family("stallscope_gpu_owner_workload_info")
 MEMORY = family("stallscope_gpu_owner_memory_used_bytes")
 BUSY = family("stallscope_gpu_owner_busy_seconds_total")
 ERRORS = family("stallscope_exporter_attribution_errors_total")
@@ -47,8 +50,8 @@ _PODS_SOON_SECONDS = 1.0
 """Seconds between two queries of the kubelet with a new process."""
 _PODS_HELD_SECONDS = 60.0
 """Seconds that the last response stays valid while the kubelet does not respond: as long as its restart takes."""
-_PODS_DEADLINE = (2.0, 1.5)
-"""Timeout of the kubelet: the lower of these seconds and these intervals, so that owners never become stale."""
+_PODS_TIMEOUT = 2.0
+"""Longest timeout of the kubelet in seconds; at most 1.5 intervals, so that owners never become stale."""
 _LOG_AGAIN_SECONDS = 300.0
 """Seconds without a problem after which it is logged again."""
 _EXAMPLES = 3
@@ -61,8 +64,9 @@ class Owners(Collector):
     name = "owners"
     summary = "Who holds each GPU: pod, Slurm job, container, user (kubelet, /proc)."
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, pods_timeout: float | None = None) -> None:
         super().__init__(environment)
+        self._pods_timeout = pods_timeout or min(_PODS_TIMEOUT, 1.5 * environment.interval)
         self._processes = Processes(environment.root)
         self._kubelet = PodResources(environment.root)
         self._busy = BusyAccounts()
@@ -76,7 +80,7 @@ class Owners(Collector):
         self._pods_queried_at: float | None = None
         self._pods_read_at = 0.0
         self._pods_due = True
-        self._placed_for: tuple[object, object] | None = None
+        self._placed_for: tuple[object, object, object] | None = None
         self._holders: dict[str, list[Container]] = {}
         self._replicated: frozenset[str] = frozenset()
         self._unplaced: frozenset[Problem] = frozenset()
@@ -97,6 +101,7 @@ class Owners(Collector):
         pids = frozenset(process.pid for each in occupancies.values() for process in each.processes)
         self._pods_due = self._pods_due or bool(pids - self._pids)
         self._query_kubelet(now)
+        self._request_facts()
         self._place()
         processes = self._processes.look_up(pids)
         pods = pods_by_uid({each.container for each in self._allocations}, processes.values())
@@ -143,10 +148,9 @@ class Owners(Collector):
         if queried is not None and now - queried < (_PODS_SOON_SECONDS if self._pods_due else _PODS_SECONDS):
             return
         self._pods_queried_at, self._pods_due = now, False
-        seconds, intervals = _PODS_DEADLINE
         try:
             if self._kubelet.present():
-                self._allocations = self._kubelet.allocations(min(seconds, intervals * self.environment.interval))
+                self._allocations = self._kubelet.allocations(self._pods_timeout)
                 self._pods_read_at = now
                 return
             if self._allocations:
@@ -158,15 +162,22 @@ class Owners(Collector):
         if now - self._pods_read_at >= _PODS_HELD_SECONDS:
             self._allocations = ()
 
+    def _request_facts(self) -> None:
+        """Publish which pods and devices the collector of the Kubernetes API is to request."""
+        cluster = self.environment.cluster
+        cluster.pods = frozenset((each.container.namespace, each.container.pod) for each in self._allocations)
+        cluster.claims = frozenset(each.claimed for each in self._allocations if each.claimed is not None)
+
     def _place(self) -> None:
         """Find the GPU behind each allocated device, if either has changed."""
-        if self._placed_for == (self._allocations, self._identities):
+        published = self.environment.cluster.device_names
+        if self._placed_for == (self._allocations, self._identities, published):
             return
         devices = Devices(self.environment.root, self._identities.values())
         holders: dict[str, list[Container]] = {}
         replicated, unplaced = set(), set()
-        for container, names in self._allocations:
-            uuid = devices.find(names)
+        for container, names, claimed in self._allocations:
+            uuid = devices.find((*(published.get(claimed, ()) if claimed else ()), *names))
             if uuid is None:
                 unplaced.add(("unknown_device", f"{names[0]} of {container.namespace}/{container.pod}"))
                 continue
@@ -176,7 +187,7 @@ class Owners(Collector):
             if any(handed_out_again(name) for name in names) or len(known) > 1:
                 replicated.add(uuid)
         self._holders, self._replicated, self._unplaced = holders, frozenset(replicated), frozenset(unplaced)
-        self._placed_for = (self._allocations, self._identities)
+        self._placed_for = (self._allocations, self._identities, published)
 
     def _tell_sharing(self, occupancies: Mapping[str, Occupancy]) -> None:
         """Publish how GPUs are shared. Device names do not show it; only MPS has its own kind of process."""
@@ -194,10 +205,15 @@ class Owners(Collector):
         def labels(owner: Owner) -> tuple[str, ...]:
             return (*gpu, *owner, identity.mig)
 
+        pods: set[Pod] = set()
         for share in found.shares:
             yield Sample(INFO, labels(share.owner), 1)
+            pods.add((share.owner.namespace, share.owner.pod))
             if share.memory is not None:
                 yield Sample(MEMORY, labels(share.owner), share.memory)
+        for pod, workload in self.environment.cluster.workloads.items():
+            if pod in pods and any(workload):
+                yield Sample(WORKLOAD, (*gpu, *pod, *workload, identity.mig), 1)
         if found.unattributed is not None:
             yield Sample(MEMORY, labels(NOBODY), found.unattributed)
         for owner, seconds in self._busy.of(identity.uuid):

@@ -1,4 +1,4 @@
-"""Check that alerts reach an Alertmanager, by the alert Watchdog, which always fires."""
+"""Check that alerts reach an Alertmanager, by the alert StallscopeWatchdog, which always fires."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ def _alertmanagers(server: Server) -> Iterator[Finding]:
             "add alerting: to prometheus.yml, as in prometheus/prometheus.yml",
         )
         return
-    firing = server.prometheus.query('ALERTS{alertname="Watchdog", alertstate="firing"}')
+    firing = server.prometheus.query('ALERTS{cause="watchdog", alertstate="firing"}')
     if not firing:
-        yield failed("the alert Watchdog does not fire, although it always should", f"{LOAD} (alerts/stallscope.yml)")
+        yield failed(
+            "the alert StallscopeWatchdog does not fire, although it always should", f"{LOAD} (alerts/stallscope.yml)"
+        )
     for url in active:
         yield _received(server, url, firing=bool(firing))
 
 
 def _received(server: Server, url: str, *, firing: bool) -> Finding:
-    """Check that an Alertmanager has the alert Watchdog."""
+    """Check that an Alertmanager has the alert StallscopeWatchdog."""
     from stallscope.clients.alertmanager import Alertmanager
     from stallscope.clients.prometheus import PrometheusError
 
@@ -45,12 +47,12 @@ def _received(server: Server, url: str, *, firing: bool) -> Finding:
         return skipped(f"the Alertmanager at {shown} is reachable only from Prometheus' own machine")
     client = Alertmanager(_API.sub("", url), timeout=server.timeout, certificate=server.certificate)
     try:
-        alerts = client.alerts(filter='alertname="Watchdog"')
+        alerts = client.alerts(filter='cause="watchdog"')
     except PrometheusError as error:
         if error.status is not None:
             return warning(
                 f"the Alertmanager at {shown} responds to this machine with HTTP {error.status}",
-                "check on its web page that it has the alert Watchdog",
+                "check on its web page that it has the alert StallscopeWatchdog",
             )
         report = failed if here else warning
         return report(
@@ -58,8 +60,10 @@ def _received(server: Server, url: str, *, firing: bool) -> Finding:
             "check that it runs" + ("" if here else "; ignore this if only Prometheus can reach it"),
         )
     if firing and not alerts:
-        return failed(f"the Alertmanager at {shown} has no alert Watchdog", "see Prometheus' log for the reason")
-    return ok(f"the Alertmanager at {shown} " + ("has the alert Watchdog" if alerts else "responds"))
+        return failed(
+            f"the Alertmanager at {shown} has no alert StallscopeWatchdog", "see Prometheus' log for the reason"
+        )
+    return ok(f"the Alertmanager at {shown} " + ("has the alert StallscopeWatchdog" if alerts else "responds"))
 
 
 CHECKS = (("alertmanagers", _alertmanagers),)

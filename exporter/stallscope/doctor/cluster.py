@@ -9,10 +9,11 @@ from stallscope.common.version import __version__
 from stallscope.doctor.checkup import Finding, Part, failed, ok, skipped, warning
 from stallscope.doctor.exporter import MOST_AGE, MOST_SKEW, RESET_CLOCKS
 from stallscope.doctor.scrapes import EXPORTERS
-from stallscope.doctor.server import Server, begin, listed
+from stallscope.doctor.server import Server, begin, has_rules, listed
 
 _LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"
 _GPUS = 'group by (cluster, job, instance, uuid) (stallscope_gpu_up{measured_by="", uuid!=""} == 1)'
+_GPU_COUNT = f"count({_GPUS})"
 
 
 def _exporters(server: Server) -> Iterator[Finding]:
@@ -37,7 +38,7 @@ def _exporters(server: Server) -> Iterator[Finding]:
 def _versions(server: Server) -> Iterator[Finding]:
     versions: dict[str, list[str]] = defaultdict(list)
     for labels, _ in server.prometheus.query("stallscope_build_info"):
-        versions[labels.get("version", "")].append(_name(labels))
+        versions[labels.get("version") or "unknown"].append(_name(labels))
     if len(versions) > 1:
         usual = max(versions, key=lambda version: len(versions[version]))
         for version, names in sorted(versions.items()):
@@ -46,7 +47,9 @@ def _versions(server: Server) -> Iterator[Finding]:
                     f"{listed(sorted(names))}: version {version}, but {usual} on most nodes",
                     "install the version of the rules on all nodes",
                 )
-    elif versions:
+    elif not versions:
+        yield skipped("no exporter reports its version")
+    else:
         (version,) = versions
         if version == __version__:
             yield ok(f"all exporters have version {version}")
@@ -68,7 +71,9 @@ def _sources(server: Server) -> Iterator[Finding]:
             f"collector {source} fails on {listed(sorted(names))}",
             "run `stallscope doctor` on the node, and see the exporter's log",
         )
-    if states and not failing:
+    if not states:
+        yield skipped("no exporter reports its collectors")
+    elif not failing:
         yield ok("no collector fails")
 
 
@@ -84,7 +89,9 @@ def _clocks(server: Server) -> Iterator[Finding]:
             f"the newest polls are more than {MOST_AGE:g} s old by Prometheus' clock: {listed(behind)}",
             f"{RESET_CLOCKS}; if they are, the exporters no longer poll",
         )
-    if ages and not ahead and not behind:
+    if not ages:
+        yield skipped("no exporter reports the time of its polls")
+    elif not ahead and not behind:
         yield ok("all nodes' clocks agree with Prometheus'")
 
 
@@ -98,7 +105,13 @@ def _foreign(server: Server) -> Iterator[Finding]:
             f"GPUs of {listed(sorted(names))} are measured only by {exporter}: no pauses, owners or training runs",
             "run Stallscope's exporter on these nodes too (deploy/)",
         )
-    if not only:
+    if only:
+        return
+    if not has_rules(server):
+        yield skipped("the rules that find other exporters' GPUs are not loaded")
+    elif not server.prometheus.query(_GPU_COUNT):
+        yield skipped("no GPU is measured")
+    else:
         yield ok("every GPU is measured by a Stallscope exporter")
 
 
@@ -113,6 +126,8 @@ def _once(server: Server) -> Iterator[Finding]:
             "scrape each exporter in one job only, and read each node's GPUs with one exporter only "
             "(--no-collector.nvidia for the others)",
         )
+    elif not server.prometheus.query(_GPU_COUNT):
+        yield skipped("no exporter reports a GPU that responds")
     else:
         yield ok("no GPU is exported twice")
 

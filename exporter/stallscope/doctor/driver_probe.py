@@ -37,6 +37,7 @@ def _response(name: str, limit: float) -> dict[str, Any]:
     return {
         "source": name,
         "problem": found.problem,
+        "reason": found.reason,
         "hung": found.hung,
         "nvml": _nvml_version(library) if has_nvml and not any(gpu.hung for gpu in found.gpus) else "",
         "gpus": [

@@ -24,6 +24,14 @@ _PROBE_LIMIT = 40.0
 _PCI_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _PCI_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Display controllers, and AMD's processing accelerators."""
+_REMEDIES = {
+    "driver_not_loaded": "load it with modprobe nvidia; if this machine has no NVIDIA GPU, remove the library",
+    "version_mismatch": "the driver was upgraded: reload its kernel module or reboot, and restart the exporter",
+    "no_permission": "let this user open /dev/nvidia*, or run stallscope doctor as the exporter's user",
+    "binding_incompatible": "install stallscope's own version of nvidia-ml-py: pip install 'stallscope[exporter]'",
+}
+_NOT_INSTALLED = ("library_not_found", "binding_missing")
+"""Reasons of a driver that is not there: no failure on a machine without a GPU."""
 
 
 def drivers(root: Path) -> Iterator[Finding]:
@@ -36,14 +44,24 @@ def drivers(root: Path) -> Iterator[Finding]:
         Stop: the exporter's libraries are not installed, or the drivers do not respond in time.
     """
     present = pci_gpus(root)
+    has_bus = any((root / "sys/bus/pci/devices").glob("*"))
     answers = _probe()
+    found = False
     for maker, answer in (("NVIDIA", answers["nvidia"]), ("AMD", answers["amd"])):
-        gpus, problem = answer["gpus"], answer["problem"]
+        gpus, problem, reason = answer["gpus"], answer["problem"], answer["reason"]
+        is_fault = maker == "NVIDIA" and bool(reason) and reason not in _NOT_INSTALLED
+        found = found or bool(gpus or answer["hung"] or present.get(maker) or is_fault)
         if answer["hung"]:
             yield failed(f"{maker}'s driver hangs: {problem}", "see dmesg for the reason; usually only a reboot helps")
         elif gpus:
-            versions = f"driver {gpus[0]['driver']}" + (f", NVML {answer['nvml']}" if answer["nvml"] else "")
-            yield ok(f"{maker}'s driver responds: {versions}")
+            version = next((gpu["driver"] for gpu in gpus if gpu["driver"]), "")
+            if version:
+                nvml = f", NVML {answer['nvml']}" if answer["nvml"] else ""
+                yield ok(f"{maker}'s driver responds: driver {version}{nvml}")
+            else:
+                yield warning(
+                    f"{maker}'s driver responds, but reports no version", "see dmesg for the driver's messages"
+                )
             if problem:
                 yield failed(
                     f"{maker}'s driver does not report all GPUs: {problem}",
@@ -58,8 +76,17 @@ def drivers(root: Path) -> Iterator[Finding]:
                 if maker == "NVIDIA"
                 else "load the kernel driver (modprobe amdgpu); start containers with /dev/kfd and /dev/dri",
             )
-    if not present and not any(answer["gpus"] or answer["hung"] for answer in answers.values()):
+        elif is_fault:
+            # Machines without a GPU may have the library too. Where the bus is not visible, there may be a GPU.
+            report = warning if reason == "driver_not_loaded" and has_bus else failed
+            yield report(
+                f"NVIDIA's library is installed, but {problem}",
+                _REMEDIES.get(reason, "`nvidia-smi` must work first: see dmesg for the driver's messages"),
+            )
+    if not found and has_bus:
         yield skipped("this machine has no NVIDIA or AMD GPU")
+    elif not found:
+        yield skipped("no GPU driver is installed, and the PCI bus is not visible here")
 
 
 def _gpus(maker: str, gpus: Sequence[dict[str, Any]], present: int) -> Iterator[Finding]:

@@ -136,7 +136,9 @@ def _sources(exporter: Exporter) -> Iterator[Finding]:
                 f"collector {source} fails",
                 f"see the exporter's log for the reason, or disable it with --no-collector.{source}",
             )
-    if not down:
+    if not states:
+        yield failed("no collector has been polled", "enable collectors with --collector.NAME; see the exporter's log")
+    elif not down:
         yield ok(f"{len(states)} collectors run: {', '.join(sorted(states))}")
 
 

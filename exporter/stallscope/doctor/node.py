@@ -14,12 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from stallscope.clients.exporter import ExporterClient
 from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, skipped, warning
 from stallscope.doctor.drivers import drivers, text_of
+from stallscope.doctor.exporter import client_of
 from stallscope.owners.pod_resources import SOCKET as POD_RESOURCES_SOCKET
 from stallscope.protocol.report import DEFAULT_SOCKET
 
 _READ, _WRITE, _SEARCH = 4, 2, 1
+_LISTENING = "0A"
+"""State of a listening socket in `/proc/net/tcp`."""
 _DEVICE_FILES = re.compile(r"nvidia(ctl|\d+)")
 """Only NVIDIA's: AMD's metrics come from files that all users may read."""
 
@@ -40,12 +44,18 @@ class Node(NamedTuple):
     """The machine to check."""
 
     subject: Subject
+    exporter: ExporterClient
     exporters: tuple[User, ...]
     """One exporter process per user."""
+    is_remote: bool
+    """True if the exporter's URL names another machine."""
 
 
 def _begin(subject: Subject) -> Node:
-    return Node(subject, tuple(_exporters(subject.root / "proc")))
+    exporter = client_of(subject)
+    if not _is_this_machine(exporter.host):
+        return Node(subject, exporter, (), is_remote=True)
+    return Node(subject, exporter, tuple(_exporters(subject.root / "proc", exporter.port)), is_remote=False)
 
 
 def _device_files(node: Node) -> Iterator[Finding]:
@@ -166,17 +176,19 @@ def _is_listening(path: Path) -> bool:
 
 
 def _need_exporter(node: Node) -> None:
+    if node.is_remote:
+        raise Stop(skipped(f"the exporter {node.exporter.name} runs on another machine", "run stallscope doctor there"))
     if not node.exporters:
         raise Stop(
             skipped(
-                "no exporter process is visible",
+                f"no exporter process that listens on port {node.exporter.port} is visible",
                 "run stallscope doctor as root where the exporter runs: on the host, or in its pod",
             )
         )
 
 
-def _exporters(proc: Path) -> Iterator[User]:
-    """Yield the exporters that run here, one per user."""
+def _exporters(proc: Path, port: int) -> Iterator[User]:
+    """Yield the exporters that listen on a TCP port here, one per user."""
     seen: set[int] = set()
     for folder in proc.glob("[0-9]*"):
         words = text_of(folder / "cmdline").split("\0")
@@ -188,9 +200,39 @@ def _exporters(proc: Path) -> Iterator[User]:
             groups = frozenset((group, *map(int, status.get("Groups", "").split())))
         except (KeyError, ValueError, IndexError):
             continue  # the process has ended
-        if uid not in seen:
+        if uid not in seen and _listens(folder, port, uid):
             seen.add(uid)
             yield User(int(folder.name), uid, groups)
+
+
+def _listens(folder: Path, port: int, uid: int) -> bool:
+    """Return True if a process listens on a TCP port of its own network namespace.
+
+    If its descriptors cannot be read, a listening socket of the same user counts.
+    """
+    owners: dict[str, int] = {}
+    for name in ("net/tcp", "net/tcp6"):
+        for line in text_of(folder / name).split("\n")[1:]:
+            words = line.split()
+            if len(words) > 9 and words[3] == _LISTENING and int(words[1].rpartition(":")[2], 16) == port:
+                owners[f"socket:[{words[9]}]"] = int(words[7])
+    try:
+        return any(str(each.readlink()) in owners for each in (folder / "fd").iterdir())
+    except OSError:
+        return uid in owners.values()
+
+
+def _is_this_machine(host: str) -> bool:
+    """Return True if a name or an address belongs to this machine: a socket can be bound to it."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False
 
 
 def _view(root: Path, user: User) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from stallscope.common.bundle import bundle_folder
 from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
-from stallscope.doctor.server import Server, listed, optional
+from stallscope.doctor.server import Server, has_rules, listed, optional
 from stallscope.doctor.yaml_text import mapping_of
 
 LOAD = (
@@ -41,14 +41,13 @@ def _rules(server: Server) -> Iterator[Finding]:
         return
     expected = bundled_groups()
     groups = [each for each in response["groups"] or [] if each["name"] in expected]
-    loaded: dict[str, set[str]] = {}
-    for group in groups:
-        loaded.setdefault(group["name"], set()).update(rule["name"] for rule in group["rules"])
+    # Several rules may record one name, so each rule counts; of a group that is loaded twice, one copy.
+    loaded = {group["name"]: Counter[str](rule["name"] for rule in group["rules"]) for group in groups}
     if missing := sorted(expected.keys() - loaded.keys()):
         yield failed(f"{len(missing)} of {len(expected)} rule groups are not loaded: {listed(missing)}", LOAD)
     for name, rules in sorted(loaded.items()):
         if absent := sorted(expected[name] - rules):
-            yield warning(f"group {name} of another version is loaded: it has no {listed(absent)}", LOAD)
+            yield warning(f"group {name} of another version is loaded: missing rules: {listed(absent)}", LOAD)
     twice = [name for name, number in Counter(group["name"] for group in groups).items() if number > 1]
     if twice:
         yield failed(
@@ -56,7 +55,8 @@ def _rules(server: Server) -> Iterator[Finding]:
         )
     yield from _evaluations(server, groups)
     if loaded:
-        yield ok(f"{len(loaded)} rule groups with {sum(map(len, loaded.values()))} rules are loaded")
+        number = sum(rules.total() for rules in loaded.values())
+        yield ok(f"{len(loaded)} rule groups with {number} rules are loaded")
 
 
 def _evaluations(server: Server, groups: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -117,18 +117,20 @@ def _pages(server: Server) -> Iterator[Finding]:
             f"cannot be used: {reason}",
             remedy,
         )
-    if not found:
+    if not has_rules(server):
+        yield skipped("the rules that check the exporters' metrics are not loaded")
+    elif not found:
         yield ok("the metrics of all exporters can be used")
 
 
 @cache
-def bundled_groups() -> Mapping[str, set[str]]:
-    """Return the names of the bundle's rules, by group."""
-    found: dict[str, set[str]] = {}
+def bundled_groups() -> Mapping[str, Counter[str]]:
+    """Return the names of the bundle's rules, by group, and how many rules have each name."""
+    found: dict[str, Counter[str]] = {}
     for folder, pattern in (("prometheus", "rules/*.yml"), ("alerts", "*.yml")):
         for file in sorted(bundle_folder(folder).glob(pattern)):
             for group in mapping_of(file.read_text(encoding="utf-8")).get("groups", []):
-                found[group["name"]] = {rule.get("record") or rule["alert"] for rule in group["rules"]}
+                found[group["name"]] = Counter(rule.get("record") or rule["alert"] for rule in group["rules"])
     return found
 
 

@@ -101,7 +101,9 @@ def _jobs(server: Server) -> Iterator[Finding]:
             f"{number:.0f} exporters are scraped by job {labels.get('job', '')!r}, which the alerts ignore",
             "rename the job so that its name contains stallscope",
         )
-    if not others:
+    if not others and not server.prometheus.query("count(stallscope_build_info)"):
+        yield skipped("no exporter is scraped")
+    elif not others:
         yield ok("all jobs that scrape exporters have stallscope in their name")
 
 

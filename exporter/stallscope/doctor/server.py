@@ -37,7 +37,8 @@ def begin(subject: Subject) -> Server:
     try:
         from stallscope.clients.prometheus import Prometheus, PrometheusError
     except ModuleNotFoundError as error:
-        raise Stop(skipped(f"{error.name} is not installed", "pip install 'stallscope[analysis]'")) from None
+        report = failed if subject.prometheus_named else skipped
+        raise Stop(report(f"{error.name} is not installed", "pip install 'stallscope[analysis]'")) from None
     prometheus = Prometheus(
         subject.prometheus_url,
         timeout=subject.prometheus_timeout,
@@ -72,6 +73,11 @@ def optional(server: Server, path: str) -> Any:
         if error.passing or error.too_large:
             raise
         return None
+
+
+def has_rules(server: Server) -> bool:
+    """Return True if the server records results of the rules."""
+    return bool(server.prometheus.query("max(timestamp(stallscope:threshold))"))
 
 
 def listed(names: Iterable[str]) -> str:

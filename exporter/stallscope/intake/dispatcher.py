@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stallscope.intake.pending import is_last, newest, sessions_terminated
+from stallscope.intake.pending import PassedFile, is_last, newest, sessions_terminated
 from stallscope.intake.receivers import Received, Receiver
 from stallscope.intake.refusal_log import RefusalLog
 from stallscope.intake.runs import Transport
@@ -28,6 +28,7 @@ _logger = logging.getLogger(__name__)
 
 Accept = Callable[[bytes, Transport, int | None, int | None], object]
 Terminated = Callable[[tuple[str, ...], int | None, int | None], object]
+Passed = Callable[[Report, PassedFile], object]
 
 _READ_BETWEEN = 16
 """Datagrams to read between two dispatched ones: more than a UNIX socket's queue holds, but bounded during a flood."""
@@ -80,6 +81,7 @@ class Dispatcher:
         accept: Accept,
         overtaken: Callable[[Transport, int], object] = lambda _transport, _number: None,
         terminated: Terminated = lambda _sessions, _pid, _uid: None,
+        passed: Passed = lambda _report, _file: None,
         *,
         limits: BatchLimits | None = None,
         check_interval: float = 1.0,
@@ -93,6 +95,7 @@ class Dispatcher:
             accept: called with data, transport, and the sender's pid and uid, by any thread; may raise ReportError.
             overtaken: called with transport and number of reports that were skipped for newer ones of their session.
             terminated: called with the sessions, pid and uid of a process that SIGTERM or SIGHUP ends.
+            passed: called with an accepted report and the file that came with it.
             limits: limits of a batch; the defaults if left out.
             check_interval: seconds between two checks that a receiver is open and its file in place.
             clock: the machine's own by default.
@@ -102,6 +105,7 @@ class Dispatcher:
         self._accept = accept
         self._overtaken = overtaken
         self._terminated = terminated
+        self._passed = passed
         self._limits = limits or BatchLimits()
         self._check_interval = check_interval
         self._clock = clock or SystemClock()
@@ -195,6 +199,8 @@ class Dispatcher:
                     report = self._accept(datagram.data, receiver.transport, datagram.pid, datagram.uid)
                     if isinstance(report, Report):
                         receiver.remember(datagram, report.session)
+                        if datagram.file is not None:
+                            self._passed(report, datagram.file)
             except ReportError as error:
                 where = f"{receiver.address} from {datagram.origin}" if datagram.origin else receiver.address
                 self._refusals.log(where, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
@@ -11,6 +12,19 @@ from stallscope.protocol.report import LAST_STATES, SESSION_LENGTH, TERMINATION_
 _BEGINNING = re.compile(rb'\{"version":%d,"run":"[^"]*","rank":\d+,"session":"' % VERSION)
 _NUMBER = re.compile(rb',"sequence":(\d{1,16}),"start":')
 _LAST = tuple(b'"state":"%s"' % state.encode() for state in LAST_STATES)
+
+
+class PassedFile:
+    """A file whose descriptor came with a datagram; it is closed when nothing refers to it any more."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        """Take the descriptor."""
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
 
 class Datagram(NamedTuple):
@@ -27,6 +41,8 @@ class Datagram(NamedTuple):
     """Sessions of a process that SIGTERM or SIGHUP ends: only a notice has them, never a report."""
     uid: int | None = None
     """User of the sender, where the kernel reports it."""
+    file: PassedFile | None = None
+    """File that the sender has passed."""
 
 
 def sessions_terminated(address: object) -> tuple[str, ...]:
@@ -43,6 +59,8 @@ def newest(datagrams: Iterable[Datagram]) -> list[Datagram]:
     for datagram in datagrams:
         session, number = _session_and_number(datagram)
         if session not in found or number >= found[session][0]:
+            if datagram.file is None and session in found:
+                datagram = datagram._replace(file=found[session][1].file)
             found[session] = number, datagram
     return [datagram for _number, datagram in found.values()]
 

@@ -29,7 +29,7 @@ _PAGES = 6
 _SESSIONS = 10
 """Copies of a session's identifier: of the session that is held and of those before it."""
 _FIXED_SERIES = (
-    1  # rank_info
+    2  # rank_info and stack_info
     + len(RUN_STATES)
     + len(ACTIVITIES)
     + 5  # timestamps and restarts

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stallscope.intake.pending import Datagram, sessions_terminated
+from stallscope.intake.pending import Datagram, PassedFile, sessions_terminated
 from stallscope.intake.runs import Transport
 from stallscope.protocol.report import MAX_BYTES
 from stallscope.protocol.signature import is_signed
@@ -18,12 +18,11 @@ from stallscope.protocol.signature import is_signed
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 """Data, ancillary data, flags and the sender's address, as `recvmsg` returns them."""
 
-_SHUT: Received = (b"", [], 0, None)
-"""The result of `recvmsg` on a socket that was shut down."""
 _CREDENTIALS = struct.Struct("iII")
 """Pid, uid and gid of the sender."""
-_CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
-"""Space for the sender's credentials only, so that passed file descriptors are dropped."""
+_DESCRIPTOR = struct.Struct("i")
+_CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_DESCRIPTOR.size)
+"""Space for the sender's credentials and one file descriptor; the kernel closes further ones."""
 _RECEIVE_BUFFER = 4 << 20
 _MAX_SENDERS = 4096
 """Sender addresses whose session a UDP receiver remembers."""
@@ -58,19 +57,28 @@ class Receiver:
         """Return the next datagram, or None; with `wait`, block for up to a quarter of a second."""
         assert self.socket is not None
         try:
-            received = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+            flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+            received = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES, flags)
         except OSError:  # no datagram, or a socket error, which the kernel reports only once
             return None
-        return None if received == _SHUT else received
+        data, control, _flags, sender = received
+        # A socket that was shut down returns no data and no sender.
+        return received if data or control or sender is not None else None
 
     def read(self, received: Received) -> Datagram:
         """Return the parsed datagram. Separate from `receive`, so that the socket is emptied quickly."""
         data, control, _flags, sender = received
+        datagram = Datagram(data, None, self._origin(sender), sender)
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
                 pid, uid, _gid = _CREDENTIALS.unpack(content)
-                return Datagram(data, pid, self._origin(sender), pid, sessions_terminated(sender), uid)
-        return Datagram(data, None, self._origin(sender), sender)
+                terminated = sessions_terminated(sender)
+                datagram = datagram._replace(pid=pid, sender=pid, terminated=terminated, uid=uid)
+            elif level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                # The last one is kept; the others close at once.
+                for (descriptor,) in _DESCRIPTOR.iter_unpack(content[: len(content) // 4 * 4]):
+                    datagram = datagram._replace(file=PassedFile(descriptor))
+        return datagram
 
     def remember(self, datagram: Datagram, session: str) -> None:
         """Remember that the sender of this datagram reports this session."""

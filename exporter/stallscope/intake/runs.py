@@ -245,6 +245,12 @@ class RunRegistry:
         """Every rank."""
         return tuple(self._held.values())
 
+    def holding(self, report: Report) -> Held | None:
+        """Return the rank that holds the session of an accepted report, or None if another session has its place."""
+        run = self._own_names.get((report.run, report.rank, report.session), report.run)
+        held = self._held.get((run, report.rank))
+        return held if held is not None and held.report.session == report.session else None
+
     @property
     def changes(self) -> int:
         """Number of changes so far."""

@@ -39,12 +39,26 @@ class Container(NamedTuple):
     name: str
 
 
+class ClaimedDevice(NamedTuple):
+    """A device of dynamic resource allocation, by its names in ResourceSlices."""
+
+    driver: str
+    pool: str
+    device: str
+
+
 class Allocation(NamedTuple):
     """One GPU device that a container was given."""
 
     container: Container
     names: tuple[str, ...]
     """Names of the device; several for the same device under DRA."""
+    claimed: ClaimedDevice | None = None
+    """The device in its driver's pool, if a claim was given it and the kubelet reports the driver."""
+
+
+_Device = tuple[tuple[str, ...], ClaimedDevice | None]
+"""Names of a device, and the device in its driver's pool."""
 
 
 class PodResourcesFailed(Exception):
@@ -138,16 +152,16 @@ def _pod(message: bytes) -> list[Allocation]:
 
 def _container(namespace: str, pod: str, message: bytes) -> list[Allocation]:
     name = ""
-    devices: list[tuple[str, ...]] = []
+    devices: list[_Device] = []
     for number, content in fields(message):
         if number == 1:
             name = _name(number, content)
         elif number == 2:
-            devices += _devices(inner(number, content))
+            devices += ((names, None) for names in _devices(inner(number, content)))
         elif number == 5:
             devices += _dynamic(inner(number, content))
     container = Container(namespace, pod, name)
-    return [Allocation(container, names) for names in devices]
+    return [Allocation(container, *device) for device in devices]
 
 
 def _devices(message: bytes) -> list[tuple[str, ...]]:
@@ -162,26 +176,30 @@ def _devices(message: bytes) -> list[tuple[str, ...]]:
     return [(device,) for device in devices if _GPU_RESOURCE.match(resource) or _GPU_DEVICE.match(device)]
 
 
-def _dynamic(message: bytes) -> list[tuple[str, ...]]:
+def _dynamic(message: bytes) -> list[_Device]:
     """`DynamicResource`: what a claim was given."""
-    return [names for number, content in fields(message) if number == 4 if (names := _claim(inner(number, content)))]
+    found = (_claim(inner(number, content)) for number, content in fields(message) if number == 4)
+    return [device for device in found if device[0]]
 
 
-def _claim(message: bytes) -> tuple[str, ...]:
+def _claim(message: bytes) -> _Device:
     """`ClaimResource`: one device, by its own name and those of the container device interface."""
-    driver = device = ""
+    driver = pool = device = ""
     interfaces: list[str] = []
     for number, content in fields(message):
         if number == 1:
             interfaces += [text(*field) for field in fields(inner(number, content)) if field[0] == 1]
         elif number == 2:
             driver = text(number, content)
+        elif number == 3:
+            pool = text(number, content)
         elif number == 4:
             device = text(number, content)
     if not any(_GPU_CLAIM.fullmatch(kind) for kind in (driver, *interfaces)):
-        return ()
+        return (), None
     names = (device, *(interface.partition("=")[2] for interface in interfaces))
-    return tuple(name[:_LONGEST_NAME] for name in names if name)
+    claimed = ClaimedDevice(driver, pool, device) if driver and device else None
+    return tuple(name[:_LONGEST_NAME] for name in names if name), claimed
 
 
 def _name(number: int, content: bytes | None) -> str:

@@ -98,3 +98,11 @@ SESSION_LENGTH = 16
 """Characters of a session identifier, as the shim writes it."""
 TRIAL_RUN = "stallscope-doctor"
 """A report of a run of this name tries the way to the exporter: it is checked and counted like any, and not held."""
+STACKS_SIZE = 1 << 20
+"""Bytes of the memory file in which a rank leaves its stacks; see `protocol.stacks`."""
+STACKS_HEADER = b"stallscope-stacks 1 0x%016x\n"
+"""First line of that file, with the identifier of the thread that trains."""
+STANDSTILL = "Standstill"
+"""Line before the stack of a rank that has made no report for too long."""
+SAMPLE = "Sample"
+"""Line before a stack that was requested."""

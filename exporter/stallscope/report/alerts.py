@@ -63,7 +63,7 @@ class Alerts:
     fired: tuple[FiredAlert, ...]
     """By severity, then by time."""
     rules_loaded: bool
-    """True if the server has the alert rules, whose Watchdog always fires."""
+    """True if the server has the alert rules, whose alert StallscopeWatchdog always fires."""
     problem: str = ""
     """Reason why alerts are unknown; empty if they are known."""
 
@@ -126,7 +126,7 @@ def alerts(queries: Queries, found: Ranks | None) -> Alerts:
         for key, series in seconds.items()
     ]
     fired.sort(key=lambda alert: (_severity_order(alert.severity), -alert.seconds, alert.name, alert.subject))
-    watchdog = queries.instant(queries.seconds_present('ALERTS{alertname="Watchdog", alertstate="firing"}'))
+    watchdog = queries.instant(queries.seconds_present('ALERTS{cause="watchdog", alertstate="firing"}'))
     return Alerts(tuple(fired), rules_loaded=bool(watchdog))
 
 
@@ -160,7 +160,7 @@ def blocks(queries: Queries, found: Alerts, lost: LostTime) -> list[Block]:
         return [
             Notice(
                 "warning",
-                "Alerts are unknown: Stallscope's alert rules are not loaded (their Watchdog never fired).",
+                "Alerts are unknown: Stallscope's alert rules are not loaded (StallscopeWatchdog never fired).",
             )
         ]
     if not found.fired:
@@ -190,17 +190,19 @@ def blocks(queries: Queries, found: Alerts, lost: LostTime) -> list[Block]:
     if left:
         note += f" {len(left)} less severe or shorter alerts are omitted."
     columns = (
-        Column("Alert"),
-        Column("Severity"),
-        Column("Subject"),
-        Column("Fired", "count", "number of times"),
-        Column("Duration", "seconds", "total"),
-        Column("Worst", "share", f"of GPU time lost to its cause, over {duration(queries.step)}"),
-        Column("Worst at", "time"),
-        Column("First", "time"),
-        Column("Last", "time"),
+        Column("Alert", key="alert"),
+        Column("Severity", key="severity"),
+        Column("Subject", key="subject"),
+        Column("Fired", "count", "number of times", key="fired"),
+        Column("Duration", "seconds", "total", key="firing_seconds"),
+        Column(
+            "Worst", "share", f"of GPU time lost to its cause, over {duration(queries.step)}", key="worst_lost_ratio"
+        ),
+        Column("Worst at", "time", key="worst_timestamp_seconds"),
+        Column("First", "time", key="first_timestamp_seconds"),
+        Column("Last", "time", key="last_timestamp_seconds"),
     )
-    return [Table(columns, tuple(rows), title="Alerts by severity", note=note)]
+    return [Table(columns, tuple(rows), title="Alerts by severity", note=note, key="alerts")]
 
 
 def _selected(queries: Queries, before: str = "") -> str:
@@ -208,7 +210,7 @@ def _selected(queries: Queries, before: str = "") -> str:
     subject = queries.subject
     if subject.run is None:
         on_nodes = f", {subject.node_matchers}" if subject.instances else ""
-        return f'ALERTS{{alertstate="firing", alertname!="Watchdog", cause!=""{on_nodes}}}{offset}'
+        return f'ALERTS{{alertstate="firing", cause!="", cause!="watchdog"{on_nodes}}}{offset}'
     nodes = f"run_node:known:info{{{subject.run_matchers}}}{offset}"
     return (
         f'ALERTS{{alertstate="firing", cause!="", {subject.run_matchers}}}{offset} or '

@@ -152,7 +152,7 @@ def _parts(
     if run is not None and found is not None:
         parts += [
             (ranks, lambda: ranks.blocks(queries, found)),
-            (scaling_section, lambda: scaling_section.blocks(queries, run)),
+            (scaling_section, lambda: scaling_section.blocks(queries)),
         ]
     return [*parts, (hosts, lambda: hosts.blocks(queries))]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from stallscope.analysis.over_time import RUN_LABELS
 from stallscope.common.formatting import capitalised, duration, readable
 from stallscope.report.queries import Queries
-from stallscope.report.subject import RUN_LABELS
 from stallscope.report.words import LONGEST_TEXT
 from stallscope.view.verdict_words import phrase_of, remedy_of
 from stallscope.view.verdicts import CodeLine, Culprit, code_line_of, culprit_of

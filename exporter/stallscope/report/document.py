@@ -52,6 +52,8 @@ class Fact:
     kind: Kind = "text"
     note: str = ""
     """A few words next to the value: how it is computed, or why it is unknown."""
+    key: str = ""
+    """Name of the value in JSON, with its unit; empty for a value that JSON has under another name."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Column:
     kind: Kind = "text"
     note: str = ""
     """Explanation, if the name is not enough."""
+    key: str = ""
+    """Name of the values in JSON, with their unit; empty to leave them out."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Table:
     """A sentence below the table: the source of the values, or what is omitted."""
     total: tuple[Value, ...] | None = None
     """A last row with sums."""
+    key: str = ""
+    """Name of the list of rows in JSON; empty to leave the table out."""
 
     def __post_init__(self) -> None:
         """Check the length of the rows."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stallscope.report.document import Document
 
-SUFFIXES: Mapping[str, str] = {"html": ".html", "markdown": ".md", "json": ".json"}
-"""The formats with their file extensions."""
+SUFFIXES: Mapping[str, str] = {"html": ".html", "markdown": ".md", "json": ".json", "csv": ".csv"}
+"""The formats with their file extensions; CSV has only the owners of a report by owner."""
 
 
 def format_of(path: Path) -> str | None:
@@ -42,6 +42,10 @@ def written(document: Document, name: str, *, refresh_seconds: float | None = No
         from stallscope.report import markdown
 
         text = markdown.write(document)
+    elif name == "csv":
+        from stallscope.report import csv
+
+        text = csv.write(document)
     else:
         from stallscope.report import json
 

@@ -67,6 +67,11 @@ class LostTime:
     """Share of GPU time lost, by the label `cause`."""
 
     @property
+    def hours_key(self) -> str:
+        """Name of the hours in JSON."""
+        return f"{self.unit.lower()}_hours"
+
+    @property
     def share(self) -> float | None:
         """Lost share of all GPU time."""
         return None if self.lost is None or not self.gpu_seconds else self.lost / self.gpu_seconds
@@ -171,13 +176,13 @@ def _no_gpus(queries: Queries) -> str:
 def _table(queries: Queries, found: LostTime) -> Table:
     has_cost = queries.options.money(1.0, 1.0) is not None
     columns = [
-        Column("Cause", "cause"),
-        Column("Share", "share", f"of all {found.unit} time"),
-        Column("Lost", "gpu_hours", f"{found.unit}-hours"),
-        Column("Energy", "joules", "of the GPUs during the lost time"),
-        *([Column("Cost", "money")] if has_cost else []),
-        Column("Worst", "share", f"in the worst {duration(found.over_time.step)}"),
-        Column("Worst at", "time", "end of that time"),
+        Column("Cause", "cause", key="cause"),
+        Column("Share", "share", f"of all {found.unit} time", key="lost_ratio"),
+        Column("Lost", "gpu_hours", f"{found.unit}-hours", key=f"lost_{found.hours_key}"),
+        Column("Energy", "joules", "of the GPUs during the lost time", key="lost_energy_joules"),
+        *([Column("Cost", "money", key="lost_cost")] if has_cost else []),
+        Column("Worst", "share", f"in the worst {duration(found.over_time.step)}", key="worst_lost_ratio"),
+        Column("Worst at", "time", "end of that time", key="worst_timestamp_seconds"),
     ]
     rows: list[tuple[Value, ...]] = []
     for loss in found.losses:
@@ -196,6 +201,7 @@ def _table(queries: Queries, found: LostTime) -> Table:
         title="Time lost by cause",
         note=note,
         total=("Total", found.share, hours, joules, *cost, None, None),
+        key="causes",
     )
 
 

@@ -98,7 +98,7 @@ def _rules(queries: Queries, fired: Alerts | None) -> list[Block]:
                 )
             )
     if fired is not None and not fired.rules_loaded:
-        blocks.append(Notice("warning", "The alert rules are not loaded: their Watchdog never fired."))
+        blocks.append(Notice("warning", "The alert rules are not loaded: StallscopeWatchdog never fired."))
     return blocks
 
 

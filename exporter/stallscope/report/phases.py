@@ -78,18 +78,19 @@ def _table(queries: Queries, found: Ranks, times: dict[str, float]) -> Table:
     first = found.name(found.first) if found.first is not None else "the first rank"
     return Table(
         (
-            Column("Phase"),
-            Column("Share", "share", "of the loop's time, by the host's clock"),
-            Column("Time", "gpu_hours", "rank-hours"),
-            Column("Per step", "seconds", "mean over all steps"),
-            Column("GPU share", "share", "of the loop's time, by the GPU's clock if measured"),
-            Column("Occurrences", "count", f"of phases that only some steps have, on {first}"),
-            Column("Longest", "seconds", f"occurrence, on {first}"),
+            Column("Phase", key="phase"),
+            Column("Share", "share", "of the loop's time, by the host's clock", key="ratio"),
+            Column("Time", "gpu_hours", "rank-hours", key="rank_hours"),
+            Column("Per step", "seconds", "mean over all steps", key="seconds_per_step"),
+            Column("GPU share", "share", "of the loop's time, by the GPU's clock if measured", key="gpu_ratio"),
+            Column("Occurrences", "count", f"of phases that only some steps have, on {first}", key="occurrences"),
+            Column("Longest", "seconds", f"occurrence, on {first}", key="longest_seconds"),
         ),
         tuple(rows),
         title="Phases of the loop",
         note="Asynchronous copies and kernels count on the host's clock only while the host waits for them. "
         "Initialization, evaluation and restore are outside steps.",
+        key="phases",
     )
 
 

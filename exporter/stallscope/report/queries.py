@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from math import isfinite
 from typing import NamedTuple, Protocol
 
+from stallscope.analysis import over_time
+from stallscope.analysis.over_time import RULES_SECONDS, multiple_of
+from stallscope.analysis.run_figures import RunFigures, read_figures
 from stallscope.clients.prometheus import RangeSeries, Series
 from stallscope.report.document import Numbers
 from stallscope.report.options import Options
-from stallscope.report.subject import Subject
+from stallscope.report.subject import GPU_LABELS, Subject
 from stallscope.report.words import zone
 
-RULES_SECONDS = 30.0
-"""Finest resolution of sums over time: five-minute means hardly change in between."""
 SCRAPES_SECONDS = 120.0
 """Shortest interval that contains enough scrapes for the increase of a counter."""
-_MAX_POINTS = 10_080
-"""Points of a sum over time: a week by the minute."""
+TRAINING_TIME = "mean of the training time, without the first five minutes"
+"""Note on the means of `Queries.figures`."""
 _MAX_POINTS_MANY_SERIES = 1440
 """Points if many series are summed: a day by the minute. Recorded values cover five minutes anyway."""
 _MAX_POINTS_ALL_SERIES = 288
@@ -75,7 +77,7 @@ class Queries:
     @property
     def resolution(self) -> float:
         """Seconds between the points of a sum over time."""
-        return multiple_of(RULES_SECONDS, self.subject.seconds / _MAX_POINTS)
+        return over_time.resolution(self.subject.seconds)
 
     @property
     def coarse(self) -> float:
@@ -117,10 +119,9 @@ class Queries:
             window: seconds; by default the subject's time.
             resolution: seconds between two points; by default the finest.
         """
-        seconds = self.subject.seconds if window is None else window
-        opened = function if "(" in function else f"{function}("
-        # One second shorter, because both ends of the window count.
-        return f"{opened}({expression})[{max(1.0, seconds - 1):.0f}s:{resolution or self.resolution:.0f}s])"
+        # One second shorter, because servers may count both ends of the window.
+        seconds = self.subject.summed_seconds if window is None else window - 1
+        return over_time.over_time(function, expression, seconds, resolution or self.resolution)
 
     def integral(self, expression: str, window: float | None = None, resolution: float | None = None) -> str:
         """Return PromQL for the time integral of an expression, by default over the subject's time."""
@@ -160,19 +161,34 @@ class Queries:
         series = tuple(TimeSeries(each.labels, _at(each, first, step, len(times))) for each in found)
         return RangeResult(tuple(times), step, series)
 
+    @cached_property
+    def figures(self) -> RunFigures:
+        """The run's means, as `stallscope compare` shows them.
+
+        Raises:
+            PrometheusError: the server gave no valid response.
+        """
+        if self.subject.run is None:
+            raise ValueError(f"{self.subject.title} is not a run")
+        return read_figures(self.server, self.subject.run)
+
+    def mean_of_gpus(self, expression: str, among: str) -> dict[str, float]:
+        """Return the mean of a five-minute mean by UUID, over the times at which the GPU belongs to the subject.
+
+        Of a run without the first five minutes, whose means cover the time before.
+
+        Args:
+            expression: PromQL by GPU.
+            among: matchers of the GPUs.
+        """
+        own = f"max by ({GPU_LABELS}) ({expression}){self.subject.and_own_gpus(among)}"
+        if self.subject.scope == "run":
+            own += self.subject.and_own_gpus(among, "5m")
+        return self.by("uuid", f"max by (uuid) ({self.over_time('avg_over_time', own, resolution=self.coarse)})")
+
     def moment(self, seconds: float) -> str:
         """Format a Unix time to the minute."""
         return datetime.fromtimestamp(seconds, self._zone).strftime("%Y-%m-%d %H:%M")
-
-
-def settled(record: str) -> str:
-    """Return PromQL that omits the first five minutes of a five-minute rate, which are too low."""
-    return f"{record} and {record} offset 5m"
-
-
-def multiple_of(unit: float, least: float) -> float:
-    """Return the smallest positive multiple of a unit that is at least `least`."""
-    return unit * max(1, -(-least // unit))
 
 
 def highest(series: TimeSeries, times: Sequence[float]) -> tuple[float, float] | tuple[None, None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from stallscope.clients.expressions import any_of
 from stallscope.common.formatting import duration
 from stallscope.report.document import Block, Column, Notice, Paragraph, Table, Value
 from stallscope.report.queries import Queries
-from stallscope.report.subject import GPU_LABELS
 from stallscope.report.words import title_of
 
 KEY = "ranks"
@@ -158,27 +157,23 @@ def _table(queries: Queries, found: Ranks) -> Table:
     which, window = queries.subject.run_matchers, queries.window
     chosen = found.worst or tuple(found.places)[: queries.options.rows]
     among = f"{which}, rank=~{any_of(chosen)}"
-    step_sum, step_count = (
-        f"sum by (rank) (increase(stallscope_training_step_seconds_{part}"
-        f"{{{queries.subject.rank_matchers}, rank=~{any_of(chosen)}}}[{window}]))"
-        for part in ("sum", "count")
-    )
     verdicts: dict[str, tuple[float, str]] = {}
     for each in queries.instant(f"sum by (rank, cause) (count_over_time(rank:verdict:ratio5m{{{among}}}[{window}]))"):
         rank, cause = each.labels.get("rank", ""), each.labels.get("cause", "")
         verdicts[rank] = max(verdicts.get(rank, (0.0, "")), (each.value, cause))
-    uuids = any_of(sorted(frozenset().union(*(found.places[rank].uuids for rank in chosen if rank in found.places))))
+    steps = f"rank:step:seconds5m{{{among}}}[{queries.figures.seconds:.0f}s] @ {queries.figures.end:.3f}"
+    score = f"run_rank:straggler_score:ratio5m{{{among}}}"
     figures = [
         queries.by("rank", expression)
         for expression in (
-            f"avg by (rank) (avg_over_time(run_rank:straggler_score:ratio5m{{{among}}}[{window}]))",
-            f"max by (rank) (max_over_time(run_rank:straggler_score:ratio5m{{{among}}}[{window}]))",
-            f"{step_sum} / ({step_count} > 0)",
+            f"avg by (rank) (avg_over_time({score}[{window}]))",
+            f"max by (rank) (max_over_time({score}[{window}]))",
+            f"avg by (rank) (avg_over_time({steps}))",
             f"avg by (rank) (avg_over_time(rank:data_wait:ratio5m{{{among}}}[{window}]))",
             f"avg by (rank) (avg_over_time(run_rank:communication:ratio5m{{{among}}}[{window}]))",
-            *(_of_gpus(queries, record, among, uuids) for record in _GPU_RECORDS),
         )
     ]
+    figures += [_of_gpus(queries, record, found, chosen) for record in _GPU_RECORDS]
     rows: list[tuple[Value, ...]] = []
     for rank in chosen:
         place = found.places.get(rank, Place("", "", frozenset()))
@@ -190,31 +185,38 @@ def _table(queries: Queries, found: Ranks) -> Table:
         note += f" The {len(rows)} of {len(found.places)} ranks that others wait for most, or with the greatest loss."
     return Table(
         (
-            Column("Rank"),
-            Column("Node"),
-            Column("GPU"),
-            Column("Main verdict", "cause", "the verdict that held longest"),
-            Column("Waited for", "share", "of the other ranks' step, mean"),
-            Column("Maximum", "share", "waited for, over five minutes"),
-            Column("Step time", "seconds", "mean"),
-            Column("Data wait", "share", "of the loop's time"),
-            Column("Communication", "share", "of the loop's time; lowest on the rank that others wait for"),
-            Column("GPU busy", "share", "time with a kernel on the GPU"),
-            Column("SM active", "share"),
-            Column("SM clock", "share", "of the maximum"),
+            Column("Rank", key="rank"),
+            Column("Node", key="instance"),
+            Column("GPU", key="gpus"),
+            Column("Main verdict", "cause", "the verdict that held longest", key="main_verdict"),
+            Column("Waited for", "share", "of the other ranks' step, mean", key="straggler_ratio"),
+            Column("Maximum", "share", "waited for, over five minutes", key="straggler_max_ratio"),
+            Column("Step time", "seconds", "mean", key="step_seconds"),
+            Column("Data wait", "share", "of the loop's time", key="data_wait_ratio"),
+            Column(
+                "Communication",
+                "share",
+                "of the loop's time; lowest on the rank that others wait for",
+                key="communication_ratio",
+            ),
+            Column("GPU busy", "share", "time with a kernel on the GPU", key="gpu_busy_ratio"),
+            Column("SM active", "share", key="sm_active_ratio"),
+            Column("SM clock", "share", "of the maximum", key="sm_clock_ratio"),
         ),
         tuple(rows),
         title="Ranks, stragglers first",
         note=note,
+        key="ranks",
     )
 
 
-def _of_gpus(queries: Queries, record: str, among: str, uuids: str) -> str:
-    """Return PromQL for a measurement of the GPUs that a rank has claimed for at least five minutes."""
-    claim = f"rank_gpu:claim:info{{{among}, uuid=~{uuids}}}"
-    figure = f"max by ({GPU_LABELS}) ({record}{{{queries.subject.node_matchers}, uuid=~{uuids}}})"
-    joined = f"({claim} and {claim} offset 5m) * on ({GPU_LABELS}) group_left () {figure}"
-    return queries.over_time("avg_over_time", f"avg by (rank) ({joined})", resolution=queries.coarse)
+def _of_gpus(queries: Queries, record: str, found: Ranks, chosen: Sequence[str]) -> dict[str, float]:
+    """Return the mean of a measurement of each rank's GPUs."""
+    uuids = {rank: found.places[rank].uuids for rank in chosen if rank in found.places}
+    among = f"uuid=~{any_of(sorted(frozenset().union(*uuids.values())))}"
+    means = queries.mean_of_gpus(f"{record}{{{queries.subject.node_matchers}, {among}}}", among)
+    known = {rank: [means[uuid] for uuid in own if uuid in means] for rank, own in uuids.items()}
+    return {rank: sum(values) / len(values) for rank, values in known.items() if values}
 
 
 def numerically(text: str) -> tuple[int, str]:

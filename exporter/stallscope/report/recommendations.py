@@ -136,23 +136,31 @@ class _Advice(NamedTuple):
 def _of_loss(queries: Queries, found: Evidence, loss: Loss) -> _Advice:
     unit, total, hours = found.lost.unit, found.lost.gpu_seconds / 3600, loss.gpu_seconds / 3600
     share, remaining = loss.share, 1 - loss.share
-    gain = [Fact("Time", share, "share", "of the run's GPU time" if queries.subject.run else "of all GPU time")]
-    gain.append(Fact(f"{unit}-hours", hours, "gpu_hours"))
+    gain = [
+        Fact(
+            "Time",
+            share,
+            "share",
+            "of the run's GPU time" if queries.subject.run else "of all GPU time",
+            key="lost_ratio",
+        )
+    ]
+    gain.append(Fact(f"{unit}-hours", hours, "gpu_hours", key=f"lost_{found.lost.hours_key}"))
     lived = found.lost.seconds / 3600
     mean = total / lived
     units = unit if mean == 1 else f"{unit}s"
     words = f"{plain(share)} of {plain(mean)} {units} {_TIMES} {plain(lived)} h = {plain(hours)} {unit}-hours"
     if queries.subject.run is not None and remaining > 0.01 and plain(1 / remaining) != plain(1.0):
-        gain.insert(1, Fact("Speed-up", 1 / remaining, "times"))
+        gain.insert(1, Fact("Speed-up", 1 / remaining, "times", key="speed_up"))
         words += (
             f"; without it the same work would take 1 - {plain(share)} = {plain(remaining)} of its time, "
             f"1 / {plain(remaining)} = {plain(1 / remaining)} times as fast"
         )
     if loss.joules is not None:
-        gain.append(Fact("Energy", loss.joules, "joules"))
+        gain.append(Fact("Energy", loss.joules, "joules", key="lost_energy_joules"))
     cost = queries.options.money(hours, loss.joules)
     if cost is not None:
-        gain.append(Fact("Cost", cost, "money"))
+        gain.append(Fact("Cost", cost, "money", key="lost_cost"))
         words += "; " + _price(queries, hours, loss.joules, cost)
     blamed = found.blamed.get(loss.cause)
     remedy = CAUSES[loss.cause].remedy if blamed is None else blamed.sentence
@@ -185,11 +193,11 @@ def _of_alert(queries: Queries, found: Evidence, cause: str) -> _Advice:
         words = "No lost time is recorded for this cause, so its gain is unknown."
         return _Advice(cause, 0.0, (none,), words, CAUSES[cause].remedy, evidence)
     hours = seconds / 3600
-    gain = [Fact("GPU-hours", hours, "gpu_hours", "of the GPUs named by the alert")]
+    gain = [Fact("GPU-hours", hours, "gpu_hours", "of the GPUs named by the alert", key="lost_gpu_hours")]
     words = f"The lost shares of these GPUs, summed over time: {plain(hours)} GPU-hours"
     cost = queries.options.money(hours, None)
     if cost is not None:
-        gain.append(Fact("Cost", cost, "money"))
+        gain.append(Fact("Cost", cost, "money", key="lost_cost"))
         words += "; " + _price(queries, hours, None, cost)
     return _Advice(cause, seconds, tuple(gain), words + ".", CAUSES[cause].remedy, evidence)
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from stallscope.analysis.comparison import UNEXPLAINED, Against, Comparison, compare
+from stallscope.analysis.over_time import settled
 from stallscope.analysis.run_figures import RunFigures, read_figures, with_distinct_names
 from stallscope.analysis.runs import Run
 from stallscope.common.formatting import capitalised
 from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
-from stallscope.report.queries import Queries, settled
+from stallscope.report.queries import Queries
 from stallscope.report.words import percent, plain, title_of
 
 KEY = "scaling"
 TITLE = "Scaling"
 
 
-def blocks(queries: Queries, run: Run) -> list[Block]:
+def blocks(queries: Queries) -> list[Block]:
     """Return the blocks of the section."""
     found = [_alone(queries)]
     base = queries.options.against
     if base is not None:
-        found += _against(queries, run, base)
+        found += _against(queries, base)
     else:
         found.append(Paragraph("To compare this run with another one, add --against RUN."))
     return found
@@ -47,8 +48,8 @@ def _alone(queries: Queries) -> Block:
     )
 
 
-def _against(queries: Queries, run: Run, base: Run) -> list[Block]:
-    ours, theirs = with_distinct_names([read_figures(queries.server, run), read_figures(queries.server, base)])
+def _against(queries: Queries, base: Run) -> list[Block]:
+    ours, theirs = with_distinct_names([queries.figures, read_figures(queries.server, base)])
     found = compare([theirs, ours], base=theirs)
     blocks: list[Block] = [_figures(found, ours, theirs)]
     for against in found.against:
@@ -67,15 +68,15 @@ def _figures(found: Comparison, ours: RunFigures, theirs: RunFigures) -> Table:
         rows.append(
             (
                 figures.name,
-                figures.gpus,
+                figures.units,
                 figures.batch,
                 rate,
-                rate / figures.gpus if rate is not None and figures.gpus else None,
+                rate / figures.units if rate is not None and figures.units else None,
                 figures.step_seconds,
                 figures.time_lost,
             )
         )
-    note = "Means over the training time of each run, without the first five minutes."
+    note = "Work and step time are means over the training time of each run, without the first five minutes."
     if scaling is not None:
         note += (
             f" The run does {plain(scaling.speed_up)} times the base's work per second with {_gpus(ours)} instead of "
@@ -92,7 +93,7 @@ def _figures(found: Comparison, ours: RunFigures, theirs: RunFigures) -> Table:
             Column(f"{found.work.capitalize()} per second", "per_second"),
             Column("Per GPU", "per_second"),
             Column("Step time", "seconds"),
-            Column("Lost", "share", "of GPU time"),
+            Column("Lost", "share", "of the GPU time of the whole run"),
         ),
         tuple(rows),
         title=f"Compared with {theirs.name}",
@@ -101,7 +102,8 @@ def _figures(found: Comparison, ours: RunFigures, theirs: RunFigures) -> Table:
 
 
 def _gpus(figures: RunFigures) -> str:
-    return f"{plain(figures.gpus or 0.0)} {'GPU' if figures.gpus == 1 else 'GPUs'}"
+    unit = "GPU" if figures.gpus else "rank"
+    return f"{plain(figures.units or 0.0)} {unit if figures.units == 1 else f'{unit}s'}"
 
 
 def _explained(found: Comparison, against: Against) -> list[Block]:

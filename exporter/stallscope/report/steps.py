@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
+from stallscope.analysis.over_time import settled
 from stallscope.clients.expressions import quoted
 from stallscope.common.formatting import duration
 from stallscope.report.document import (
@@ -25,7 +26,7 @@ from stallscope.report.document import (
     Table,
     Value,
 )
-from stallscope.report.queries import Queries, RangeResult, settled
+from stallscope.report.queries import SCRAPES_SECONDS, TRAINING_TIME, Queries, RangeResult
 from stallscope.report.ranks import Ranks
 from stallscope.report.words import percent, plain
 
@@ -71,9 +72,9 @@ def blocks(queries: Queries, found: Ranks) -> list[Block]:
         return [
             Notice("warning", "No steps were recorded in this time: none were made, or the rules were not evaluated.")
         ]
-    mean = _mean(queries, found)
+    mean = queries.figures.step_seconds
     return [
-        _facts(queries, found, mean),
+        _facts(queries, found),
         _percentiles(buckets),
         # With a single bucket, the figures would show no more than the table.
         *([_histogram(buckets, mean), _spread_over_time(queries, by_edge, buckets)] if len(buckets) > 1 else []),
@@ -96,51 +97,83 @@ def _of_first(queries: Queries, found: Ranks) -> str:
     return f"{queries.subject.rank_matchers}, rank={quoted(found.first or '')}"
 
 
-def _mean(queries: Queries, found: Ranks) -> float | None:
-    """Return the exact mean of the first rank; ranks that train together have the same step time."""
-    total, number = (
-        f"sum(increase(stallscope_training_step_seconds_{part}{{{_of_first(queries, found)}}}[{queries.window}]))"
-        for part in ("sum", "count")
+def _steps_of_first(queries: Queries, found: Ranks) -> tuple[float | None, float | None]:
+    """Return the number of steps that the first rank made in this time, and the step that it reached.
+
+    The difference of two samples, without extrapolation, so that both agree for a run that was never restarted.
+    """
+    which = _of_first(queries, found)
+
+    def first_rank(at: str = "") -> tuple[str, str]:
+        """Return PromQL for the step number, and for the number of steps since the start of the process."""
+        newest = f"and on (job, instance) topk(1, stallscope_training_last_push_timestamp_seconds{{{which}}}{at})"
+        counted = f"stallscope_training_step_seconds_count{{{which}}}{at}"
+        step = f"stallscope_training_step{{{which}}}{at}"
+        # The first step may have no length. A step number that goes on from a checkpoint is higher by more than one.
+        own = f"{step} and {step} - {counted} <= 1 or {counted}"
+        return f"max(({step} or {counted}) {newest})", f"max(({own}) {newest})"
+
+    reached, own = first_rank()
+    steps = [*_only(queries.over_range(reached, queries.resolution)), queries.value(reached)]
+    counts = [
+        queries.value(first_rank(f" @ {queries.subject.start:.3f}")[1]),
+        *_only(queries.over_range(own, queries.resolution)),
+        queries.value(own),
+    ]
+    known = [count for count in counts if count is not None]
+    if not known:
+        return None, None
+    start = queries.value(
+        f"min(min_over_time(stallscope_training_start_timestamp_seconds{{{which}}}[{queries.window}]))"
     )
-    return queries.value(f"{total} / ({number} > 0)")
+    # The first scrape follows the start of a process by seconds, and finds its first steps made.
+    began = start is not None and start > queries.subject.start - SCRAPES_SECONDS
+    made = known[0] if began else 0.0
+    made += sum(later - earlier if later >= earlier else later for earlier, later in pairwise(known))
+    return made, next((step for step in reversed(steps) if step is not None), None)
 
 
-def _facts(queries: Queries, found: Ranks, mean: float | None) -> Facts:
+def _facts(queries: Queries, found: Ranks) -> Facts:
     which, window = queries.subject.run_matchers, queries.window
-    count = f"stallscope_training_step_seconds_count{{{_of_first(queries, found)}}}"
-    reached = queries.value(f"max(last_over_time(run:step:max{{{which}}}[{window}]))")
+    made, reached = _steps_of_first(queries, found)
     planned = queries.value(f"max(last_over_time(run:steps_planned:max{{{which}}}[{window}]))")
     return Facts(
         (
+            Fact("Steps", made, "count", "of the first rank in this time, including repeated steps", key="steps"),
             Fact(
-                "Steps",
-                queries.value(f"sum(increase({count}[{window}]))"),
-                "count",
-                "of the first rank in this time, including repeated steps",
+                "Step reached", reached, "count", f"of {plain(planned)} planned" if planned else "", key="step_reached"
             ),
-            Fact("Step reached", reached, "count", f"of {plain(planned)} planned" if planned else ""),
-            Fact("Mean step time", mean, "seconds", "from one step boundary to the next"),
+            Fact("Mean step time", queries.figures.step_seconds, "seconds", TRAINING_TIME, key="step_seconds"),
         ),
     )
 
 
 def _percentiles(buckets: list[_Bucket]) -> Table:
-    """Return the limits of each percentile, not interpolated, since the distribution within a bucket is unknown."""
+    """Return estimates of percentiles, with the limits of their buckets."""
     total = sum(bucket.number for bucket in buckets)
     rows: list[tuple[Value, ...]] = []
     for share in _SHARES:
         below = 0.0
         for bucket in buckets:
-            below += bucket.number
-            if below >= share * total:
+            if below + bucket.number >= share * total:
                 longest = bucket.at_most if bucket.at_most < inf else None
-                rows.append(("Median" if share == 0.5 else f"{100 * share:.0f} %", bucket.over, longest))
+                part = (share * total - below) / bucket.number
+                # As `histogram_quantile` does, which dashboards use.
+                estimate = None if longest is None else bucket.over + part * (longest - bucket.over)
+                rows.append((share, estimate, bucket.over, longest))
                 break
+            below += bucket.number
     return Table(
-        (Column("Percentile"), Column("Over", "seconds"), Column("At most", "seconds")),
+        (
+            Column("Percentile", "share", key="percentile_ratio"),
+            Column("Estimate", "seconds", key="seconds"),
+            Column("Over", "seconds", "limit of its bucket", key="over_seconds"),
+            Column("At most", "seconds", "limit of its bucket", key="at_most_seconds"),
+        ),
         tuple(rows),
         title="Percentiles of step time, all ranks",
-        note="A percentile is between two bucket limits of the histogram, which has three buckets per decade.",
+        note="Estimates interpolate within a bucket of the histogram, which has three buckets per decade.",
+        key="step_percentiles",
     )
 
 

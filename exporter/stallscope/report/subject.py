@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
+from stallscope.analysis.over_time import RUN_LABELS, Server, gpus_of_runs, last_live, lost_of_runs, matchers_of
 from stallscope.analysis.runs import Run
 from stallscope.clients.expressions import any_of, quoted
-from stallscope.clients.prometheus import Series
 
 Scope = Literal["run", "nodes", "everything"]
-RUN_LABELS = "cluster, namespace, run"
 GPU_LABELS = "cluster, job, instance, gpu, uuid, mig"
-_LIVE_STEP = 60
-"""Resolution in seconds of the end of a run."""
-
-
-class Server(Protocol):
-    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
-
-    def query(self, expression: str, at: float | None = None) -> list[Series]:
-        """Evaluate an expression at one time."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +39,11 @@ class Subject:
         return max(1.0, self.end - self.start)
 
     @property
+    def summed_seconds(self) -> float:
+        """Seconds whose points a sum over time counts. Of a run both ends count, otherwise the end only."""
+        return self.seconds + (1 if self.scope == "run" else -1)
+
+    @property
     def title(self) -> str:
         """Heading of the report."""
         if self.run is not None:
@@ -66,9 +61,7 @@ class Subject:
         """Matchers for series recorded for a run and its ranks."""
         if self.run is None:
             raise ValueError(f"{self.title} is not a run")
-        return (
-            f"cluster={quoted(self.run.cluster)}, namespace={quoted(self.run.namespace)}, run={quoted(self.run.name)}"
-        )
+        return matchers_of(self.run)
 
     @property
     def rank_matchers(self) -> str:
@@ -91,7 +84,7 @@ class Subject:
     def gpus(self) -> str:
         """PromQL for its number of GPUs; for a run that claims none, its number of ranks."""
         if self.scope == "run":
-            return f"(run:gpus:count{{{self.run_matchers}}} or run:ranks:count{{{self.run_matchers}}})"
+            return gpus_of_runs(self.run_matchers, self.seconds + 1, self.end)
         if self.scope == "nodes":
             return f"count(group by (cluster, job, instance, gpu) (gpu:up:max{{{self.node_matchers}}}))"
         return "sum(cluster:gpus_known:count)"
@@ -100,7 +93,7 @@ class Subject:
     def gpus_lost_by_cause(self) -> str:
         """PromQL for the lost time by `cause`, as a number of GPUs."""
         if self.scope == "run":
-            return self._of_gpus(f"run_cause:time_lost:ratio5m{{{self.run_matchers}}}")
+            return f"sum by (cause) {lost_of_runs(self.run_matchers, self.gpus, cause=True)}"
         if self.scope == "nodes":
             lost = f"card_cause:time_lost:ratio5m{{{self.node_matchers}}}"
             card = "cluster, job, instance, gpu"
@@ -112,7 +105,7 @@ class Subject:
     def gpus_lost(self) -> str:
         """PromQL for the time lost to all causes together, as a number of GPUs, where there are verdicts."""
         if self.scope == "run":
-            return self._of_gpus(f"run:time_lost:ratio5m{{{self.run_matchers}}}")
+            return f"sum {lost_of_runs(self.run_matchers, self.gpus, cause=False)}"
         return f"sum({self.gpus_lost_by_cause})"
 
     @property
@@ -130,7 +123,8 @@ class Subject:
     def gpus_by_verdict(self) -> str:
         """PromQL for the number of GPUs by verdict, with label `cause`; a run's verdict counts for all its GPUs."""
         if self.scope == "run":
-            return self._of_gpus(f"(run:verdict:ratio5m{{{self.run_matchers}}} >= bool 0)")
+            verdict = f"(run:verdict:ratio5m{{{self.run_matchers}}} >= bool 0)"
+            return f"sum by (cause) ({verdict} * on ({RUN_LABELS}) group_left () {self.gpus})"
         if self.scope == "nodes":
             return f"count by (cause) (gpu:verdict:ratio5m{{{self.node_matchers}}})"
         return "sum by (cause) (cause:gpus:count)"
@@ -159,9 +153,6 @@ class Subject:
         which = self.run_matchers if self.scope == "run" else self.node_matchers
         return f" and on ({GPU_LABELS}) {record}{{{', '.join(part for part in (which, among) if part)}}}{offset}"
 
-    def _of_gpus(self, share: str) -> str:
-        return f"sum by (cause) ({share} * on ({RUN_LABELS}) group_left () {self.gpus})"
-
 
 def of_run(server: Server, run: Run) -> Subject:
     """Return a run as subject. If it has ended, the time range ends with its last live moment.
@@ -173,13 +164,7 @@ def of_run(server: Server, run: Run) -> Subject:
     Raises:
         PrometheusError: the server gave no valid response.
     """
-    subject = Subject("run", run.start, run.end, run.goes_on, run, run.instances)
-    if run.goes_on:
-        return subject
-    alive = f"timestamp(run:ranks:count{{{subject.run_matchers}}})"
-    found = server.query(f"max_over_time({alive}[{subject.seconds:.0f}s:{_LIVE_STEP}s])", at=run.end)
-    last = max((each.value for each in found), default=run.end) + _LIVE_STEP
-    return replace(subject, end=min(run.end, last))
+    return Subject("run", run.start, last_live(server, run), run.goes_on, run, run.instances)
 
 
 def of_nodes(instances: Sequence[str], start: float, end: float, cluster: str | None = None) -> Subject:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from stallscope.analysis.over_time import RUN_LABELS, gpus_of_runs, lost_of_runs
+from stallscope.analysis.run_figures import Work
 from stallscope.analysis.runs import Run
 from stallscope.catalogue.metrics import GONE_STATES
 from stallscope.clients.expressions import any_of, quoted
@@ -13,9 +15,8 @@ from stallscope.report.affected import listed
 from stallscope.report.culprits import Blamed, culprits_of_runs
 from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
 from stallscope.report.lost_time import LostTime
-from stallscope.report.queries import Queries, settled
+from stallscope.report.queries import TRAINING_TIME, Queries
 from stallscope.report.ranks import Ranks
-from stallscope.report.subject import RUN_LABELS
 from stallscope.report.words import UNKNOWN, percent, plain, title_of
 from stallscope.view.verdict_words import remedy_of
 
@@ -59,18 +60,21 @@ def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -
             verdict,
             "cause",
             blamed[verdict].phrase if verdict and verdict in blamed else "the verdict that held longest",
+            key="main_verdict",
         ),
-        Fact("Lost", lost.share, "share", f"of the {lost.unit} time"),
+        Fact("Lost", lost.share, "share", f"of the {lost.unit} time", key="lost_ratio"),
         Fact(
             f"{lost.unit}-hours lost",
             hours,
             "gpu_hours",
             f"of {plain(lost.gpu_seconds / 3600)}" if lost.gpu_seconds else "",
+            key=f"lost_{lost.hours_key}",
         ),
     ]
     cost = queries.options.money(hours, lost.joules)
     if cost is not None:
-        facts.append(Fact("Cost of lost time", cost, "money", "of these hours and their energy, as far as priced"))
+        note = "of these hours and their energy, as far as priced"
+        facts.append(Fact("Cost of lost time", cost, "money", note, key="lost_cost"))
     return tuple(facts)
 
 
@@ -105,35 +109,40 @@ def _job(queries: Queries, run: Run, lost: LostTime, found: Ranks) -> Facts:
     start = queries.value(f"min(min_over_time(stallscope_training_start_timestamp_seconds{{{first}}}[{window}]))")
     pushed = queries.value(f"max(max_over_time(stallscope_training_last_push_timestamp_seconds{{{which}}}[{_INFO}]))")
     restarts = queries.value(f"max(sum by (rank) (increase(stallscope_training_restarts_total{{{which}}}[{window}])))")
-    batch = queries.value(f"quantile_over_time(0.5, run:batch_size:sum{{{queries.subject.run_matchers}}}[{window}])")
     precision = queries.instant(
         f"group by (precision) (last_over_time(stallscope_training_precision_info{{{first}}}[{window}]))"
     )
     facts = [
-        Fact("Run", run.name),
-        *([Fact("Cluster", run.cluster)] if run.cluster else []),
-        *([Fact("Namespace", run.namespace)] if run.namespace else []),
-        Fact("State", _state(run)),
-        Fact("Started", start, "time", "by the clock of its first rank"),
-        Fact("Ended" if _has_ended(run) else "Last report", pushed, "time"),
+        Fact("Run", run.name, key="run"),
+        *([Fact("Cluster", run.cluster, key="cluster")] if run.cluster else []),
+        *([Fact("Namespace", run.namespace, key="namespace")] if run.namespace else []),
+        Fact("State", _state(run), key="state"),
+        Fact("Started", start, "time", "by the clock of its first rank", key="start_timestamp_seconds"),
+        Fact("Ended" if _has_ended(run) else "Last report", pushed, "time", key="last_report_timestamp_seconds"),
         Fact(
             "Live",
             lost.seconds or None,
             "seconds",
             f"time with live ranks, out of {duration(queries.subject.seconds)}",
+            key="live_seconds",
         ),
-        Fact("Restarts", restarts, "count", "of the rank with the most"),
+        Fact("Restarts", restarts, "count", "of the rank with the most", key="restarts"),
         Fact(
             "Ranks",
             float(len(found.places)),
             "count",
             f"world size {run.world_size}" if run.world_size else "",
+            key="rank_count",
         ),
-        Fact("Nodes", float(len(run.instances)), "count", listed(run.instances, _NODES)),
-        Fact("GPUs", _models(queries, found)),
-        Fact("Batch", batch, "count", "samples per step of all ranks"),
-        Fact("Precision", ", ".join(sorted(each.labels.get("precision", "") for each in precision)) or None),
-        *(Fact(title, run.info[label]) for label, title in _INFO_TITLES.items() if run.info.get(label)),
+        Fact("Nodes", float(len(run.instances)), "count", listed(run.instances, _NODES), key="node_count"),
+        Fact("GPUs", _models(queries, found), key="gpu_models"),
+        Fact("Batch", queries.figures.batch, "count", "samples per step of all ranks", key="batch_size"),
+        Fact(
+            "Precision",
+            ", ".join(sorted({each.labels.get("precision", "") for each in precision})) or None,
+            key="precision",
+        ),
+        *(Fact(title, run.info[label], key=label) for label, title in _INFO_TITLES.items() if run.info.get(label)),
     ]
     return Facts(tuple(facts), title="The job")
 
@@ -180,32 +189,31 @@ def _work(queries: Queries) -> Facts:
     # The mean of an hour is unreliable during the first hour.
     goodput = f"run:goodput:ratio1h{{{which}}} and run:ranks:count{{{which}}} offset 1h"
     facts = []
-    for unit in ("samples", "tokens"):
-        done, rate = _done(queries, unit), settled(f"run:{unit}:rate5m{{{which}}}")
+    units: tuple[Work, ...] = ("samples", "tokens")
+    for unit in units:
+        done, rate = _done(queries, unit), queries.figures.rate(unit)
         if done:
-            facts.append(Fact(unit.capitalize(), done, "count", "in this time, including repeated steps"))
+            facts.append(Fact(unit.capitalize(), done, "count", "in this time, including repeated steps", key=unit))
             facts.append(
-                Fact(
-                    f"{unit.capitalize()} per second",
-                    queries.value(f"avg({queries.over_time('avg_over_time', rate)})"),
-                    "per_second",
-                    "mean while live, without the first five minutes",
-                )
+                Fact(f"{unit.capitalize()} per second", rate, "per_second", TRAINING_TIME, key=f"{unit}_per_second")
             )
     if not facts:
         facts.append(Fact("Samples", None, "count", "the run reports no samples or tokens"))
     facts += [
+        Fact("GPU busy", queries.figures.gpu_busy, "share", "mean of its GPUs", key="gpu_busy_ratio"),
         Fact(
             "Goodput",
             queries.value(f"avg({queries.over_time('avg_over_time', goodput)})"),
             "share",
             "productive step time divided by wall time, mean of whole hours",
+            key="goodput_ratio",
         ),
         Fact(
             "Model FLOP/s utilization",
             queries.value(f"avg(avg_over_time(run:mfu:ratio5m{{{which}}}[{window}]))"),
             "share",
             "of the GPUs' peak; requires the model's operations",
+            key="mfu_ratio",
         ),
     ]
     return Facts(tuple(facts), title="Work")
@@ -220,21 +228,28 @@ def _done(queries: Queries, unit: str) -> float | None:
 def _cost(queries: Queries, lost: LostTime, found: Ranks | None) -> Facts:
     hours, joules = lost.gpu_seconds / 3600, _joules(queries, found)
     facts = [
-        Fact(f"{lost.unit}-hours", hours, "gpu_hours", f"{percent(lost.judged / lost.gpu_seconds)} with a verdict")
+        Fact(
+            f"{lost.unit}-hours",
+            hours,
+            "gpu_hours",
+            f"{percent(lost.judged / lost.gpu_seconds)} with a verdict",
+            key=lost.hours_key,
+        )
         if lost.gpu_seconds
         else Fact("GPU-hours", None, "gpu_hours", "none recorded"),
         Fact("Lost", None if lost.lost is None else lost.lost / 3600, "gpu_hours", "to all causes together"),
-        Fact("Energy", joules, "joules", "of the GPUs"),
-        Fact("Energy lost", lost.joules, "joules", "used during lost time"),
+        Fact("Energy", joules, "joules", "of the GPUs", key="energy_joules"),
+        Fact("Energy lost", lost.joules, "joules", "used during lost time", key="lost_energy_joules"),
     ]
     if queries.subject.run is not None and joules is not None:
         samples = _done(queries, "samples")
-        facts.append(Fact("Energy per sample", joules / samples if samples else None, "joules"))
+        per_sample = joules / samples if samples else None
+        facts.append(Fact("Energy per sample", per_sample, "joules", key="energy_per_sample_joules"))
     cost = queries.options.money(hours, joules)
     if cost is not None and lost.gpu_seconds:  # unknown hours have an unknown cost, not zero
         lost_hours = None if lost.lost is None else lost.lost / 3600
         facts += [
-            Fact("Cost", cost, "money", "of these GPU-hours, and of the energy if it has a price"),
+            Fact("Cost", cost, "money", "of these GPU-hours, and of the energy if it has a price", key="cost"),
             Fact("Cost of lost time", queries.options.money(lost_hours, lost.joules), "money"),
         ]
     return Facts(tuple(facts), title="Cost")
@@ -244,21 +259,32 @@ def _of_gpus(queries: Queries, lost: LostTime) -> list[Block]:
     """Return the summary of nodes, or of everything."""
     subject = queries.subject
     facts = [
-        Fact("GPUs", lost.gpu_seconds / lost.seconds if lost.seconds else None, "number", "mean over this time"),
-        Fact("Models", _models(queries, None)),
-        Fact("Busy", _busy(queries), "share", "mean of all GPUs"),
+        Fact(
+            "GPUs",
+            lost.gpu_seconds / lost.seconds if lost.seconds else None,
+            "number",
+            "mean over this time",
+            key="gpu_count",
+        ),
+        Fact("Models", _models(queries, None), key="gpu_models"),
+        Fact("Busy", _busy(queries), "share", "mean of all GPUs", key="gpu_busy_ratio"),
     ]
     if subject.instances:
-        facts.insert(0, Fact("Nodes", float(len(subject.instances)), "count", listed(subject.instances, _NODES)))
+        facts.insert(
+            0,
+            Fact("Nodes", float(len(subject.instances)), "count", listed(subject.instances, _NODES), key="node_count"),
+        )
     return [*_lead(queries, lost), Facts(tuple(facts), title="GPUs"), _cost(queries, lost, None), *_runs(queries)]
 
 
 def _busy(queries: Queries) -> float | None:
-    if queries.subject.scope == "everything":
-        busy, known = (f"sum({queries.integral(f'cluster:gpus_{which}')})" for which in ("busy:sum5m", "known:count"))
-        return queries.value(f"{busy} / ({known} > 0)")
-    busy = settled(f"gpu:busy:ratio5m{{{queries.subject.node_matchers}}}")
-    return queries.value(f"avg({queries.over_time('avg_over_time', busy, resolution=queries.coarse)})")
+    """Return the mean of the GPUs that are up, over the times at which their activity is known."""
+    card, which = "cluster, job, instance, gpu", queries.subject.node_matchers
+    busy = f"avg by ({card}) (gpu:busy:ratio5m{{{which}}} and on ({card}) gpu:up:max{{{which}}})"
+    total, number = (
+        queries.integral(f"{function}({busy})", resolution=queries.coarse) for function in ("sum", "count")
+    )
+    return queries.value(f"{total} / ({number})")
 
 
 def _runs(queries: Queries) -> list[Block]:
@@ -268,10 +294,9 @@ def _runs(queries: Queries) -> list[Block]:
     if subject.instances:
         known = f"last_over_time(run_node:known:info{{{subject.node_matchers}}}[{queries.window}])"
         here = f" and on ({RUN_LABELS}) {known}"
-    gpus = "(run:gpus:count or run:ranks:count)"
+    gpus = gpus_of_runs("", subject.seconds, subject.end)
     hours = f"sum by ({RUN_LABELS}) ({queries.integral(gpus)}) / 3600{here}"
-    gpus_lost = f"run:time_lost:ratio5m * on ({RUN_LABELS}) group_left () {gpus}"
-    lost = f"sum by ({RUN_LABELS}) ({queries.integral(gpus_lost)}) / 3600{here}"
+    lost = f"sum by ({RUN_LABELS}) ({queries.integral(lost_of_runs('', gpus, cause=False))}) / 3600{here}"
     number = queries.value(f"count({hours})")
     if not number:
         return [Paragraph("No run was live in this time.")]
@@ -286,28 +311,35 @@ def _runs(queries: Queries) -> list[Block]:
             run, candidate = _run_of(each.labels), (each.value, each.labels.get("cause", ""))
             verdicts[run] = max(verdicts.get(run, candidate), candidate)
     blamed = culprits_of_runs(queries, f"run=~{among}") if costliest else {}
+    claimed = queries.instant(f"last_over_time(run:gpus:count{{run=~{among}}}[{queries.window}])") if costliest else []
+    with_gpus = {_run_of(each.labels) for each in claimed}
     for each in costliest:
         run = _run_of(each.labels)
         total = by_run.get(run)
         verdict = verdicts[run][1] if run in verdicts else None
         share = each.value / total if total else None
-        rows.append((run[2], run[1], run[0], verdict, blamed.get(run, ""), total, each.value, share))
+        gpu_hours = (total, each.value) if run in with_gpus else (None, None)
+        rows.append((run[2], run[1], run[0], verdict, blamed.get(run, ""), *gpu_hours, share))
+    notes = ["A run without a GPU has no GPU-hours."] if any(row[5] is None for row in rows) else []
     left = round(number) - len(rows)
+    if left > 0:
+        notes.append(f"{left} more {'run' if left == 1 else 'runs'} lost less, or had no verdict.")
     return [
         Table(
             (
-                Column("Run"),
-                Column("Namespace"),
-                Column("Cluster"),
-                Column("Main verdict", "cause", "the verdict that held longest"),
-                Column("Culprit", note="rank, GPU, node and root cause"),
-                Column("GPU-hours", "gpu_hours"),
-                Column("Lost", "gpu_hours"),
-                Column("Share", "share", "of its GPU time"),
+                Column("Run", key="run"),
+                Column("Namespace", key="namespace"),
+                Column("Cluster", key="cluster"),
+                Column("Main verdict", "cause", "the verdict that held longest", key="main_verdict"),
+                Column("Culprit", note="rank, GPU, node and root cause", key="culprit"),
+                Column("GPU-hours", "gpu_hours", key="gpu_hours"),
+                Column("Lost", "gpu_hours", key="lost_gpu_hours"),
+                Column("Share", "share", "of its time", key="lost_ratio"),
             ),
             tuple(rows),
             title="Runs by lost time",
-            note=f"{left} more {'run' if left == 1 else 'runs'} lost less, or had no verdict." if left > 0 else "",
+            note=" ".join(notes),
+            key="runs",
         )
     ]
 

@@ -65,11 +65,11 @@ def _table(lost: LostTime, run_spans: Sequence[Span]) -> Table:
             )
         )
     columns = [
-        Column("Verdict", "cause"),
-        Column("Share", "share", f"of the {lost.unit} time with a verdict"),
-        Column("Time", "gpu_hours", f"{lost.unit}-hours, lost or not"),
-        Column("First", "time"),
-        Column("Last", "time"),
+        Column("Verdict", "cause", key="cause"),
+        Column("Share", "share", f"of the {lost.unit} time with a verdict", key="judged_ratio"),
+        Column("Time", "gpu_hours", f"{lost.unit}-hours, lost or not", key=lost.hours_key),
+        Column("First", "time", key="first_timestamp_seconds"),
+        Column("Last", "time", key="last_timestamp_seconds"),
     ]
     if not run_spans:  # of several GPUs, each has its own times
         columns, rows = columns[:3], [row[:3] for row in rows]
@@ -78,6 +78,7 @@ def _table(lost: LostTime, run_spans: Sequence[Span]) -> Table:
         tuple(rows),
         title="Duration of each verdict",
         note=f"The verdict is the costliest cause at a time; broken hardware and stalls take precedence.{instances}",
+        key="verdicts",
     )
 
 

@@ -11,7 +11,6 @@ from stallscope.report.document import (
     Figure,
     HeatMap,
     Notice,
-    Numbers,
     Table,
     Value,
 )
@@ -37,7 +36,7 @@ class Gpu(NamedTuple):
     rank: str
     """Rank of the run; empty if the subject is not a run."""
     busy: float
-    """Mean share of time with a kernel on the GPU."""
+    """Mean share of time with a kernel on the GPU, for the order only: it includes times outside of the run."""
 
     @property
     def name(self) -> str:
@@ -64,8 +63,11 @@ def blocks(queries: Queries, found: Ranks | None) -> list[Block]:
             : queries.options.rows
         ]
     shown.sort(key=_order)
-    blocks: list[Block] = [_table(queries, shown, len(every))]
-    heat = _heat_map(queries, sorted(least[:_HEAT_ROWS], key=_order), len(every))
+    drawn = least[:_HEAT_ROWS]
+    among = f"uuid=~{any_of(sorted({gpu.uuid for gpu in (*shown, *drawn)}))}"
+    busy = queries.mean_of_gpus(f"gpu:busy:ratio5m{{{queries.subject.node_matchers}, {among}}}", among)
+    blocks: list[Block] = [_table(queries, shown, busy, len(every))]
+    heat = _heat_map(queries, sorted(drawn, key=_order), busy, len(every))
     if heat is not None:
         blocks.append(heat)
     return blocks
@@ -91,27 +93,28 @@ def _gpus(queries: Queries, found: Ranks | None) -> list[Gpu]:
     ]
 
 
-def _table(queries: Queries, shown: list[Gpu], number: int) -> Table:
+def _table(queries: Queries, shown: list[Gpu], busy: dict[str, float], number: int) -> Table:
     among = f"uuid=~{any_of(gpu.uuid for gpu in shown)}"
     which = f"{queries.subject.node_matchers}, {among}"
 
-    def over_time(function: str, expression: str, before: str = "") -> dict[str, float]:
+    def over_time(function: str, expression: str) -> dict[str, float]:
         """Evaluate for the times at which the GPU belongs to the subject."""
-        own = f"max by ({GPU_LABELS}) ({expression}){queries.subject.and_own_gpus(among, before)}"
+        own = f"max by ({GPU_LABELS}) ({expression}){queries.subject.and_own_gpus(among)}"
         return queries.by("uuid", f"max by (uuid) ({queries.over_time(function, own, resolution=queries.coarse)})")
 
     def rate(counter: str, labels: str = "") -> dict[str, float]:
-        """Return the mean rate of a counter for the times after five minutes of belonging to the subject."""
-        return over_time("avg_over_time", f"rate({counter}{{{which}{labels}}}[{queries.rate_window}])", "5m")
+        """Return the mean rate of a counter over the time in which the GPU was observed."""
+        rate = f"max by ({GPU_LABELS}) (rate({counter}{{{which}{labels}}}[5m]))"
+        return queries.mean_of_gpus(f"{rate} / gpu:observed:ratio5m{{{which}}}", among)
 
     utilisation = f"stallscope_gpu_utilization_ratio{{{which}}}"
     figures = [
         over_time("max_over_time", utilisation),
         *(over_time(f"quantile_over_time({share}, ", utilisation) for share in (0.99, 0.95, 0.5, 0.05)),
         over_time("min_over_time", utilisation),
-        rate("stallscope_gpu_busy_seconds_total"),
+        busy,
         rate("stallscope_gpu_below_seconds_total", ', level="0.1"'),
-        rate("stallscope_gpu_sm_active_seconds_total"),
+        queries.mean_of_gpus(f"gpu:sm_active:ratio5m{{{which}}}", among),
         over_time(
             "max_over_time",
             f"stallscope_gpu_memory_used_bytes{{{which}}} / stallscope_gpu_memory_total_bytes{{{which}}}",
@@ -129,53 +132,61 @@ def _table(queries: Queries, shown: list[Gpu], number: int) -> Table:
         note += f" {len(shown)} of {number} GPUs: the least busy, and those of stragglers."
     return Table(
         (
-            Column("GPU"),
-            Column("Maximum", "share", "utilization"),
-            Column("99 %", "share", "percentile of utilization"),
-            Column("95 %", "share", "percentile of utilization"),
-            Column("Median", "share", "of utilization"),
-            Column("5 %", "share", "percentile of utilization"),
-            Column("Minimum", "share", "utilization"),
-            Column("Busy", "share", "mean time with a kernel on the GPU"),
-            Column("Below 10 %", "share", "mean time with so low a utilization"),
-            Column("SM active", "share", "mean"),
-            Column("Memory", "share", "maximum in use"),
-            Column("Power", "watts", "mean"),
-            Column("Temperature", "celsius", "maximum"),
-            Column("SM clock", "share", "minimum over five minutes, relative to the maximum clock"),
+            Column("GPU", key="name"),
+            Column("Maximum", "share", "utilization", key="utilization_max_ratio"),
+            Column("99 %", "share", "percentile of utilization", key="utilization_p99_ratio"),
+            Column("95 %", "share", "percentile of utilization", key="utilization_p95_ratio"),
+            Column("Median", "share", "of utilization", key="utilization_p50_ratio"),
+            Column("5 %", "share", "percentile of utilization", key="utilization_p5_ratio"),
+            Column("Minimum", "share", "utilization", key="utilization_min_ratio"),
+            Column("Busy", "share", "mean time with a kernel on the GPU", key="gpu_busy_ratio"),
+            Column("Below 10 %", "share", "mean time with so low a utilization", key="below_10_ratio"),
+            Column("SM active", "share", "mean", key="sm_active_ratio"),
+            Column("Memory", "share", "maximum in use", key="memory_used_max_ratio"),
+            Column("Power", "watts", "mean", key="power_watts"),
+            Column("Temperature", "celsius", "maximum", key="temperature_max_celsius"),
+            Column(
+                "SM clock",
+                "share",
+                "minimum over five minutes, relative to the maximum clock",
+                key="sm_clock_min_ratio",
+            ),
         ),
         tuple(rows),
         title="Utilization of each GPU",
         note=note,
+        key="gpus",
     )
 
 
-def _heat_map(queries: Queries, shown: list[Gpu], number: int) -> Figure | None:
+def _heat_map(queries: Queries, shown: list[Gpu], busy: dict[str, float], number: int) -> Figure | None:
     among = f"uuid=~{any_of(gpu.uuid for gpu in shown)}"
     which = f"{queries.subject.node_matchers}, {among}"
     step = queries.counter_step(_HEAT_COLUMNS)
-    busy = f"max by ({GPU_LABELS}) (rate(stallscope_gpu_busy_seconds_total{{{which}}}[{step:.0f}s]))"
-    result = queries.over_range(f"max by (uuid) ({busy}{queries.subject.and_own_gpus(among)})", step)
+    rates = (f"rate(stallscope_gpu_{what}_seconds_total{{{which}}}[{step:.0f}s])" for what in ("busy", "observed"))
+    share = " / ".join(f"max by ({GPU_LABELS}) ({rate})" for rate in rates)
+    result = queries.over_range(f"max by (uuid) (clamp_max({share}, 1){queries.subject.and_own_gpus(among)})", step)
     by_uuid = {curve.labels.get("uuid", ""): curve.values for curve in result.series}
     rows = [gpu for gpu in shown if gpu.uuid in by_uuid]
     if not rows:
         return None
-    means = sorted((_mean(by_uuid[gpu.uuid]), gpu.name) for gpu in rows)
-    least, most = percent(means[0][0]), percent(means[-1][0])
-    others = f" ({means[0][1]}) to {most}" if least != most else ""
-    said = f"{'Each busy' if len(rows) > 1 and not others else 'Busy'} for {least}{others} of the time on average"
+    means = sorted((busy[gpu.uuid], gpu.name) for gpu in rows if gpu.uuid in busy)
+    said = _in_words(means) if means else "A mean needs five minutes."
     title = "Time with a kernel on the GPU"
     if number > len(rows):
         title += f" ({len(rows)} of {number}, the least busy)"
     times = tuple(moment - result.step for moment in result.times)
     return Figure(
-        title, HeatMap(tuple(gpu.name for gpu in rows), times, tuple(by_uuid[gpu.uuid] for gpu in rows)), f"{said}."
+        title, HeatMap(tuple(gpu.name for gpu in rows), times, tuple(by_uuid[gpu.uuid] for gpu in rows)), said
     )
 
 
-def _mean(values: Numbers) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else 0.0
+def _in_words(means: list[tuple[float, str]]) -> str:
+    """Return the text alternative for the means in ascending order."""
+    least, most = percent(means[0][0]), percent(means[-1][0])
+    if least != most:
+        return f"Busy for {least} ({means[0][1]}) to {most} of the time on average."
+    return f"{'Each busy' if len(means) > 1 else 'Busy'} for {least} of the time on average."
 
 
 def _order(gpu: Gpu) -> tuple[tuple[int, str], str, tuple[int, str]]:

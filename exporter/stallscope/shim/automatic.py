@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from stallscope.shim import worker_samples
+from stallscope.shim.stored_reports import summarise_at_exit
 from stallscope.shim.tolerance import switched_on, tolerate
 
 VARIABLE = "STALLSCOPE_AUTO"
@@ -45,6 +46,7 @@ def start() -> None:
     """Measure each training loop that begins in this process. Imports no framework itself."""
     if switched_on("STALLSCOPE_DISABLE") or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
+    summarise_at_exit(os.environ)
     if not worker_samples.is_spawned():  # a worker first finds the memory of its parent
         worker_samples.prepare()
     finder = _Finder(AFTER_IMPORT, time.monotonic())

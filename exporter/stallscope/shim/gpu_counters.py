@@ -55,10 +55,19 @@ class Exporter:
             OSError: no response within a second.
             ValueError: the response is not such a page.
         """
+        return pick(self.page(), gpus)
+
+    def page(self) -> str:
+        """Request the page of metrics.
+
+        Raises:
+            OSError: no response within a second.
+            ValueError: the response is not such a page.
+        """
         head, _, page = self._answer().partition(b"\r\n\r\n")
         if head[9:12] != b"200":
             raise ValueError(f"the exporter responded {head[:60]!r} to a request for counters")
-        return pick(page.decode(errors="replace"), gpus)
+        return page.decode(errors="replace")
 
     def _answer(self) -> bytes:
         """Read until the other end closes, as HTTP/1.0 has it; all waits together have one second."""

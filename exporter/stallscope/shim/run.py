@@ -8,11 +8,13 @@ import time
 from math import inf, isfinite
 
 from stallscope.protocol import vocabulary
-from stallscope.shim import identity, lifetime, termination, worker_samples
+from stallscope.shim import identity, lifetime, stacks, termination, worker_samples
 from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.hot_lines import HotLines
 from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
+from stallscope.shim.slow_steps import WARM_UP
+from stallscope.shim.stored_reports import stored_reports
 from stallscope.shim.timeline import NO_PHASE, Phase, Timeline
 from stallscope.shim.tolerance import (
     amount,
@@ -27,7 +29,7 @@ from stallscope.shim.tolerance import (
     tolerate,
     warn,
 )
-from stallscope.shim.transport import room, transport
+from stallscope.shim.transport import Datagrams, room, transport
 from stallscope.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Protocol
 
+    from stallscope.shim.step_requests import StepRequests
     from stallscope.shim.tracing.trace import Tracer
     from stallscope.shim.transport import Sender
 
@@ -92,8 +95,9 @@ class Run:
 
     Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_TOKEN_FILE,
     STALLSCOPE_CA_FILE, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
-    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR; STALLSCOPE_STACKS=0
-    turns samples of stacks off, STALLSCOPE_DISABLE=1 everything, STALLSCOPE_STRICT=1 raises what would be logged.
+    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR, STALLSCOPE_ALLOW_STOP;
+    STALLSCOPE_STACKS=0 turns samples of stacks off, STALLSCOPE_DISABLE=1 everything, STALLSCOPE_STRICT=1 raises what
+    would be logged.
 
     A simulated rank is a run with a clock and a sender of its own:
 
@@ -187,6 +191,7 @@ class Run:
             self._work_steps = 0
             self._watchers: list[Callable[[], object]] = []
             self.tracer: Tracer | None = None
+            self.step_requests: StepRequests | None = None
             self._listeners: list[Callable[[int], object]] = []
             self._optimizer: int | None = None
             self._followed = 0
@@ -197,6 +202,7 @@ class Run:
                 self._succeed()
             self._sender: Sender = transport(os.environ) if sender is None else sender
             self._room = room(self._sender)
+            self._stored = stored_reports(os.environ, self._session) if clock is None else None
             self._probe: Probe | None = process
             if process is None and clock is None:
                 self._probe = ProcessProbe()
@@ -214,8 +220,12 @@ class Run:
             if clock is None:
                 lifetime.watch(self)
             self._publish(self.timeline.now())
+            if self._stored is not None:
+                self.on_step(self._report_warm_up)
             if clock is None and os.environ.get("STALLSCOPE_TRACE_DIR"):
                 self.trace()
+            if clock is None and switched_on("STALLSCOPE_ALLOW_STOP"):
+                self._allow_stop()
         except Exception as error:
             self.silence()
             tolerate(error, "starting a run")
@@ -316,6 +326,14 @@ class Run:
             tolerate(error, "tracing")
         else:
             trace(self, **selection)
+
+    def _allow_stop(self) -> None:
+        try:
+            from stallscope.shim.stopping import Stopper  # most runs never need it
+        except ImportError as error:
+            tolerate(error, "allowing stop requests")
+        else:
+            Stopper(self)
 
     def finish(self, state: str = "finished") -> None:
         """End the run as `finished`, `failed` or `terminated` and send the last report; calls after it do nothing."""
@@ -662,6 +680,13 @@ class Run:
         if not self._listeners:
             self.timeline.listener = None
 
+    def _report_warm_up(self, _steps: int) -> bool:
+        """Make a report due at the end of the first steps, which the summary leaves out."""
+        if self.timeline.steps < WARM_UP:
+            return True
+        self.timeline.due = min(self.timeline.due, self.timeline.now())
+        return False
+
     def _read_process(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         try:
             return ({}, {}) if self._probe is None else self._probe.read()
@@ -727,6 +752,12 @@ class Run:
             payload = self._written(now).encode()
             if len(payload) > self._room:
                 payload = self._shortened(payload)
+            if self._stored is not None:
+                self._stored.store(payload, timeline.steps >= WARM_UP)
+            if not last and not self._scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
+                self._sender.passed = max(
+                    self._sender.passed, stacks.attach(self._session, timeline.activity, self.name, self.rank)
+                )
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and not self._scripted:
                 patience = time.monotonic() + _LAST_WORDS
@@ -834,6 +865,7 @@ class Run:
         self.silence()
         lifetime.forget(self)
         termination.withdraw(self._session)
+        stacks.release(self._session)
         for part in (self._probe, self._sender, self.tracer):
             close = getattr(part, "close", None)
             if close is not None:

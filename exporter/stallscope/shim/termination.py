@@ -202,7 +202,7 @@ def _register(number: int, line: _Line | _Reports) -> None:
         if _registered[number][0]() is None:  # the program has registered its own file
             return
         by_python = _registered[number][1]
-    elif _is_default(number):
+    elif is_default(number):
         by_python = False
     elif _is_python_handler(number):
         by_python = True
@@ -225,7 +225,7 @@ def _unregister(number: int) -> None:
         faulthandler.unregister(number)
 
 
-def _is_default(number: int) -> bool:
+def is_default(number: int) -> bool:
     """Return whether the kernel has the default action for this signal, neither a handler nor to ignore it."""
     with open("/proc/self/status", "rb") as file:
         masks = dict(line.split(b":", 1) for line in file if line.startswith((b"SigCgt", b"SigIgn")))
@@ -239,7 +239,7 @@ def _is_python_handler(number: int) -> bool:
     would do as well, but a shell ignores that for commands in the background.
     """
     spare = getattr(signal, "SIGRTMAX", None)
-    if spare is None or not callable(signal.getsignal(number)) or not _is_default(spare):
+    if spare is None or not callable(signal.getsignal(number)) or not is_default(spare):
         return False
     try:
         import ctypes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from contextlib import suppress
 from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS, ENOTSOCK
@@ -54,6 +55,10 @@ class Datagrams:
         self.interval = 0.0
         """Fewest seconds between two reports."""
         self.sign = sign
+        self.passed = -1
+        """Descriptor that goes with the next report that leaves through a UNIX socket, or -1."""
+        self.passes = any(family == socket.AF_UNIX for family, _address in targets)
+        """True if there is a UNIX socket to pass descriptors through."""
         self._used = -1
 
     def __call__(self, payload: bytes) -> str | None:
@@ -129,8 +134,9 @@ class Datagrams:
         sender = self._sockets[position]
         if sender is None:
             sender = self._sockets[position] = _opened(family)
-        if family == socket.AF_UNIX:
-            sender.sendto(payload, address)  # by name each time: a new exporter, a new socket
+        if family == socket.AF_UNIX:  # by name each time: a new exporter, a new socket
+            if self.passed < 0 or not self._sent_with_descriptor(sender, address, payload):
+                sender.sendto(payload, address)
             return
         # Only a connected socket detects a missing listener. Reconnected each time, since a cluster's network may have
         # led it to a pod that is gone, or taken the connection back: Cilium chooses a Service's pod at connect() alone.
@@ -141,6 +147,19 @@ class Datagrams:
             sender.send(payload)
         if sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # this machine's own answer is there at once
             raise ConnectionRefusedError
+
+    def _sent_with_descriptor(self, sender: socket.socket, address: Address, payload: bytes) -> bool:
+        """Send with the descriptor; False if it can't be passed: it was closed, or too many are on their way."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, self.passed.to_bytes(4, sys.byteorder))
+        try:
+            sender.sendmsg([payload], [rights], 0, address)
+        except (BlockingIOError, FileNotFoundError, ConnectionError):
+            raise  # the next report takes it
+        except OSError:
+            self.passed = -1
+            return False
+        self.passed = -1
+        return True
 
 
 class Post:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from stallscope.drivers.device import (
     Activity,
@@ -30,6 +31,7 @@ from stallscope.drivers.device import (
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.simulation.gpu import POWER_LIMIT_WATTS, SAMPLES_KEPT, SAMPLES_PER_SECOND, GpuState
 from stallscope.simulation.node import Node, uuid
+from stallscope.simulation.scenarios import HardwareFault
 from stallscope.simulation.workload import PhaseEffect
 
 MODEL = "Simulated NVIDIA H100 80GB HBM3"
@@ -124,29 +126,35 @@ class SimulatedDriver:
 
 
 class SimulatedListener:
-    """Reports the Xid event of each GPU that is lost from now on."""
+    """Reports the Xid event of each GPU that is lost, or has another fault with one, from now on."""
 
     def __init__(self, node: Node, devices: Mapping[int, Device]) -> None:
         self._node = node
         self.devices = list(devices.values())
         """The GPUs with events."""
-        self._awaited = {index: device for index, device in devices.items() if not node.lost(index)}
+        self._awaited = {index: device for index, device in devices.items() if self._xid(index) is None}
         self._closed = threading.Event()
 
     def wait(self, timeout: float) -> Sequence[Event]:
         """The GPUs that were lost since the call before; scripted time does not pass while one waits for it."""
         # A GPU that is lost during the wait is reported at its end, which is soon.
-        if not self._any_lost() and not isinstance(self._node.clock, ScriptedClock):
+        if not self._any_event() and not isinstance(self._node.clock, ScriptedClock):
             self._closed.wait(timeout)
-        lost = [index for index in self._awaited if self._node.lost(index)]
-        return [Event(self._awaited.pop(index), _LOST_XID) for index in lost]
+        found = {index: xid for index in self._awaited if (xid := self._xid(index)) is not None}
+        return [Event(self._awaited.pop(index), xid) for index, xid in found.items()]
 
     def close(self) -> None:
         """Stop listening, and let a wait end."""
         self._closed.set()
 
-    def _any_lost(self) -> bool:
-        return any(self._node.lost(index) for index in self._awaited)
+    def _any_event(self) -> bool:
+        return any(self._xid(index) is not None for index in self._awaited)
+
+    def _xid(self, index: int) -> int | None:
+        if self._node.lost(index):
+            return _LOST_XID
+        fault = self._node.hardware_fault(index)
+        return None if fault is None else fault.xid
 
 
 class SimulatedDevice(Device):
@@ -209,6 +217,16 @@ class SimulatedDevice(Device):
         """Everything that an H100 SXM reports; it has no fans of its own."""
         self._require_answer()
         found = self._readings(query)
+        fault = self._node.hardware_fault(self.index)
+        if fault is not None:
+            minutes = (self._node.now() - self._node.scenario.onset) / 60.0
+            found = {**found, **fault.readings.get(query, {})}
+            for signal, growth in fault.per_minute.get(query, {}).items():
+                found[signal] = (
+                    {**_labelled(found[signal]), **{label: int(each * minutes) for label, each in growth.items()}}
+                    if isinstance(growth, Mapping)
+                    else int(growth * minutes)
+                )
         self._served.update(dict.fromkeys(found, "simulation"))
         return found
 
@@ -218,8 +236,8 @@ class SimulatedDevice(Device):
             return {
                 "energy_joules_total": round(state.joules, 3),
                 "throttled_seconds_total": {
-                    "sw_thermal": round(state.throttled_seconds, 6),
-                    **dict.fromkeys(("hw_thermal", "power_cap", "power_brake", "sync_boost"), 0.0),
+                    **dict.fromkeys(("sw_thermal", "hw_thermal", "power_cap", "power_brake", "sync_boost"), 0.0),
+                    **dict.fromkeys(self._throttle_reasons(), round(state.throttled_seconds, 6)),
                 },
                 "temperature_celsius": {"memory": round(30.0 + 0.45 * state.celsius)},
                 "pcie_receive_bytes_total": int(state.totals.pcie_received),
@@ -285,8 +303,9 @@ class SimulatedDevice(Device):
         )
 
     def throttle_reasons(self) -> frozenset[str]:
-        """Heat is the only reason that is simulated."""
-        return frozenset({"sw_thermal"} if self._state("throttled_seconds_total").throttled else ())
+        """Heat, or the reason of the scenario's fault."""
+        throttled = self._state("throttled_seconds_total").throttled
+        return self._throttle_reasons() if throttled else frozenset()
 
     def pcie_throughput(self) -> tuple[float, float]:
         """The mean over the driver's 20 ms."""
@@ -340,6 +359,13 @@ class SimulatedDevice(Device):
             for number, before, after in zip(numbers, totals, totals[1:], strict=False)
         ]
 
+    def _throttle_reasons(self) -> frozenset[str]:
+        """Return the only reason that this scenario's clocks can be down for."""
+        fault = self._node.scenario.fault
+        if not isinstance(fault, HardwareFault):
+            return frozenset({"sw_thermal"})
+        return frozenset({fault.reason} if fault.reason else ())
+
     def _memory_used(self) -> int:
         return round((_MEMORY_TOTAL - _MEMORY_RESERVED) * self._node.memory_share(self.index) / _MIB) * _MIB
 
@@ -359,6 +385,10 @@ class SimulatedDevice(Device):
             raise DeviceLost("gpu_lost", f"simulated GPU {self.index} has fallen off the bus")
         for signal in signals:
             self._served[signal] = "simulation"
+
+
+def _labelled(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _per_cent(ratio: float) -> float:

@@ -59,7 +59,7 @@ class GpuState(NamedTuple):
 
     @property
     def throttled(self) -> bool:
-        """True if heat limits the clocks."""
+        """True if the clocks are below the highest."""
         return self.clock_ratio < 1.0
 
 
@@ -72,6 +72,11 @@ class SimulatedGpu:
         self._end = 0.0
         self._last = GpuState(IDLE_WATTS, start, 1.0, 0.0, IDLE, 0.0)
         self._segments: list[_Segment] = []
+        self._highest_clock_ratio = 1.0
+
+    def limit_clock(self, ratio: float) -> None:
+        """Hold the clock at or below this share of the highest from now on."""
+        self._highest_clock_ratio = ratio
 
     def worsen_cooling(self, factor: float) -> None:
         """Let heat leave less easily from now on."""
@@ -80,7 +85,8 @@ class SimulatedGpu:
     def clock_ratio(self) -> float:
         """The clock that the driver sets at the end of the history, over the highest."""
         excess = self._last.celsius - THROTTLE_CELSIUS
-        return 1.0 if excess <= 0 else max(LOWEST_CLOCK_RATIO, 1.0 - excess / THROTTLE_SPAN_CELSIUS)
+        heat = 1.0 if excess <= 0 else max(LOWEST_CLOCK_RATIO, 1.0 - excess / THROTTLE_SPAN_CELSIUS)
+        return min(heat, self._highest_clock_ratio)
 
     def work(self, effect: PhaseEffect, seconds: float, clock_ratio: float) -> None:
         """Append a stretch of work."""

@@ -22,10 +22,12 @@ _TICKS = 100
 _MEMORY_KIB = 1024**3
 _DISK_BYTES_PER_SECOND = 1.8e9
 """While the data disk has work."""
-_NETWORK_BYTES_PER_SECOND = 4e6
+_NETWORK_BYTES_PER_SECOND = 3.125e9
 _SECTOR = 512
 _ASLEEP = HostLoad(cpu=0.01, disk=0.0)
 """No step is made and nothing is loaded."""
+_STORAGE_HANGS = HostLoad(cpu=0.01, iowait=0.3, io_waiting=0.95, disk=1.0)
+"""Every loader waits for the data disk."""
 _POLLING = HostLoad(cpu=8 / CPUS, disk=0.0)
 """Utilisation while each rank's main thread polls for the end of a collective."""
 _SHARES_OF_BUSY = (0.88, 0.12)
@@ -53,10 +55,12 @@ class SimulatedHost:
             ("proc/stat", self._stat(seconds)),
             ("proc/uptime", f"{now:.2f} {now * CPUS * 0.5:.2f}\n"),
             ("proc/diskstats", _diskstats(seconds)),
-            ("proc/net/dev", _net_dev(now)),
+            ("proc/net/dev", _net_dev(seconds)),
+            ("proc/meminfo", _meminfo(seconds[-1][0] if now >= self._node.scenario.onset else seconds[0][0])),
+            ("proc/vmstat", _vmstat(seconds)),
             ("proc/pressure/cpu", _pressure(sum(load.cpu_waiting * part for load, part in seconds), 0.0)),
             ("proc/pressure/io", _pressure(*(sum(load.io_waiting * part for load, part in seconds),) * 2)),
-            ("proc/pressure/memory", _pressure(0.0, 0.0)),
+            ("proc/pressure/memory", _pressure(*(sum(load.memory_waiting * part for load, part in seconds),) * 2)),
         ):
             self._replace(path, text)
 
@@ -65,8 +69,11 @@ class SimulatedHost:
         rows = []
         for cpu in range(CPUS):
             # Loaders are spread over all CPUs, some of them slightly busier than others.
-            lean = 1.0 + 0.03 * (cpu % 3 - 1)
-            shares = [(min(load.cpu * lean, 1.0 - load.iowait), load.iowait, part) for load, part in seconds]
+            lean = cpu % 3 - 1
+            shares = [
+                (min(load.cpu * (1.0 + load.cpu_spread * lean), 1.0 - load.iowait), load.iowait, part)
+                for load, part in seconds
+            ]
             busy = sum(share * part for share, _waiting, part in shares)
             waiting = sum(share * part for _busy, share, part in shares)
             idle = sum((1.0 - share - lost) * part for share, lost, part in shares)
@@ -105,7 +112,7 @@ def _load_seconds(scenario: Scenario, now: float) -> _LoadSeconds:
     if isinstance(scenario.fault, LoadChange):
         after = scenario.fault.host
     elif isinstance(scenario.fault, Stall):
-        after = _POLLING if scenario.fault.spinning else _ASLEEP
+        after = _POLLING if scenario.fault.spinning else _STORAGE_HANGS if scenario.fault.storage else _ASLEEP
     elif isinstance(scenario.fault, GpuLoss):
         after = _POLLING
     before_seconds = min(now, scenario.onset)
@@ -128,10 +135,11 @@ def _diskstats(seconds: _LoadSeconds) -> str:
     return f" 259       0 nvme0n1 {operations} 0 {read} {busy} 0 0 0 0 0 {busy} {busy} 0 0 0 0 0 0\n"
 
 
-def _net_dev(now: float) -> str:
-    size = round(now * _NETWORK_BYTES_PER_SECOND)
+def _net_dev(seconds: _LoadSeconds) -> str:
+    size = round(sum(load.network * part for load, part in seconds) * _NETWORK_BYTES_PER_SECOND)
+    errors = round(sum(load.network_errors * part for load, part in seconds))
     packets = size // 1400
-    received = f"{size} {packets} 0 0 0 0 0 0"
+    received = f"{size} {packets} {errors} 0 0 0 0 0"
     sent = f"{size // 4} {packets // 4} 0 0 0 0 0 0"
     return (
         "Inter-|   Receive                                                |  Transmit\n"
@@ -142,31 +150,40 @@ def _net_dev(now: float) -> str:
     )
 
 
+def _vmstat(seconds: _LoadSeconds) -> str:
+    pages = round(sum(load.swapped_pages * part for load, part in seconds))
+    kills = int(sum(load.oom_kills * part for load, part in seconds))
+    return f"pswpin {pages}\npswpout {pages}\npgfault 1000\npgmajfault {pages}\noom_kill {kills}\n"
+
+
+def _meminfo(load: HostLoad) -> str:
+    available = round(_MEMORY_KIB * (1.0 - load.memory))
+    sizes = {
+        "MemTotal": _MEMORY_KIB,
+        "MemFree": min(available, _MEMORY_KIB // 4),
+        "MemAvailable": available,
+        "Buffers": 65_536,
+        "Cached": available // 2,
+        "SwapCached": 0,
+        "Active": _MEMORY_KIB // 4,
+        "Inactive": _MEMORY_KIB // 4,
+        "SwapTotal": _MEMORY_KIB // 16 if load.swapped_pages else 0,
+        "SwapFree": _MEMORY_KIB // 32 if load.swapped_pages else 0,
+        "Shmem": 2_097_152,
+        "Slab": 4_194_304,
+    }
+    return "".join(f"{name + ':':<16}{value:>12} kB\n" for name, value in sizes.items())
+
+
 def _constant_files(node: Node) -> dict[str, str]:
     cpuinfo = "".join(
         f"processor\t: {cpu}\nvendor_id\t: Simulated\nmodel name\t: Simulated {CPUS}-way processor\n\n"
         for cpu in range(CPUS)
     )
-    meminfo = {
-        "MemTotal": _MEMORY_KIB,
-        "MemFree": _MEMORY_KIB // 4,
-        "MemAvailable": _MEMORY_KIB * 3 // 4,
-        "Buffers": 65_536,
-        "Cached": _MEMORY_KIB // 2,
-        "SwapCached": 0,
-        "Active": _MEMORY_KIB // 4,
-        "Inactive": _MEMORY_KIB // 4,
-        "SwapTotal": 0,
-        "SwapFree": 0,
-        "Shmem": 2_097_152,
-        "Slab": 4_194_304,
-    }
     return {
         **_processes(node),
         "etc/passwd": f"root:x:0:0:root:/root:/bin/sh\n{USER}:x:{_USER_NUMBER}:{_USER_NUMBER}::/:/bin/sh\n",
         "proc/cpuinfo": cpuinfo,
-        "proc/meminfo": "".join(f"{name + ':':<16}{value:>12} kB\n" for name, value in meminfo.items()),
-        "proc/vmstat": "pswpin 0\npswpout 0\npgfault 1000\npgmajfault 0\noom_kill 0\n",
         "proc/loadavg": f"{CPUS / 2:.2f} {CPUS / 2:.2f} {CPUS / 2:.2f} 9/900 4242\n",
         "proc/version": "Linux version simulated\n",
         "proc/sys/kernel/osrelease": "simulated\n",

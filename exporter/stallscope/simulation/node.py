@@ -12,12 +12,13 @@ from stallscope.simulation.scenarios import (
     CoolingFailure,
     Fault,
     GpuLoss,
+    HardwareFault,
     LoadChange,
     Scenario,
     Stall,
     Workload,
 )
-from stallscope.simulation.workload import EFFECTS, IDLE, SPINNING, Step, StepGenerator
+from stallscope.simulation.workload import IDLE, SPINNING, PhaseTime, Step, StepGenerator, effect_of
 
 _STALL_SLICE_SECONDS = 1.0
 _FIRST_PID = 4_194_305
@@ -45,7 +46,7 @@ class Node:
         self.clock = clock
         self.epoch = clock.time()
         """Wall clock at the beginning of the simulation."""
-        self.workload: Workload = scenario.workload
+        self._workloads: list[Workload] = [scenario.workload] * gpus
         self.answering = [threading.Event() for _ in range(gpus)]
         """A GPU's calls block while its event is clear: the fault of a driver that hangs."""
         for event in self.answering:
@@ -56,6 +57,7 @@ class Node:
         self._generator = StepGenerator(gpus, seed)
         self._fault: Fault | None = None
         self._end = 0.0
+        self._paused = 0.0  # end of the last pause
         self._listeners: list[Callable[[Step], None]] = []
         self._lock = threading.Lock()
 
@@ -82,6 +84,17 @@ class Node:
         fault = self.scenario.fault
         return isinstance(fault, GpuLoss) and gpu in fault.gpus and self.now() >= self.scenario.onset
 
+    def hardware_fault(self, gpu: int) -> HardwareFault | None:
+        """Return the fault of the GPU that has begun."""
+        fault = self.scenario.fault
+        if not isinstance(fault, HardwareFault) or self.now() < self.scenario.onset:
+            return None
+        return fault if fault.gpus is None or gpu in fault.gpus else None
+
+    def workload(self, rank: int) -> Workload:
+        """Return the present workload of a rank."""
+        return self._workloads[rank]
+
     def state(self, gpu: int) -> GpuState:
         """The GPU now."""
         return self.states(gpu, (self.now(),))[0]
@@ -94,7 +107,7 @@ class Node:
 
     def memory_share(self, gpu: int) -> float:
         """Frame buffer in use, as a share of the whole."""
-        return self.workload.memory_share * self._memory_shares[gpu]
+        return self._workloads[gpu].memory_share * self._memory_shares[gpu]
 
     def pids(self, gpu: int) -> tuple[int, ...]:
         """The processes on the GPU: one of the job, under a pid that no kernel hands out."""
@@ -112,25 +125,37 @@ class Node:
     def _strike(self, fault: Fault) -> None:
         self._fault = fault
         if isinstance(fault, LoadChange):
-            self.workload = fault.workload
+            for rank in range(self.gpu_count) if fault.ranks is None else fault.ranks:
+                self._workloads[rank] = fault.workload
+        elif isinstance(fault, HardwareFault):
+            for gpu in range(self.gpu_count) if fault.gpus is None else fault.gpus:
+                self._gpus[gpu].limit_clock(fault.clock)
         elif isinstance(fault, CoolingFailure):
             for gpu in fault.gpus:
                 self._gpus[gpu].worsen_cooling(fault.resistance)
 
     def _step(self) -> None:
         ratios = [gpu.clock_ratio() for gpu in self._gpus]
-        step = self._generator.draw(self.workload, self._end, [1.0 / ratio for ratio in ratios])
+        step = self._generator.draw(self._workloads, self._end, [1.0 / ratio for ratio in ratios], self._pause())
         collective = min(dict(phases).get("communication", 0.0) for phases in step.ranks)
-        for gpu, ratio, phases in zip(self._gpus, ratios, step.ranks, strict=True):
+        for gpu, ratio, phases, workload in zip(self._gpus, ratios, step.ranks, self._workloads, strict=True):
             for phase, seconds in phases:
                 working = seconds
                 if phase == "communication" and seconds > collective:
                     gpu.work(SPINNING, seconds - collective, ratio)
                     working = collective
-                gpu.work(EFFECTS[phase], working, ratio)
+                gpu.work(effect_of(phase, workload), working, ratio)
         self._end = step.end
         for listener in self._listeners:
             listener(step)
+
+    def _pause(self) -> PhaseTime | None:
+        """Return the phase and seconds of the pause that is due, if any."""
+        pause = self._workloads[0].pause
+        if pause is None or self._end < self._paused + pause.every_seconds:
+            return None
+        self._paused = self._end + pause.seconds
+        return pause.phase, pause.seconds
 
     def _stand_still(self, fault: Stall | GpuLoss) -> None:
         for index, gpu in enumerate(self._gpus):

@@ -11,7 +11,6 @@ from stallscope.simulation.host import CPUS, SLURM_JOB, USER, busy_cpu_seconds
 from stallscope.simulation.node import Node, pid, uuid
 from stallscope.simulation.workload import Step
 
-_MAIN_THREAD_SHARE = 0.6
 _PROCESS_BYTES = 24 * 1024**3
 
 
@@ -45,13 +44,13 @@ class _Rank:
         def send(payload: bytes) -> None:
             deliver(payload)
 
-        workload = node.scenario.workload
+        self._node, self._number = node, number
         self.pending: deque[tuple[float, str | None]] = deque()
         self._steps = 0
         self._clock = ScriptedClock(node.epoch)
         self._run = Run(
-            f"simulated-{node.scenario.name.replace('_', '-')}",
-            samples_per_step=workload.samples,
+            node.scenario.run,
+            samples_per_step=node.workload(number).samples,
             rank=number,
             local_rank=number,
             world_size=node.gpu_count,
@@ -70,7 +69,7 @@ class _Rank:
             interval=interval,
             clock=self._clock,
             sender=send,
-            process=_Process(node, self._clock),
+            process=_Process(node, number, self._clock),
             pid=pid(number),
         )
 
@@ -83,8 +82,11 @@ class _Rank:
             if phase is None:
                 clock.advance(passing)
                 self._steps += 1
-                run.report(loss=1.5 + 5.5 / (1.0 + self._steps / 500) ** 0.5)
+                loss = self._node.workload(self._number).loss
+                run.report(loss=1.5 + 5.5 / (1.0 + self._steps / 500) ** 0.5 if loss is None else loss)
                 run.step()
+            elif phase == "other":
+                clock.advance(passing)
             else:
                 with run.phase(phase):
                     clock.advance(passing)
@@ -93,21 +95,27 @@ class _Rank:
 class _Process:
     """Return the scenario's cost of one rank's process for the host, loader workers included."""
 
-    def __init__(self, node: Node, clock: ScriptedClock) -> None:
+    def __init__(self, node: Node, rank: int, clock: ScriptedClock) -> None:
         self._node = node
+        self._rank = rank
         self._clock = clock
+        self._read_at = 0.0
+        self._main_thread_seconds = 0.0
 
     def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Counters and gauges of the report."""
         now = self._clock.monotonic()
+        workload = self._node.workload(self._rank)
+        self._main_thread_seconds += (now - self._read_at) * workload.main_thread
+        self._read_at = now
         counters = {
             "process_cpu_seconds": busy_cpu_seconds(self._node.scenario, now) / self._node.gpu_count,
-            "main_thread_cpu_seconds": now * _MAIN_THREAD_SHARE,
+            "main_thread_cpu_seconds": self._main_thread_seconds,
         }
         gauges = {
             "process_memory_bytes": float(_PROCESS_BYTES),
             "cpu_limit_cores": float(CPUS),
-            "dataloader_workers": float(self._node.scenario.workload.loader_workers),
+            "dataloader_workers": float(workload.loader_workers),
         }
         return counters, gauges
 

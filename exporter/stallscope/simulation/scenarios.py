@@ -7,7 +7,19 @@ scenario can find a rule wrong. Each is named after its cause in the verdict con
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Periodic work during which no rank trains."""
+
+    phase: str
+    """A phase of the shim; `other` is not measured as a phase."""
+    seconds: float
+    every_seconds: float
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,15 @@ class Workload:
     samples: int = 512
     """Samples a step and rank."""
     loader_workers: int = 8
+    other: float = 0.0
+    """Outside of the measured phases."""
+    pause: Pause | None = None
+    kernels: Mapping[str, float] = field(default_factory=dict)
+    """Use of the GPU's units by forward and backward, by field of `PhaseEffect`, where it is not the usual one."""
+    loss: float | None = None
+    """The reported loss, where it is not that of a model that learns."""
+    main_thread: float = 0.6
+    """Load of the main thread, as a share of a CPU."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +63,20 @@ class HostLoad:
     io_waiting: float = 0.005
     disk: float = 0.1
     """The data disk had work."""
+    memory: float = 0.25
+    """Memory that is not available to others."""
+    memory_waiting: float = 0.0
+    """Some task waited for memory."""
+    swapped_pages: float = 0.0
+    """Pages a second, in and out each."""
+    oom_kills: float = 0.0
+    """Processes that the kernel ends, a second."""
+    network: float = 0.001
+    """Of the interface's speed, received."""
+    network_errors: float = 0.0
+    """Received packets with errors, a second."""
+    cpu_spread: float = 0.03
+    """Deviation of a third of the CPUs from the mean."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +85,26 @@ class LoadChange:
 
     workload: Workload
     host: HostLoad
+    ranks: tuple[int, ...] | None = None
+    """Ranks that it is for; None for all."""
+
+
+@dataclass(frozen=True)
+class HardwareFault:
+    """These GPUs report other values than before."""
+
+    gpus: tuple[int, ...] | None
+    """None for all."""
+    readings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Values in place of those before, by query and signal."""
+    per_minute: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Growth of counters, by query and signal."""
+    clock: float = 1.0
+    """Of the maximum."""
+    reason: str = ""
+    """Throttle reason that the driver reports for the clock; empty for none."""
+    xid: int | None = None
+    """Code of the event at the beginning."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +128,11 @@ class Stall:
 
     spinning: bool
     """GPUs spin in a collective (fully utilised, at low power) instead of idling."""
+    storage: bool = False
+    """The host waits for a storage that does not respond."""
 
 
-Fault = LoadChange | CoolingFailure | GpuLoss | Stall
+Fault = LoadChange | HardwareFault | CoolingFailure | GpuLoss | Stall
 
 
 @dataclass(frozen=True)
@@ -97,13 +154,217 @@ class Scenario:
     """No simulated job: the GPUs work for the real ranks that claim them."""
 
     @property
+    def run(self) -> str:
+        """Name of the simulated run; empty if none reports."""
+        return f"simulated-{self.name.replace('_', '-')}" if self.instrumented else ""
+
+    @property
+    def simulates_host(self) -> bool:
+        """True if the cause depends on the load of the host, which must be simulated too."""
+        return isinstance(self.fault, LoadChange) or (isinstance(self.fault, Stall) and self.fault.storage)
+
+    @property
     def faulty_gpus(self) -> tuple[int, ...]:
         """The GPUs that the fault sits on, where it sits on some; the ranks are numbered alike."""
-        return self.fault.gpus if isinstance(self.fault, (CoolingFailure, GpuLoss)) else ()
+        return (self.fault.gpus or ()) if isinstance(self.fault, (HardwareFault, CoolingFailure, GpuLoss)) else ()
 
 
 _STEADY = Workload(data_wait=0.01, host_copy=0.008, forward=0.35, backward=0.62, communication=0.06, optimizer=0.05)
 _CALM = HostLoad(cpu=0.32)
+_IDLE = Workload(data_wait=1.0, host_copy=0, forward=0, backward=0, communication=0, optimizer=0, memory_share=0.3)
+
+_FAULTY = (1,)
+"""The GPU, and the rank on it, that a fault of one of them is for."""
+
+
+def _load(host: HostLoad = _CALM, *, ranks: tuple[int, ...] | None = None, **changes: Any) -> LoadChange:
+    """Change some fields of the usual workload."""
+    return LoadChange(replace(_STEADY, **changes), host, ranks)
+
+
+_FAULTS: tuple[tuple[str, str, Fault], ...] = (
+    (
+        "power_brake",
+        "An external power brake halves the clocks of one GPU, and the other ranks wait for it.",
+        HardwareFault(_FAULTY, clock=0.5, reason="power_brake"),
+    ),
+    (
+        "power_capped",
+        "The power limit of all GPUs is set to 400 W of 700, which holds their clocks down.",
+        HardwareFault(None, readings={"power_limits": {"power_limit_watts": 400.0}}, clock=0.7, reason="power_cap"),
+    ),
+    (
+        "clocks_limited",
+        "The clocks of all GPUs are set to 60 % of their maximum.",
+        HardwareFault(
+            None,
+            readings={"clocks_configured": {"clock_configured_hertz": {"sm": 1_188e6, "graphics": 1_188e6}}},
+            clock=0.6,
+        ),
+    ),
+    ("xid_hw", "The driver reports a hardware error of one GPU: Xid 119.", HardwareFault(_FAULTY, xid=119)),
+    ("xid_app", "The driver reports an illegal access by the application: Xid 31.", HardwareFault(_FAULTY, xid=31)),
+    (
+        "ecc_uncorrected",
+        "The memory of one GPU has two uncorrectable errors.",
+        HardwareFault(_FAULTY, readings={"health": {"ecc_errors_total": {"corrected": 40, "uncorrected": 2}}}),
+    ),
+    (
+        "row_remap_pending",
+        "A memory row of one GPU waits for a reset to be remapped.",
+        HardwareFault(_FAULTY, readings={"health": {"row_remap_pending": 1}}),
+    ),
+    (
+        "row_remap_failed",
+        "A memory row of one GPU could not be remapped.",
+        HardwareFault(_FAULTY, readings={"health": {"row_remap_failed": 1}}),
+    ),
+    (
+        "pcie_degraded",
+        "The PCIe link of one GPU has 8 of its 16 lanes.",
+        HardwareFault(_FAULTY, readings={"pcie_link": {"pcie_link_width": 8}}),
+    ),
+    (
+        "pcie_replays",
+        "The PCIe link of one GPU repeats 90 packets a minute.",
+        HardwareFault(_FAULTY, per_minute={"health": {"pcie_replays_total": 90.0}}),
+    ),
+    (
+        "nvlink_errors",
+        "The NVLinks of one GPU have errors: 60 replays a minute.",
+        HardwareFault(_FAULTY, per_minute={"health": {"nvlink_errors_total": {"replay": 60.0, "recovery": 3.0}}}),
+    ),
+    (
+        "nvlink_down",
+        "Two of the 18 NVLinks of one GPU are down.",
+        HardwareFault(_FAULTY, readings={"health": {"nvlink_links_active": 16}}),
+    ),
+    (
+        "input_bound",
+        "Each step waits a third of its time for data, and the host shows no reason.",
+        _load(HostLoad(cpu=0.3), data_wait=0.62, loader_workers=16),
+    ),
+    (
+        "input_few_workers",
+        "Two loader workers cannot keep up, while most CPUs idle.",
+        _load(HostLoad(cpu=0.05), data_wait=0.62, loader_workers=2),
+    ),
+    (
+        "input_single_thread",
+        "The loader has workers enough, and waits for the main thread, which keeps one CPU busy.",
+        _load(HostLoad(cpu=0.2), data_wait=0.62, loader_workers=14, main_thread=0.995),
+    ),
+    (
+        "input_too_many_workers",
+        "The loader has three workers for each CPU, which wait for one another.",
+        _load(HostLoad(cpu=0.7, cpu_waiting=0.6), data_wait=0.62, loader_workers=24),
+    ),
+    (
+        "input_disk_bound",
+        "The data disk is busy all the time, and each step waits for it.",
+        _load(HostLoad(cpu=0.2, iowait=0.15, io_waiting=0.6, disk=0.99), data_wait=0.62, loader_workers=16),
+    ),
+    (
+        "input_network_bound",
+        "The data arrives over a network interface that is full.",
+        _load(HostLoad(cpu=0.2, network=0.95), data_wait=0.62, loader_workers=16),
+    ),
+    (
+        "h2d_bound",
+        "Copying each batch to the GPU takes a quarter of the step.",
+        _load(host_copy=0.36),
+    ),
+    (
+        "comm_bound",
+        "Communication takes 40 % of each step.",
+        _load(communication=0.7),
+    ),
+    (
+        "sync_stall",
+        "A quarter of each step is outside of the measured phases, with an idle GPU.",
+        _load(other=0.36),
+    ),
+    (
+        "mem_bw_bound",
+        "The kernels of forward and backward move data all the time, and compute little.",
+        _load(kernels={"dram": 0.9, "memory": 0.95, "tensor": 0.05, "fp32": 0.1, "sm": 0.95}),
+    ),
+    (
+        "tensor_cores_unused",
+        "Forward and backward compute in single precision, without tensor cores.",
+        _load(kernels={"tensor": 0.0, "fp32": 0.75, "fp16": 0.0}),
+    ),
+    (
+        "launch_bound",
+        "Many kernels are too short for the GPU, which idles between two launches.",
+        _load(kernels={"busy": 0.55, "sm": 0.15, "tensor": 0.05, "dram": 0.1, "power": 0.3}, main_thread=0.99),
+    ),
+    (
+        "checkpoint_stall",
+        "A checkpoint of 15 s every minute blocks the training.",
+        _load(pause=Pause("checkpoint", 15.0, 60.0)),
+    ),
+    (
+        "evaluation_overhead",
+        "An evaluation of 25 s every minute and a half.",
+        _load(pause=Pause("evaluation", 25.0, 90.0)),
+    ),
+    (
+        "callback_stall",
+        "Logging and callbacks take 8 s every 30 s.",
+        _load(pause=Pause("logging", 8.0, 30.0)),
+    ),
+    (
+        "step_outliers",
+        "Every 25 s, one step takes 7 s in place of one.",
+        _load(pause=Pause("forward", 6.0, 25.0)),
+    ),
+    (
+        "straggler_rank",
+        "One rank computes longer than the others, which wait for it.",
+        _load(ranks=_FAULTY, forward=0.55, backward=0.95),
+    ),
+    (
+        "straggler_input",
+        "One rank waits for its data, and the others wait for it.",
+        _load(ranks=_FAULTY, data_wait=0.6),
+    ),
+    (
+        "hang_io",
+        "No rank makes a step any more: all of them wait for a storage that does not respond.",
+        Stall(spinning=False, storage=True),
+    ),
+    (
+        "loss_nonfinite",
+        "The loss is not a number any more.",
+        _load(loss=float("nan")),
+    ),
+    (
+        "mem_pressure",
+        "The host runs out of memory, and tasks wait for it.",
+        _load(HostLoad(cpu=0.3, memory=0.98, memory_waiting=0.4)),
+    ),
+    (
+        "oom_kill",
+        "The kernel ends processes, because the host's memory is full.",
+        _load(HostLoad(cpu=0.3, memory=0.99, memory_waiting=0.2, oom_kills=0.02)),
+    ),
+    (
+        "swapping",
+        "The host moves 3000 pages a second to and from swap.",
+        _load(HostLoad(cpu=0.3, memory=0.95, memory_waiting=0.05, swapped_pages=3000.0)),
+    ),
+    (
+        "cpu_saturated",
+        "All CPUs of the host are busy, and tasks wait for one.",
+        _load(HostLoad(cpu=0.985, cpu_waiting=0.7)),
+    ),
+    (
+        "network_errors",
+        "Three in a hundred packets that the network interface receives are damaged.",
+        _load(HostLoad(cpu=0.3, network=0.02, network_errors=1500.0)),
+    ),
+)
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
@@ -117,10 +378,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="input_cpu_saturated",
-            description=(
-                "Decoding needs more CPUs than the host has: GPUs wait about a third of each step for data. "
-                "The cause is visible only with the simulated host; next to a real one it is plain input_bound."
-            ),
+            description=("Decoding needs more CPUs than the host has: GPUs wait about a third of each step for data."),
             expected="input_cpu_saturated",
             workload=_STEADY,
             host=_CALM,
@@ -178,6 +436,33 @@ SCENARIOS: dict[str, Scenario] = {
             host=HostLoad(cpu=0.15),
             instrumented=False,
         ),
+        *(
+            Scenario(
+                name=name,
+                description=description,
+                expected=name,
+                workload=_STEADY,
+                host=_CALM,
+                fault=fault,
+            )
+            for name, description, fault in _FAULTS
+        ),
+        Scenario(
+            name="idle_allocated",
+            description="A job without the shim holds GPUs and memory without using them; found after an hour.",
+            expected="idle_allocated",
+            workload=_IDLE,
+            host=HostLoad(cpu=0.02),
+            instrumented=False,
+        ),
+        Scenario(
+            name="periodic_host_work",
+            description="A job without the shim stops for a second and a half every 20 s.",
+            expected="periodic_host_work",
+            workload=replace(_STEADY, pause=Pause("other", 1.5, 20.0)),
+            host=_CALM,
+            instrumented=False,
+        ),
         Scenario(
             name="coupled",
             description="No job is simulated: each GPU does what the phases of the real rank that claims it by its "
@@ -203,7 +488,7 @@ def scenario(name: str, *, onset: float | None = None) -> Scenario:
     if found is None:
         near = difflib.get_close_matches(name, SCENARIOS, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"unknown scenario {name!r}{guess} (known: {', '.join(SCENARIOS)})")
+        raise ValueError(f"unknown scenario {name!r}{guess}; `stallscope up --list-scenarios` lists them")
     if onset is None:
         return found
     if not 0 <= onset < float("inf"):

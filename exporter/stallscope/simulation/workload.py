@@ -82,6 +82,19 @@ EFFECTS: dict[str, PhaseEffect] = {
 PhaseTime = tuple[str, float]
 
 
+def effect_of(phase: str, workload: Workload) -> PhaseEffect:
+    """Return the use of the GPU by a phase of a rank with this workload."""
+    if phase == "evaluation":
+        phase = "forward"
+    effect = EFFECTS.get(phase, IDLE)
+    return effect._replace(**workload.kernels) if phase in ("forward", "backward") else effect
+
+
+_PHASES = (*EFFECTS, "other")
+_OWN_PHASES = tuple(phase for phase in _PHASES if phase != "communication")
+"""Phases whose length does not depend on other ranks."""
+
+
 class Step(NamedTuple):
     """One step of all ranks: they share its boundaries, because the slowest decides."""
 
@@ -99,24 +112,35 @@ class StepGenerator:
         self._ranks = ranks
         self._random = random.Random(seed)  # noqa: S311 - a reproducible workload, no secret
 
-    def draw(self, workload: Workload, start: float, slowdown: Sequence[float]) -> Step:
-        """Draw the step that begins at `start`; a rank's GPU phases take `slowdown` times as long as at full clocks."""
+    def draw(
+        self, workloads: Sequence[Workload], start: float, slowdown: Sequence[float], pause: PhaseTime | None = None
+    ) -> Step:
+        """Draw a step.
+
+        Args:
+            workloads: the workload of each rank.
+            start: the beginning of the step.
+            slowdown: how many times as long as at full clocks each rank's GPU phases take.
+            pause: the phase that all ranks begin the step with, and its seconds.
+        """
         gauss = self._random.gauss
-        means = [(phase, getattr(workload, phase)) for phase in EFFECTS if phase != "communication"]
         own = [
             {
-                phase: mean
+                phase: getattr(workload, phase)
                 * max(0.2, gauss(1.0, workload.variation))
-                * (slowdown[rank] if EFFECTS[phase].busy else 1.0)
-                for phase, mean in means
+                * (slowdown[rank] if phase in EFFECTS and EFFECTS[phase].busy else 1.0)
+                for phase in _OWN_PHASES
+                if phase in EFFECTS or workload.other
             }
-            for rank in range(self._ranks)
+            for rank, workload in enumerate(workloads)
         ]
+        workload = workloads[0]
         collective = workload.communication * max(0.2, gauss(1.0, workload.variation))
         totals = [sum(phases.values()) for phases in own]
         length = max(totals) + collective
+        before = () if pause is None else (pause,)
         ranks = []
         for phases, total in zip(own, totals, strict=True):
             phases["communication"] = length - total
-            ranks.append(tuple((phase, phases[phase]) for phase in EFFECTS if phases[phase] > 0.0))
-        return Step(start, start + length, tuple(ranks))
+            ranks.append(before + tuple((phase, phases[phase]) for phase in _PHASES if phases.get(phase, 0.0) > 0.0))
+        return Step(start, start + length + sum(seconds for _, seconds in before), tuple(ranks))

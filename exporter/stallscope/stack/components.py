@@ -69,6 +69,7 @@ def _exporter(settings: Settings, folder: Path, socket: Path | None, scenario: S
     ]
     if scenario:
         command += [f"--simulation.scenario={scenario.name}", f"--simulation.onset={scenario.onset:.3f}s"]
+        command += ["--simulation.host"] if scenario.simulates_host else []
     return Component("the exporter", command, folder / "logs" / "exporter.log")
 
 

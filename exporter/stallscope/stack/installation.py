@@ -1,8 +1,9 @@
-"""Install Prometheus and Alertmanager on Debian and Ubuntu; print instructions on other distributions."""
+"""Install Prometheus and Alertmanager on Debian and Ubuntu; print instructions elsewhere."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from stallscope.stack.errors import StackError
 _PACKAGES = {"prometheus": "prometheus", "alertmanager": "prometheus-alertmanager"}
 """Debian and Ubuntu packages. The first includes promtool, the second amtool."""
 
-_IMAGES = {"prometheus": "prom/prometheus:v2.53.0", "alertmanager": "prom/alertmanager:v0.27.0"}
+_VERSIONS = {"prometheus": "2.53.0", "alertmanager": "0.27.0"}
 _TOOLS = {"prometheus": "promtool", "alertmanager": "amtool"}
 _POLICY = Path("usr/sbin/policy-rc.d")
 
@@ -36,32 +37,36 @@ def can_install(root: Path = Path("/")) -> bool:
     return bool({"debian", "ubuntu"} & set(distribution(root)))
 
 
-def instructions(missing: Sequence[str], root: Path = Path("/")) -> str:
-    """Return how to install the missing programs: with apt-get, or from the container images."""
+def instructions(missing: Sequence[str]) -> str:
+    """Return the three ways to install the missing programs, as commands to paste."""
     names = " and ".join(name.capitalize() for name in missing)
     verb = "is" if len(missing) == 1 else "are"
-    lines = [f"{names} {verb} not installed (not on PATH)."]
-    if can_install(root):
-        packages = " ".join(_PACKAGES[name] for name in missing)
-        lines += ["As root: apt-get update && apt-get install --no-install-recommends " + packages]
-    else:
-        lines += [
-            "Copy the programs from their container images (they run without a container; podman works like docker):",
-            "",
-            "  mkdir -p ~/.local/bin",
+    packages = " ".join(_PACKAGES[name] for name in missing)
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    downloads = [
+        f"     curl -fL https://github.com/prometheus/{name}/releases/download/v{version}/{name}-{version}.linux-{machine}"
+        f".tar.gz | tar -xz --strip-components=1 -C ~/.local/bin --wildcards '*/{name}' '*/{_TOOLS[name]}'"
+        for name in missing
+        for version in (_VERSIONS[name],)
+    ]
+    copies = [
+        f"     id=$(docker create prom/{name}:v{_VERSIONS[name]}) && docker cp $id:/bin/{name} ~/.local/bin/ && "
+        f"docker cp $id:/bin/{_TOOLS[name]} ~/.local/bin/ && docker rm $id"
+        for name in missing
+    ]
+    return "\n".join(
+        [
+            f"{names} {verb} not installed; install them in one of three ways, then start again:",
+            "  1. Debian and Ubuntu, as root:",
+            f"     apt-get update && apt-get install --no-install-recommends {packages}",
+            "  2. Any Linux, without root, from https://prometheus.io/download/:",
+            "     mkdir -p ~/.local/bin",
+            *downloads,
+            "  3. From the container images, with docker or podman (the programs run without a container):",
+            "     mkdir -p ~/.local/bin",
+            *copies,
         ]
-        for name in missing:
-            lines += [
-                f"  id=$(docker create {_IMAGES[name]})",
-                f"  docker cp $id:/bin/{name} ~/.local/bin/ && docker cp $id:/bin/{_TOOLS[name]} ~/.local/bin/",
-                "  docker rm $id",
-            ]
-        lines += [
-            '  PATH="$HOME/.local/bin:$PATH" stallscope up',
-            "",
-            "or download them from https://prometheus.io/download/ and add them to PATH.",
-        ]
-    return "\n".join(lines)
+    )
 
 
 def install(missing: Sequence[str], show: Callable[[str], None], root: Path = Path("/")) -> None:
@@ -81,13 +86,18 @@ def install(missing: Sequence[str], show: Callable[[str], None], root: Path = Pa
     elif sudo := shutil.which("sudo"):
         as_root = [sudo]
     else:
-        raise StackError(f"{instructions(missing, root)}\n(`stallscope up` installs them itself as root or with sudo)")
+        raise StackError(instructions(missing))
     through = " through sudo" if as_root else ""
     show(f"installing {' and '.join(packages)} with apt-get{through}; their own services stay off")
     environment = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive"]
-    with _services_kept_from_starting(as_root, root):
-        _run([*environment, "apt-get", "update", "-qq"])
-        _run([*environment, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
+    try:
+        with _services_kept_from_starting(as_root, root):
+            _run([*environment, "apt-get", "update", "-qq"])
+            _run([*environment, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
+    except StackError as error:
+        raise StackError(
+            f"{error}; check the network and the package sources, or choose another way.\n{instructions(missing)}"
+        ) from None
     if shutil.which("systemctl"):
         # Otherwise the services would start at the next boot.
         subprocess.run([*as_root, "systemctl", "disable", *packages], capture_output=True, check=False)
@@ -111,5 +121,6 @@ def _services_kept_from_starting(as_root: list[str], root: Path) -> Iterator[Non
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-        raise StackError(f"`{' '.join(command)}` failed with status {done.returncode}:\n{output}")
+        lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        reason = next((line for line in lines if line.startswith("E: ")), lines[-1])
+        raise StackError(f"`{' '.join(command)}`: failed with status {done.returncode}: {reason}")

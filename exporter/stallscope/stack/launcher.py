@@ -8,20 +8,22 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from stallscope.clients.alertmanager import Alert, Alertmanager
 from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.clients.prometheus import Prometheus, PrometheusError
+from stallscope.common.local_stack import LocalStack, announced, runtime_folder
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack import installation, screen
 from stallscope.stack.component import Component, stop_all
 from stallscope.stack.components import build_components
 from stallscope.stack.driver import driver_answer
 from stallscope.stack.errors import StackError
-from stallscope.stack.ports import require_free
-from stallscope.stack.programs import Programs, find_programs
+from stallscope.stack.ports import free_ports
+from stallscope.stack.programs import Programs, find_programs, require_version
 from stallscope.stack.readiness import (
     Check,
     has_alert,
@@ -34,11 +36,14 @@ from stallscope.stack.readiness import (
 )
 from stallscope.stack.settings import RUN, WATCHDOG, Settings
 from stallscope.stack.signals import StopRequest, stop_signals
-from stallscope.view.verdicts import Culprit
+from stallscope.stack.verdict_log import VerdictLog
 
 _POLL_SECONDS = 0.25
 _WATCH_SECONDS = 2.0
 _ANSWER_SECONDS = 2.0
+_STATUS_PAGE_SECONDS = 60.0
+"""Interval of requests for the status page. The exporter queries verdicts for two minutes after a request, so that the
+page shows them at once."""
 
 
 def run(settings: Settings) -> int:
@@ -55,16 +60,24 @@ def run(settings: Settings) -> int:
         raise StackError(
             "the training job needs NumPy: pip install 'stallscope[up]', or leave it out: --no-training-job"
         )
-    ports = [settings.exporter, settings.prometheus, settings.alertmanager]
-    require_free([*ports, settings.grafana] if find_programs().grafana else ports)
+    grafana = [settings.grafana] if find_programs().grafana else []
+    exporter, prometheus, alertmanager, *grafana = free_ports(
+        [settings.exporter, settings.prometheus, settings.alertmanager, *grafana], screen.say
+    )
+    settings = replace(settings, exporter=exporter, prometheus=prometheus, alertmanager=alertmanager)
+    settings = replace(settings, grafana=grafana[0]) if grafana else settings
     programs = _programs(settings)
     driver = driver_answer()
     scenario = None if driver else settings.scenario
+    if scenario and scenario.simulates_host and settings.training_job:
+        # A real process is not among those of the simulated host.
+        screen.say(f"scenario {scenario.name} needs a simulated host; the real training job is left out")
+        settings = replace(settings, training_job=False)
     with _folder(settings.data_folder) as folder:
         components = build_components(settings, programs, folder, scenario)
         with stop_signals() as stop:
             try:
-                return _live(settings, components, scenario, driver, stop)
+                return _live(settings, programs, components, scenario, driver, stop)
             finally:
                 # Stopped first, since printing may fail.
                 stop_all(components)
@@ -73,6 +86,7 @@ def run(settings: Settings) -> int:
 
 def _live(
     settings: Settings,
+    programs: Programs,
     components: Sequence[Component],
     scenario: Scenario | None,
     driver: str | None,
@@ -84,13 +98,26 @@ def _live(
     # A proxy from the environment must not be used for this machine's own addresses.
     alertmanager = Alertmanager(settings.alertmanager.url, timeout=_ANSWER_SECONDS, proxies=False)
     prometheus = Prometheus(settings.prometheus.url, timeout=_ANSWER_SECONDS, proxies=False)
-    checks = _checks(settings, prometheus, alertmanager, scenario)
+    exporter = ExporterClient(settings.exporter.url, timeout=_ANSWER_SECONDS)
+    checks = _checks(settings, exporter, prometheus, alertmanager, scenario)
     if not _wait(checks, components, settings.timeout, stop):
         return 1 if settings.once else 0
     if settings.once:
         return 0
-    screen.say(screen.addresses(settings, components))
-    return _watch(components, prometheus, alertmanager, stop)
+    with _announced(settings):
+        screen.say(screen.addresses(settings, scenario, programs))
+        return _watch(components, exporter, prometheus, alertmanager, stop)
+
+
+@contextmanager
+def _announced(settings: Settings) -> Iterator[None]:
+    """Let other commands find the stack for the duration of the block, if possible."""
+    with ExitStack() as block:
+        try:
+            block.enter_context(announced(LocalStack(settings.exporter.url, settings.prometheus.url)))
+        except OSError as error:
+            screen.say(f"other commands need the addresses below: cannot write to {runtime_folder()}: {error.strerror}")
+        yield
 
 
 def _programs(settings: Settings) -> Programs:
@@ -100,6 +127,7 @@ def _programs(settings: Settings) -> Programs:
         programs = find_programs()
     if programs.missing:
         raise StackError(installation.instructions(programs.missing))
+    require_version(programs.prometheus or "")
     return programs
 
 
@@ -129,12 +157,13 @@ def _folder(kept: Path | None) -> Iterator[Path]:
 
 def _checks(
     settings: Settings,
+    exporter: ExporterClient,
     prometheus: Prometheus,
     alertmanager: Alertmanager,
     scenario: Scenario | None,
 ) -> list[Check]:
-    exporter = ExporterClient(settings.exporter.url, timeout=_ANSWER_SECONDS)
     simulated = "simulated " if scenario else ""
+    host = "simulated" if scenario and scenario.simulates_host else "real"
     # In a kept folder, Prometheus still has the last minutes of an earlier stack.
     fresh = f" and on () (max(timestamp(up)) > {time.time():.3f})"
     hosts = 'count({__name__=~"stallscope_host_.+"})' + fresh
@@ -147,7 +176,7 @@ def _checks(
         Check(
             "host metrics",
             "the exporter",
-            nonzero(prometheus, hosts, "{:.0f} real series in Prometheus"),
+            nonzero(prometheus, hosts, f"{{:.0f}} {host} series in Prometheus"),
         ),
         Check(
             "GPU metrics",
@@ -190,10 +219,15 @@ def _found(check: Check) -> str | None:
 
 
 def _watch(
-    components: Sequence[Component], prometheus: Prometheus, alertmanager: Alertmanager, stop: StopRequest
+    components: Sequence[Component],
+    exporter: ExporterClient,
+    prometheus: Prometheus,
+    alertmanager: Alertmanager,
+    stop: StopRequest,
 ) -> int:
     """Print new and changed verdicts, alerts, and programs that end, until a stop is requested."""
-    printed: dict[str, tuple[str, Culprit | None]] = {}
+    due = 0.0
+    log = VerdictLog()
     shown: dict[tuple[tuple[str, str], ...], Alert] = {}
     ended: set[str] = set()
     while not stop.wait(_WATCH_SECONDS):
@@ -203,16 +237,17 @@ def _watch(
                 screen.say(f"{screen.clock()}  {screen.end_of(component)}\nThe other programs keep running.")
         if len(ended) == len(components):
             break
+        if time.monotonic() >= due:
+            due = time.monotonic() + _STATUS_PAGE_SECONDS
+            with suppress(ExporterError):  # its end is reported above
+                exporter.request("GET", "/")
         try:
             judged = verdicts(prometheus)
             firing = {alert.labels: alert for alert in unmuted_alerts(alertmanager) if alert.name != WATCHDOG}
         except (PrometheusError, LookupError):
             continue  # one of the two has ended or is overloaded
-        for run, verdict in judged.items():
-            cause, culprit = printed.get(run, ("insufficient_data", None))
-            if verdict.cause != cause or (verdict.culprit and verdict.culprit != culprit):
-                screen.say(screen.verdict(run, verdict))
-            printed[run] = verdict.cause, verdict.culprit
+        for run, verdict in log.due(judged, time.monotonic()):
+            screen.say(screen.verdict(run, verdict))
         for labels in firing.keys() - shown.keys():
             screen.say(screen.alert(firing[labels]))
         for labels in shown.keys() - firing.keys():

@@ -1,15 +1,18 @@
-"""The stack's ports, and the check that they are free."""
+"""The stack's ports: those that the user chose, or free ones."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from stallscope.stack.errors import StackError
 
 ADDRESS = "127.0.0.1"
 """The stack is for this machine's user: no service listens on the network."""
+_DISTANCE = 10
+"""Distance between the ports of two stacks."""
+_FARTHEST = 200
 
 
 class Port(NamedTuple):
@@ -19,19 +22,45 @@ class Port(NamedTuple):
     number: int
     flag: str
     datagrams: bool = False
+    chosen: bool = True
+    """True if the user named the number; otherwise another one may replace it."""
 
     @property
     def url(self) -> str:
         """The service's address for a browser."""
-        return f"http://{ADDRESS}:{self.number}"
+        return f"http://{self.address}"
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"{ADDRESS}:{self.number}"
 
 
-def require_free(ports: Sequence[Port]) -> None:
-    """Check that all ports differ and are free.
+def free_ports(ports: Sequence[Port], show: Callable[[str], None]) -> list[Port]:
+    """Return ports that differ and are free: the given ones, or the default ones all higher by the same number.
+
+    Args:
+        ports: the services' ports.
+        show: prints a line if other ports than the default ones are used, with the reason.
 
     Raises:
-        StackError: some do not; the message has each service, its port, the process that uses it, and the flag to set.
+        StackError: none are free; the message has each service, its port, the process that uses it, and the flag.
     """
+    first: list[str] = []
+    for distance in range(0, _FARTHEST, _DISTANCE):
+        found = [port if port.chosen else port._replace(number=port.number + distance) for port in ports]
+        problems = _problems(found)
+        first = first or problems
+        if not problems:
+            if first:
+                show(f"{first[0].partition(';')[0]}; the default ports of this stack are {distance} higher")
+            return found
+        if all(port.chosen for port in ports):
+            break
+    raise StackError("\n".join(first))
+
+
+def _problems(ports: Sequence[Port]) -> list[str]:
     problems = [
         f"{first.service} and {second.service} have the same port {first.number}; change one with {second.flag}"
         for position, first in enumerate(ports)
@@ -44,8 +73,7 @@ def require_free(ports: Sequence[Port]) -> None:
         for port in ports
         if not _is_free(port)
     ]
-    if problems:
-        raise StackError("\n".join(problems))
+    return problems
 
 
 def _is_free(port: Port) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from stallscope.clients.alertmanager import Alert
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack.component import Component
-from stallscope.stack.ports import ADDRESS
+from stallscope.stack.directions import alertmanager_pages, commands, prometheus_pages
+from stallscope.stack.programs import Programs
 from stallscope.stack.readiness import Check
 from stallscope.stack.settings import RUN, THRESHOLDS, Settings
 from stallscope.view.verdict_words import phrase_of
@@ -32,14 +33,16 @@ def clock() -> str:
 
 def introduction(settings: Settings, scenario: Scenario | None, driver: str | None) -> str:
     """Return which components are real, which are simulated, and the differences from the bundle."""
-    real = ["this machine's host metrics", "Prometheus, Alertmanager, rules and alerts"]
+    host = scenario is not None and scenario.simulates_host
+    real = [*([] if host else ["this machine's host metrics"]), "Prometheus, Alertmanager, rules and alerts"]
     if settings.training_job:
         real.append(f"training run {RUN}: NumPy on the CPU, slowed by its own data loader")
     if driver:
         real.append(f"GPUs: {driver}")
     rows = [("real" if entry == real[0] else "", entry) for entry in real]
     if scenario:
-        simulated = "the GPUs" if scenario.coupled else "the GPUs, and a training run on them"
+        parts = ["the GPUs", *(["their host"] if host else []), *(["a training run on them"] if scenario.run else [])]
+        simulated = ", ".join(parts[:-1]) + (", and " if len(parts) > 1 else "") + parts[-1]
         rows += [
             ("simulated", f"{simulated}: no NVIDIA driver responds here"),
             *(("", line) for line in textwrap.wrap(f"scenario {scenario.name}: {scenario.description}", _TEXT_WIDTH)),
@@ -49,29 +52,30 @@ def introduction(settings: Settings, scenario: Scenario | None, driver: str | No
     return "\n".join(["", *(_row(*row) for row in rows), ""])
 
 
-def addresses(settings: Settings, components: Sequence[Component]) -> str:
+def addresses(settings: Settings, scenario: Scenario | None, programs: Programs) -> str:
     """Return the addresses of the services, and what to do next."""
-    alertmanager = settings.alertmanager.url
-    rows = [
-        ("Prometheus", f"{settings.prometheus.url}/alerts"),
-        ("", f"{settings.prometheus.url}/graph?g0.expr=run%3Averdict%3Aratio5m&g0.tab=1"),
-        ("Alertmanager", f"{alertmanager}/   or: amtool alert --alertmanager.url={alertmanager}"),
-        ("Exporter", f"{settings.exporter.url}/"),
-    ]
-    if any(component.name == "Grafana" for component in components):
-        rows.insert(0, ("Grafana", f"{settings.grafana.url}/"))
-    rows.append(
-        (
-            "your training",
-            f"STALLSCOPE_ADDRESS=udp://{ADDRESS}:{settings.exporter.number} python train.py, with the shim",
-        )
-    )
+    grafana = [f"{settings.grafana.url}/"] if programs.grafana else []
+    sections = {
+        "status page": [f"{settings.exporter.url}/"],
+        "Grafana": grafana,
+        "Prometheus": prometheus_pages(settings.prometheus.url),
+        "Alertmanager": alertmanager_pages(settings.alertmanager.url, programs.amtool),
+        "commands": commands(settings, scenario),
+        "your training": []
+        if scenario and scenario.simulates_host
+        else [f"STALLSCOPE_ADDRESS=udp://{settings.exporter.address} python train.py, with the shim"],
+    }
     return "\n".join(
         [
             "",
             "Data flows.",
-            *(_row(*row) for row in rows),
+            *(
+                _row("" if place else name, line)
+                for name, lines in sections.items()
+                for place, line in enumerate(lines)
+            ),
             "",
+            "Without addresses, the commands use the stack that was started last.",
             "Verdicts (where does the time go?) and alerts appear here. Ctrl-C stops everything.",
             "",
         ]

@@ -29,7 +29,7 @@ from stallscope.terminal.lines import (
     wrapped,
 )
 from stallscope.terminal.verdict_lines import verdict_lines
-from stallscope.view.model import Rank, Run
+from stallscope.view.model import Rank, Run, no_step_for
 from stallscope.view.phase_shares import phase_shares
 from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
@@ -61,12 +61,16 @@ def _run_head(run: Run) -> list[Line]:
         readable(state, 24) if len(run.states) == 1 else f"{number} {readable(state, 24)}"
         for state, number in sorted(run.states.items())
     )
-    bad = bool(run.states.keys() & {"failed", "lost"})
+    role = "good" if "running" in run.states else ""
+    if run.without_step is not None:
+        states, role = f"{states}, {no_step_for(run.without_step)}", "warn"
+    if run.states.keys() & {"failed", "lost"}:
+        role = "bad"
     of = f" of {run.world_size}" if run.world_size > len(run.ranks) else ""
     doing = ", ".join(readable(each, 24) for each in run.activities)
     return [
         line(Span(readable(run.name.run, _NAME), "title")),
-        line(Span(states, "bad" if bad else "good" if "running" in run.states else "")),
+        line(Span(states, role)),
         line(f"{len(run.ranks)}{of} {'rank' if max(len(run.ranks), run.world_size) == 1 else 'ranks'}"),
         *([line(doing)] if doing else []),
     ]
@@ -130,11 +134,13 @@ def rank_table(run: Run, now: float, width: int) -> list[Line]:
 def _rank_row(rank: Rank, now: float) -> tuple[Line, ...]:
     shares = phase_shares(rank.recent.phases)
     most = max(shares, key=lambda each: each.share, default=None)
-    role = "bad" if rank.state in ("lost", "failed") else ""
+    state, role = readable(rank.state, 24), "bad" if rank.state in ("lost", "failed") else ""
+    if rank.without_step is not None:
+        state, role = f"{state}, {no_step_for(rank.without_step)}", "warn"
     return (
         line(str(rank.number)),
         or_dash(", ".join(readable(each, 8) for each in rank.gpus if each) or None),
-        line(Span(readable(rank.state, 24) or "-", role)),
+        line(Span(state or "-", role)),
         or_dash(None if rank.step is None else count(rank.step)),
         or_dash(None if rank.step_seconds is None else duration(rank.step_seconds)),
         or_dash(None) if most is None else (*bar(most.share, BAR), Span(f" {share(most.share)} {phase_name(most)}")),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stallscope.catalogue.metrics import GONE_STATES, OUTSIDE_PHASES, OWNER_LABELS
+from stallscope.common.formatting import duration
 from stallscope.view.verdicts import RunName
 
 Labels = Mapping[str, str]
@@ -152,6 +153,8 @@ class Rank:
     recent: Recent
     mean_step: float | None
     """Mean over all steps in seconds."""
+    without_step: float | None
+    """Seconds since the last step of a live rank, if that is far longer than a step."""
 
     @property
     def ended(self) -> bool:
@@ -160,8 +163,14 @@ class Rank:
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean step time of recent steps, else of all steps."""
+        """Mean step time of recent steps, else of all steps; None if no step is made any more."""
+        if self.without_step is not None:
+            return None
         return self.recent.step_seconds / self.recent.steps if self.recent.steps > 0 else self.mean_step
+
+    def per_second(self, work: float | None) -> float | None:
+        """Return the recent work per second; None for a rank that makes no steps."""
+        return None if self.ended or self.without_step is not None else self.recent.rate(work)
 
 
 @dataclass(frozen=True)
@@ -261,8 +270,17 @@ class Run:
         return _most(rank.last_push for rank in self.ranks)
 
     @property
+    def without_step(self) -> float | None:
+        """Seconds since the last step of any live rank, if that is far longer than a step."""
+        times = [rank.without_step for rank in self.ranks if not rank.ended]
+        known = [time for time in times if time is not None]
+        return min(known) if known and len(known) == len(times) else None
+
+    @property
     def step_seconds(self) -> float | None:
-        """Mean step time of recent steps, else of all steps."""
+        """Mean step time of recent steps, else of all steps; None if no step is made any more."""
+        if self.without_step is not None:
+            return None
         steps = sum(rank.recent.steps for rank in self.ranks)
         if steps > 0:
             return sum(rank.recent.step_seconds for rank in self.ranks) / steps
@@ -271,18 +289,18 @@ class Run:
     @property
     def samples_per_second(self) -> float | None:
         """Sum over all observed ranks."""
-        return _added(rank.recent.rate(rank.recent.samples) for rank in self.ranks if not rank.ended)
+        return _added(rank.per_second(rank.recent.samples) for rank in self.ranks)
 
     @property
     def tokens_per_second(self) -> float | None:
         """Sum over all observed ranks."""
-        return _added(rank.recent.rate(rank.recent.tokens) for rank in self.ranks if not rank.ended)
+        return _added(rank.per_second(rank.recent.tokens) for rank in self.ranks)
 
     @property
     def seconds_left(self) -> float | None:
         """Time until the last planned step at the pace of the slowest rank, including time between steps."""
         paces = [r.recent.total / r.recent.steps for r in self.ranks if not r.ended and r.recent.steps > 0]
-        if self.step is None or self.steps_planned is None or not paces:
+        if self.step is None or self.steps_planned is None or not paces or self.without_step is not None:
             return None
         return max(0.0, self.steps_planned - self.step) * max(paces)
 
@@ -344,6 +362,11 @@ class Node:
     def owners_known(self) -> bool:
         """True if a GPU without owners is free; otherwise its owners are unknown."""
         return any(source.name == OWNERS_SOURCE and source.up for source in self.sources)
+
+
+def no_step_for(seconds: float) -> str:
+    """Return the state of a live run or rank that makes no steps, such as `no step for 9 min 20 s`."""
+    return f"no step for {duration(seconds // 10 * 10)}"
 
 
 def runs_of(ranks: Iterable[Rank]) -> tuple[Run, ...]:

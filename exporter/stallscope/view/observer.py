@@ -165,12 +165,13 @@ def node_of(
         time: Unix time of the samples; by default the newest reading among them.
     """
     times = (LAST_READING, SOURCE_SUCCESS, LAST_PUSH)
+    time = time or max((value for each in times for value in now.series(each).values()), default=None)
     version = next((labels.get("version", "") for labels, _ in now.samples(BUILD_INFO)), "")
     return Node(
-        time=time or max((value for each in times for value in now.series(each).values()), default=None),
+        time=time,
         version=version,
         gpus=_gpus(now, previous, older),
-        ranks=_ranks(now, before or {}),
+        ranks=_ranks(now, before or {}, time),
         host=_host(now, previous),
         sources=_sources(now),
         series_dropped=sum(now.series(SERIES_DROPPED).values()),
@@ -272,9 +273,12 @@ def _gpu_shares(page: Samples, before: Samples | None, what: Family) -> Iterator
 
 
 _RANK_DIGITS = 9
+_WITHOUT_STEP_SECONDS = 60.0
+_WITHOUT_STEP_FACTOR = 5
+"""Shortest time without a step that is shown, in seconds and in mean steps: steps may be long and rare."""
 
 
-def _ranks(page: Samples, before: Mapping[RankKey, Counters]) -> tuple[Rank, ...]:
+def _ranks(page: Samples, before: Mapping[RankKey, Counters], time: float | None) -> tuple[Rank, ...]:
     values = {each: _by_rank(page, each) for each in _OF_A_RANK}
     counts = _by_rank(page, STEP_SECONDS, COUNT)
     states, activities = (
@@ -292,6 +296,9 @@ def _ranks(page: Samples, before: Mapping[RankKey, Counters]) -> tuple[Rank, ...
             continue
         total = counters[key].total
         ended = states.get(key) in ENDED
+        mean_step = total.step_seconds / total.steps if total.steps else None
+        silence = _difference(time, values[LAST_STEP].get(key))
+        longest = max(_WITHOUT_STEP_SECONDS, _WITHOUT_STEP_FACTOR * (mean_step or 0.0))
         ranks.append(
             Rank(
                 run=key[0],
@@ -308,7 +315,8 @@ def _ranks(page: Samples, before: Mapping[RankKey, Counters]) -> tuple[Rank, ...
                 last_step=values[LAST_STEP].get(key),
                 last_push=values[LAST_PUSH].get(key),
                 recent=total if ended or key not in before else _recent(counters[key], before[key]),
-                mean_step=total.step_seconds / total.steps if total.steps else None,
+                mean_step=mean_step,
+                without_step=silence if silence is not None and silence >= longest and not ended else None,
             )
         )
     return tuple(sorted(ranks, key=lambda rank: (rank.run, rank.number)))

@@ -19,6 +19,8 @@ READY_PATH = "/-/ready"
 STATUS_PATH = "/"
 REPORT_PATH = "/api/v1/report"
 TRACE_PATH = "/api/v1/trace"
+STACKS_PATH = "/api/v1/stacks"
+STOP_PATH = "/api/v1/stop"
 RELEASE_PATH = "/-/release"
 RESUME_PATH = "/-/resume"
 
@@ -36,6 +38,9 @@ _PROXIED = frozenset(("forwarded", "x-forwarded-for"))
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _STATUS_HEADERS = ("Cache-Control: no-store", f"Content-Security-Policy: {_POLICY}", "Referrer-Policy: no-referrer")
 _REFRESHING_HEADERS = (*_STATUS_HEADERS, f"Refresh: {REFRESH_SECONDS}")
+
+_REQUESTS = {TRACE_PATH: ("trace", "traces"), STACKS_PATH: ("stacks", "stacks"), STOP_PATH: ("stop", "a stop")}
+"""Kinds of requests to a run by path, and what they are for."""
 
 
 class Pages(Protocol):
@@ -57,7 +62,7 @@ class Application:
         pages: Pages,
         *,
         post_report: Callable[[bytes, str], tuple[int, bytes]],
-        post_trace: Callable[[bytes, int | None], tuple[int, bytes]],
+        post_request: Callable[[str, bytes, int | None, str], tuple[int, bytes]],
         status_page: Callable[[bool], bytes],
         release: Callable[[float | None], str],
         telemetry_path: str = "/metrics",
@@ -72,14 +77,14 @@ class Application:
         Args:
             pages: gives the metrics.
             post_report: takes a report's body and the client's address; returns status and JSON.
-            post_trace: takes the body of a request for traces, and the uid whose runs alone it may name, or None;
-                returns the same.
+            post_request: takes the kind and the body of a request to a run, the uid whose runs alone it may name, or
+                None, and the sender; returns the same.
             status_page: renders the status page; its argument is true if browsers should reload it.
             release: releases GPUs for this many seconds, the configured time for None, acquires them again for 0;
                 returns a message.
             telemetry_path: where the metrics are.
             allow_remote_reports: whether other machines may post reports and, with a user or a client certificate,
-                request traces and release GPUs; may be changed later.
+                send requests to runs and release GPUs; may be changed later.
             signed_reports: true if signatures identify the senders of reports; then other machines may post nothing
                 else, since nothing else has one.
             switched_off: paths that are not answered, with the setting that would answer them; may be replaced later.
@@ -93,7 +98,7 @@ class Application:
         self._control = control or Control()
         self._pages = pages
         self._post_report = post_report
-        self._post_trace = post_trace
+        self._post_request = post_request
         self._status_page = status_page
         self._release = release
         self._telemetry_path = telemetry_path
@@ -111,8 +116,8 @@ class Application:
             return problem(404, "off", f"{path} is switched off here; {setting} switches it on")
         if path == REPORT_PATH:
             return self._answer_report(request, client)
-        if path == TRACE_PATH:
-            return self._answer_trace(request, client)
+        if path in _REQUESTS:
+            return self._answer_request(request, client, *_REQUESTS[path])
         if path in (RELEASE_PATH, RESUME_PATH):
             return self._answer_release(request, client)
         readable = self._readable.get(path)
@@ -157,17 +162,19 @@ class Application:
         status, body = self._post_report(_OVERSIZED if request.oversized else request.body, client)
         return Response(status, JSON if body else "", body)
 
-    def _answer_trace(self, request: Request, client: str) -> Response:
+    def _answer_request(self, request: Request, client: str, kind: str, thing: str) -> Response:
+        what = f"requests for {thing}"
         if request.method != "POST":
-            return problem(405, "method", "traces are requested with POST", "Allow: POST")
-        if (refusal := self._refusal(request, client, "requests for traces")) is not None:
+            return problem(405, "method", f"{what} are sent with POST", "Allow: POST")
+        if (refusal := self._refusal(request, client, what)) is not None:
             return problem(403, *refusal)
         controls, uid = self._controls(request, client)
         if not controls and uid is None:
-            return problem(403, *self._without_control(request, client, "requests for traces", uid))
+            return problem(403, *self._without_control(request, client, what, uid))
         if request.oversized:
             return problem(413, "too_large", f"the body is longer than {MAX_BYTES} bytes")
-        status, body = self._post_trace(request.body, None if controls else uid)
+        sender = client if uid is None else f"user {uid}"
+        status, body = self._post_request(kind, request.body, None if controls else uid, sender)
         return Response(status, JSON, body)
 
     def _answer_release(self, request: Request, client: str) -> Response:

@@ -135,6 +135,7 @@ def _run(
     }
     environment.update(
         STALLSCOPE_STRICT="1",
+        STALLSCOPE_SUMMARY="off",
         STALLSCOPE_ADDRESS="unix:///nowhere/at/all.sock",
         HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS="1",

@@ -362,7 +362,7 @@ class GpuCollector(Collector):
             self._retry_at = now + self._pause
             self._problem = problem
         if not self._gpus:
-            raise NotPresent(str(problem))
+            raise NotPresent(str(problem)) from problem
         # A new one each time: raising the same again would make its traceback grow for ever.
         raise DriverUnavailable(problem.reason, str(problem))
 

@@ -22,6 +22,7 @@ from stallscope.collectors.gpu.gpu import (
 )
 from stallscope.collectors.gpu.source import LOST_INFO, GpuCollector
 from stallscope.common.concurrency import Attempt, run_concurrently
+from stallscope.drivers.device import DriverUnavailable
 from stallscope.drivers.peak_flops import TABLE_DATE
 from stallscope.sampling.reader import CollectorState, ReaderState
 from stallscope.sampling.reading import Sample
@@ -72,6 +73,8 @@ class Survey:
     source: str
     problem: str = ""
     """Reason why the list of GPUs is missing or incomplete; empty without a problem."""
+    reason: str = ""
+    """Reason of a driver that does not respond, in one word, as in `stallscope_gpu_lost_info`; else empty."""
     hung: bool = False
     """True if the driver itself did not respond."""
     gpus: tuple[SurveyedGpu, ...] = ()
@@ -120,7 +123,9 @@ def survey(source: GpuCollector, *, readings: int = 3, pause: float = 1.0, limit
     )
     if all(each.ended.is_set() for each in attempts.values()):
         source.close()
-    return Survey(source.name, problem, gpus=gpus)
+    unavailable = main.error.__cause__ if isinstance(main.error, NotPresent) else main.error
+    reason = unavailable.reason if isinstance(unavailable, DriverUnavailable) else ""
+    return Survey(source.name, problem, reason, gpus=gpus)
 
 
 def _state(attempt: Attempt[Iterable[Sample]], now: float) -> ReaderState:

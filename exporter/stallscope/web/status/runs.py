@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stallscope.common.formatting import count, duration, percent, progress, several, time_left, time_since, whole_time
-from stallscope.view.model import Node, Rank, Run
+from stallscope.view.model import Node, Rank, Run, no_step_for
 from stallscope.view.phase_shares import KNOWN, phase_shares
 from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
@@ -19,6 +19,8 @@ SILENT_SECONDS = 30.0
 """Seconds of silence that are shown: a rank reports twice a second at most, and in a long step not at all."""
 _STATES: Mapping[str, str] = {"running": "good", "failed": "bad", "lost": "bad"}
 """How a state looks that is better or worse than any other."""
+_STACKS_LENGTH = 500
+"""Characters of the sentence on stacks."""
 _OWN_COLOURS = 3
 """Colours for phases that users name."""
 
@@ -41,7 +43,7 @@ def run_section(look: ExporterState, node: Node, selection: Selection, verdicts:
 def _article(run: Run, ranks: tuple[Rank, ...], look: ExporterState, node: Node, verdicts: Verdicts | None) -> str:
     return (
         f'<article class="card run"><h3><span>{foreign(run.name.run, 128)}</span> {_states(run)}</h3>'
-        f"<p>{_presence(run, look)}</p>{_judged(run, verdicts)}{_progress(run)}"
+        f"<p>{_presence(run, look)}</p>{_judged(run, verdicts)}{_standstill(run, look)}{_progress(run)}"
         f'<dl class="facts wide">{_facts(run, node)}</dl>'
         f"{_phases(run)}{_ranks(run, ranks, look, node)}</article>"
     )
@@ -57,13 +59,24 @@ def _judged(run: Run, verdicts: Verdicts | None) -> str:
     return f'<p class="quiet">{why}</p>' if why else ""
 
 
-def _states(run: Run) -> str:
-    """Every state that ranks are in, with their number where it isn't that of all."""
-    whole = len(run.states) == 1
-    return " ".join(
-        f'<span class="badge {_STATES.get(state, "quiet")}">{state if whole else f"{number:,} {state}"}</span>'
-        for state, number in sorted(run.states.items())
+def _standstill(run: Run, look: ExporterState) -> str:
+    where = look.stacks.get(run.name.run, "")
+    return (
+        f'<p class="verdict warn"><strong>Standstill:</strong> {foreign(where, _STACKS_LENGTH)}.</p>' if where else ""
     )
+
+
+def _states(run: Run) -> str:
+    """Every state that ranks are in, with their number where it isn't that of all; and the time without a step."""
+    whole = len(run.states) == 1
+    states = {
+        state if whole else f"{number:,} {state}": _STATES.get(state, "quiet")
+        for state, number in sorted(run.states.items())
+    }
+    if run.without_step is not None:
+        states = {name: "quiet" if css == "good" else css for name, css in states.items()}
+        states[no_step_for(run.without_step)] = "warn"
+    return " ".join(f'<span class="badge {css}">{name}</span>' for name, css in states.items())
 
 
 def _presence(run: Run, look: ExporterState) -> str:
@@ -92,7 +105,9 @@ def _progress(run: Run) -> str:
 
 
 def _facts(run: Run, node: Node) -> str:
-    facts = [entry("Step time", UNKNOWN_TEXT if run.step_seconds is None else duration(run.step_seconds))]
+    facts = []
+    if run.without_step is None:
+        facts.append(entry("Step time", UNKNOWN_TEXT if run.step_seconds is None else duration(run.step_seconds)))
     if run.epoch is not None:
         facts.append(entry("Epoch", f"{run.epoch:,.4g}"))
     if run.loss is not None:
@@ -135,8 +150,11 @@ def _rank_row(rank: Rank, look: ExporterState, node: Node) -> str:
     gpus = ", ".join(foreign(gpu) for gpu in rank.gpus[:2] if gpu)
     gpu = f' <span class="none">GPU {gpus}</span>' if gpus else ""
     silence = 0.0 if node.time is None or rank.last_push is None else node.time - rank.last_push
-    state = f'<span class="{_STATES.get(rank.state, "quiet")}">{rank.state}</span>'
-    if not rank.ended and silence > SILENT_SECONDS:
+    css = "quiet" if rank.without_step is not None and rank.state == "running" else _STATES.get(rank.state, "quiet")
+    state = f'<span class="{css}">{rank.state}</span>'
+    if rank.without_step is not None:
+        state += f', <span class="warn">{no_step_for(rank.without_step)}</span>'
+    elif not rank.ended and silence > SILENT_SECONDS:
         state += f', <span class="warn">silent for {duration(silence // 10 * 10)}</span>'
     elif failure := _failure(rank, look):
         state += f", {foreign(failure)}"

@@ -31,7 +31,7 @@ nav a,.pause{display:inline-block;padding:.15rem 0}
 .none{font-style:italic}.good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}
 .badge{font-size:.82rem;font-weight:600;padding:.02rem .55rem;border-radius:1rem;background:var(--quiet-back);
 white-space:nowrap}
-.badge.good{background:var(--good-back)}.badge.bad{background:var(--bad-back)}.badge.quiet{color:var(--soft)}
+.badge.good{background:var(--good-back)}.badge.bad{background:var(--bad-back)}.badge.warn{background:var(--warn-back)}.badge.quiet{color:var(--soft)}
 .notice{background:var(--warn-back);border-left:.3rem solid var(--warn);padding:.45rem .75rem;border-radius:.3rem}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(8.5rem,44%),1fr));gap:.6rem;margin:.8rem 0}
 .tiles div{background:var(--card);border:1px solid var(--rule);border-radius:.6rem;padding:.45rem .75rem}

@@ -1,0 +1,279 @@
+"""Show where the ranks of a job are in their code, and which rank differs from the others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from stallscope.cli import _requests
+from stallscope.cli._exporter import DEFAULT_EXPORTER
+from stallscope.cli._parser import Parser
+from stallscope.cli._py_spy import Unreadable, threads_of
+from stallscope.common.formatting import ago, readable, without_password
+from stallscope.protocol.stack_request import MAX_INTERVAL
+from stallscope.protocol.stacks import MAX_SAMPLES, Frame, Stack
+from stallscope.view.stack_groups import Group, grouped, sentence
+
+_PATH = "/api/v1/stacks"
+_POLL_SECONDS = 0.5
+_LONGER = 5.0
+"""Seconds to wait beyond the time that the exporters estimate."""
+_MAX_FRAMES = 8
+"""Frames of a group that are printed."""
+_TEXT_LENGTH = 200
+
+
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    made = Parser(
+        "stacks",
+        usage="stallscope stacks RUN [flags]\n       stallscope stacks --pid PID [--json]",
+        description="Group the ranks of a run by their Python stacks, and name the ranks that differ from the others. "
+        "A rank at a standstill has left its stack. A running rank takes samples on request, within about ten "
+        "seconds. Only files, lines and names of functions leave the training. On this node, users can see the stacks "
+        "of their own runs; root, the exporter's user and members of its --web.control-group can see those of every "
+        "run. Requests from another node need --web.allow-remote-reports and a user or client certificate in the "
+        "exporter's --web.config.file. Ranks must report through the exporter's UNIX socket. With --pid, py-spy reads "
+        "the stacks of one process, which needs no shim, but the permission to attach to it.",
+        examples={
+            "stallscope stacks resnet50": "a run on this node",
+            "stallscope stacks llama --exporter.url node1:19400 --exporter.url node2:19400": "a run on two nodes",
+            "stallscope stacks resnet50 --samples 5 --interval 10": "a rank that is slow now and then",
+            "stallscope stacks --pid 4242": "a process without the shim; needs the extra stallscope[stacks]",
+        },
+        notes="Exit status: 0 if stacks are shown, 1 if an exporter refused or no rank has a stack, 2 for an invalid "
+        "command line.",
+    )
+    made.add_argument("run", metavar="RUN", nargs="?", help="the run's name, as in the label run of its metrics")
+    made.add_argument("--pid", type=_pid, metavar="PID", help="read this process with py-spy instead of a run")
+    made.add_argument(
+        "--samples",
+        type=_samples,
+        default=5,
+        metavar="NUMBER",
+        help=f"stacks that each running rank takes, 0 to {MAX_SAMPLES}; 0 only shows those that are there (default: 5)",
+    )
+    made.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="seconds between two samples (default: 1)"
+    )
+    _requests.add_flags(made, "show")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command.
+
+    Returns:
+        0 if stacks are shown, 1 if an exporter refused or no rank has a stack, 2 for an invalid command line.
+    """
+    made = parser()
+    parsed = made.parse_args(arguments)
+    if (parsed.run is None) == (parsed.pid is None):
+        made.error("expected a RUN or --pid")
+    if parsed.pid is not None:
+        return _show_process(parsed.pid, as_json=parsed.json)
+    nodes = [_Node(address, parsed) for address in parsed.exporter or [DEFAULT_EXPORTER]]
+    for node in nodes:
+        node.begin()
+    _wait(nodes)
+    ranks = {rank["rank"]: rank for node in nodes for rank in node.ranks}
+    found = grouped({number: _stacks(rank) for number, rank in ranks.items()})
+    if parsed.json:
+        print(json.dumps(_document(parsed.run, found, nodes), indent=2))
+    else:
+        now = max([node.time for node in nodes])
+        print("\n".join(_lines(found.groups, found.odd, ranks, now)) if ranks else "no rank is known")
+        if summary := sentence(found):
+            print(f"\n{readable(summary, 10 * _TEXT_LENGTH)}")
+    for node in nodes:
+        if node.problem:
+            print(f"stallscope stacks: {node.shown}: {node.problem}", file=sys.stderr)
+    return int(not found.groups or any(node.problem for node in nodes))
+
+
+def _show_process(pid: int, *, as_json: bool) -> int:
+    try:
+        threads = threads_of(pid)
+    except Unreadable as problem:
+        print(f"stallscope stacks: {problem}", file=sys.stderr)
+        return 1
+    if as_json:
+        documents = [{**thread._asdict(), "stack": [frame._asdict() for frame in thread.stack]} for thread in threads]
+        print(json.dumps({"pid": pid, "threads": documents}, indent=2))
+        return 0
+    for thread in threads:
+        states = ["runs" if thread.is_active else "waits", *(["has the GIL"] if thread.has_gil else [])]
+        print(f"{readable(thread.name, _TEXT_LENGTH)} ({', '.join(states)}):")
+        for line in _frame_lines(thread.stack):
+            print(line)
+    return 0
+
+
+class _Node:
+    """An exporter, and the ranks that it has."""
+
+    def __init__(self, address: str, parsed: argparse.Namespace) -> None:
+        self.shown = without_password(address)
+        self.problem = ""
+        self.ranks: list[dict[str, Any]] = []
+        self.time = 0.0
+        self.deadline = 0.0
+        self._address = address
+        self._certificate = parsed.certificate
+        self._wanted = {"run": parsed.run, "ranks": parsed.rank, "interval": parsed.interval}
+        self._samples = parsed.samples
+        self._requested = 0.0
+
+    def begin(self) -> None:
+        """Read the stacks that are there, and request others if a rank is not at a standstill."""
+        try:
+            self.read()
+            if self._samples and not all(rank["standstill"] for rank in self.ranks):
+                answer = self._post(self._samples)
+                self._requested = _number(answer, "time")
+                self.problem = readable(str(answer.get("problem", "")), _TEXT_LENGTH)
+                self.deadline = time.monotonic() + min(_number(answer, "seconds"), 3600.0) + _LONGER
+        except _requests.Refused as refused:
+            self.problem = str(refused)
+
+    def read(self) -> None:
+        """Read the stacks that are there."""
+        answer = self._post(0)
+        ranks = answer.get("ranks")
+        if not isinstance(ranks, list) or not all(_is_rank(rank) for rank in ranks):
+            raise _requests.Refused("not a Stallscope exporter")
+        self.ranks, self.time = ranks, _number(answer, "time")
+
+    def is_waiting(self) -> bool:
+        """Return whether a rank has not yet what was requested. Reads the stacks again."""
+        if time.monotonic() >= self.deadline or self.problem:
+            return False
+        try:
+            self.read()
+        except _requests.Refused as refused:
+            self.problem = str(refused)
+        return not all(rank["standstill"] or self._is_complete(rank) for rank in self.ranks)
+
+    def _is_complete(self, rank: dict[str, Any]) -> bool:
+        return (rank["taken"] or 0.0) >= self._requested and len(rank["samples"]) >= self._samples
+
+    def _post(self, samples: int) -> dict[str, Any]:
+        return _requests.post(self._address, _PATH, {**self._wanted, "samples": samples}, self._certificate, "stack")
+
+
+def _wait(nodes: Iterable[_Node]) -> None:
+    waiting = list(nodes)
+    while waiting := [node for node in waiting if node.is_waiting()]:
+        time.sleep(_POLL_SECONDS)
+
+
+def _number(answer: dict[str, Any], key: str) -> float:
+    value = answer.get(key)
+    if not isinstance(value, (int, float)):
+        raise _requests.Refused("not a Stallscope exporter")
+    return float(value)
+
+
+def _is_rank(rank: Any) -> bool:
+    """Return whether this is a rank as the exporter returns it."""
+    try:
+        stacks = [[Frame(*frame) for frame in stack] for stack in rank["stacks"]]
+        return (
+            type(rank["rank"]) is int
+            and type(rank["standstill"]) is bool
+            and type(rank["reported"]) in (int, float)
+            and type(rank["taken"]) in (int, float, type(None))
+            and all(type(number) is int and 0 <= number < len(stacks) for number in rank["samples"])
+            and all(stacks)
+            and all(
+                (type(frame.file), type(frame.line), type(frame.function)) == (str, int, str)
+                for stack in stacks
+                for frame in stack
+            )
+        )
+    except (TypeError, KeyError):
+        return False
+
+
+def _stacks(rank: dict[str, Any]) -> list[Stack]:
+    """Return the stack of each sample of a rank."""
+    stacks = [tuple([Frame(*frame) for frame in stack]) for stack in rank["stacks"]]
+    return [stacks[number] for number in rank["samples"]]
+
+
+def _lines(groups: Iterable[Group], odd: Sequence[int], ranks: dict[int, dict[str, Any]], now: float) -> Iterator[str]:
+    shown: set[int] = set()
+    for group in groups:
+        shown.update(group.ranks)
+        marks = " (differs from the others)" if set(group.ranks) & set(odd) else ""
+        yield f"{_numbers(group.ranks)}{marks}:"
+        silent = max(now - ranks[rank]["reported"] for rank in group.ranks)
+        if all(ranks[rank]["standstill"] for rank in group.ranks):
+            yield f"  last report {ago(silent)}"
+        yield from _frame_lines(group.stack)
+    without = sorted(ranks.keys() - shown)
+    if without:
+        yield f"{_numbers(without)}: no stack; the rank reports over a network, or has STALLSCOPE_STACKS=0"
+
+
+def _frame_lines(stack: Stack) -> Iterator[str]:
+    for frame in stack[:_MAX_FRAMES]:
+        yield f"  {readable(frame.function, _TEXT_LENGTH)} at {readable(frame.file, _TEXT_LENGTH)}:{frame.line}"
+    if len(stack) > _MAX_FRAMES:
+        yield f"  … {len(stack) - _MAX_FRAMES} more"
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """Return ranks as in `ranks 0-6, 9`."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _document(run: str, found: Any, nodes: Iterable[_Node]) -> dict[str, Any]:
+    return {
+        "run": run,
+        "summary": sentence(found),
+        "odd_ranks": list(found.odd),
+        "groups": [
+            {
+                "ranks": list(group.ranks),
+                "waiting": group is found.waiting,
+                **group.place._asdict(),
+                "frames": [frame._asdict() for frame in group.stack],
+            }
+            for group in found.groups
+        ],
+        "exporters": [{"exporter": node.shown, "problem": node.problem, "ranks": node.ranks} for node in nodes],
+    }
+
+
+def _pid(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"expected a process number, got {text!r}")
+    return int(text)
+
+
+def _samples(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= MAX_SAMPLES):
+        raise argparse.ArgumentTypeError(f"expected an integer from 0 to {MAX_SAMPLES}, got {text!r}")
+    return int(text)
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds <= MAX_INTERVAL:
+        raise argparse.ArgumentTypeError(f"expected seconds, above 0 and at most {MAX_INTERVAL:g}, got {text!r}")
+    return seconds

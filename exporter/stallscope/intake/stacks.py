@@ -1,0 +1,245 @@
+"""The stacks that ranks leave in memory files, read once a second and kept while the rank is held.
+
+A file comes from a process that is not trusted. It must be a memory file whose size is sealed, so that reading it
+neither blocks nor fails, and its text is parsed within limits. It belongs to the rank whose report it came with: the
+kernel reports the sender, and no other user can report for that rank.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import resource
+import stat
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stallscope.catalogue.metrics import family
+from stallscope.intake.pending import PassedFile
+from stallscope.intake.quotas import Key
+from stallscope.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
+from stallscope.intake.runs import Held, RunRegistry
+from stallscope.protocol import stack_request, step_request
+from stallscope.protocol.report import Report
+from stallscope.protocol.stack_request import StackRequest
+from stallscope.protocol.stacks import MAX_SAMPLES, Capture, Stack, parse, place_of
+from stallscope.protocol.vocabulary import STACKS_SIZE
+from stallscope.sampling.clock import Clock, SystemClock
+from stallscope.sampling.reading import Sample
+
+STACK_INFO = family("stallscope_training_stack_info")
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_SETTLED = 0.1
+"""Seconds after which a file that was written is read: the clock of files has steps of milliseconds."""
+
+_logger = logging.getLogger(__name__)
+
+_PICKED_UP = 6.0
+"""Seconds after which every rank that reports should have a request: the shim reads it every five seconds."""
+
+
+class Left(NamedTuple):
+    """The stacks of a rank and when it left them."""
+
+    capture: Capture
+    at: float
+    """Unix time."""
+
+    def is_standstill(self, held: Held) -> bool:
+        """Return whether the rank has made no report since."""
+        return self.capture.standstill and self.at >= held.arrived
+
+
+class _Entry:
+    """The file of a rank's session."""
+
+    def __init__(self, session: str, file: PassedFile, identity: tuple[int, int]) -> None:
+        self.session = session
+        self.file = file
+        self.identity = identity
+        self.read_at = 0
+        """The file's time when it was last read, in nanoseconds."""
+        self.left: Left | None = None
+
+
+class StackFiles:
+    """The files of all ranks. `keep` and `refresh` may be called by different threads; reading needs no lock."""
+
+    def __init__(self, registry: RunRegistry, *, clock: Clock | None = None) -> None:
+        """Start without a file.
+
+        Args:
+            registry: the runs.
+            clock: the machine's own if left out.
+        """
+        self._registry = registry
+        self._clock = clock or SystemClock()
+        self._changing = threading.Lock()
+        self._entries: dict[Key, _Entry] = {}
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.most = registry.limits.ranks if soft == resource.RLIM_INFINITY else soft // 4
+        """Files to hold at most: the exporter needs others."""
+
+    def keep(self, report: Report, file: PassedFile) -> None:
+        """Keep the file that came with an accepted report, unless it is the one that is held."""
+        held = self._registry.holding(report)
+        if held is None or held.ended is not None:
+            return
+        status = os.fstat(file.descriptor)
+        key, identity = (held.report.run, held.report.rank), (status.st_dev, status.st_ino)
+        with self._changing:
+            known = self._entries.get(key)
+            if known is not None and (known.session, known.identity) == (report.session, identity):
+                return
+            if known is None and len(self._entries) >= self.most:
+                return
+            if not _is_sealed(file.descriptor, status):
+                _logger.warning("run %r rank %d passed a file that can't be read safely; ignored", *key)
+                return
+            self._entries = {**self._entries, key: _Entry(report.session, file, identity)}
+
+    def refresh(self) -> None:
+        """Read the files that were written since, and drop those of ranks that have ended."""
+        alive = {(held.report.run, held.report.rank): held.report.session for held in self._alive()}
+        with self._changing:
+            self._entries = {key: entry for key, entry in self._entries.items() if alive.get(key) == entry.session}
+            entries = self._entries
+        for key, entry in entries.items():
+            self._read(key, entry)
+
+    def of(self, key: Key) -> Left | None:
+        """Return the stacks of a rank, or None."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.left
+
+    @property
+    def standstills(self) -> dict[Key, Stack]:
+        """The stack of each rank that has made no report since it left it."""
+        found = {}
+        for held in self._alive() if self._entries else ():
+            key = (held.report.run, held.report.rank)
+            left = self.of(key)
+            if left is not None and left.is_standstill(held):
+                found[key] = left.capture.stacks[-1]
+        return found
+
+    def collect(self) -> list[Sample]:
+        """Return the place of each of these ranks. Reads memory only."""
+        return [
+            Sample(STACK_INFO, (run, str(rank), *place_of(stack)), 1) for (run, rank), stack in self.standstills.items()
+        ]
+
+    def _alive(self) -> list[Held]:
+        return [held for held in self._registry.held if held.ended is None]
+
+    def _read(self, key: Key, entry: _Entry) -> None:
+        written = os.fstat(entry.file.descriptor).st_mtime_ns
+        if written == entry.read_at or self._clock.time() - written / 1e9 < _SETTLED:
+            return
+        entry.read_at = written
+        try:
+            capture = parse(os.pread(entry.file.descriptor, STACKS_SIZE, 0))
+        except ValueError as problem:
+            _logger.warning("the stacks of run %r rank %d can't be read: %s", *key, problem)
+            capture = None
+        if capture is not None:
+            entry.left = Left(capture, written / 1e9)
+        elif entry.left is not None and entry.left.capture.standstill:
+            entry.left = None  # it reports again; requested stacks stay
+
+
+class StackRequests:
+    """Requests for the stacks of running jobs, and their results."""
+
+    def __init__(
+        self, registry: RunRegistry, files: StackFiles, folder: Path | None, *, clock: Clock | None = None
+    ) -> None:
+        """Start without a request.
+
+        Args:
+            registry: the runs.
+            files: the files of their stacks.
+            folder: folder of the socket; None without a socket.
+            clock: the machine's own if left out.
+        """
+        self._registry = registry
+        self._files = files
+        self._folder = RequestFolder(folder)
+        self._clock = clock or SystemClock()
+        self._expiries: dict[str, float] = {}
+
+    def post(self, body: bytes, owner: int | None = None) -> tuple[int, bytes]:
+        """Accept `{"run": …, "samples": …, "interval": …, "ranks": […]}`; the last two are optional.
+
+        Args:
+            body: the request; with 0 samples it only returns the stacks that are there.
+            owner: uid that must own the ranks' processes; None for any.
+
+        Returns:
+            HTTP status and JSON: 202 with `seconds`, the time until the stacks should be there, and `problem`, the
+            reason why no rank will receive the request, or empty; 200 with the stacks if there were 0 samples; or 4xx
+            with `error`, the reason, and `message`.
+        """
+        return answer(lambda: self._accept(body, owner))
+
+    def drop_expired(self) -> None:
+        """Remove the files of expired requests."""
+        now = self._clock.time()
+        for run in [run for run, expires in list(self._expiries.items()) if now > expires]:
+            self._drop(run)
+
+    def close(self) -> None:
+        """Remove every file."""
+        for run in list(self._expiries):
+            self._drop(run)
+
+    def _accept(self, body: bytes, owner: int | None) -> tuple[int, dict[str, Any]]:
+        document = document_of(body, "run, a string, and samples, a number")
+        run, now = document["run"], self._clock.time()
+        try:
+            samples = step_request.whole(document.get("samples"), "samples", 0, MAX_SAMPLES)
+            interval = stack_request.seconds(document.get("interval", 1.0), "interval", stack_request.MAX_INTERVAL)
+            wanted = step_request.rank_numbers(document.get("ranks", []))
+        except ValueError as problem:
+            raise Refusal(400, "bad_request", str(problem)) from None
+        ranks = live_ranks(self._registry, run, wanted)
+        refuse_foreign(self._registry, ranks, owner, "stacks")
+        if not samples:
+            return 200, {"run": run, "time": now, "ranks": [self._result(held) for held in ranks]}
+        seconds = samples * interval + _PICKED_UP
+        request = StackRequest(run, samples, interval, wanted, round(now + seconds, 3))
+        trouble = self._folder.write(stack_request.file_name(run), stack_request.encode(request))
+        self._expiries[run] = request.expires
+        _logger.info("stacks requested", extra={"fields": {"run": run, "samples": samples, "ranks": len(ranks)}})
+        return 202, {"run": run, "time": now, "seconds": seconds, "problem": trouble}
+
+    def _result(self, held: Held) -> dict[str, Any]:
+        """Return the stacks of a rank: each different one, and the position of the stack of each sample."""
+        left = self._files.of((held.report.run, held.report.rank))
+        samples = left.capture.stacks if left is not None else ()
+        stacks = list(dict.fromkeys(samples))
+        return {
+            "rank": held.report.rank,
+            "reported": held.arrived,
+            "taken": left.at if left is not None else None,
+            "standstill": left is not None and left.is_standstill(held),
+            "stacks": [[list(frame) for frame in stack] for stack in stacks],
+            "samples": [stacks.index(stack) for stack in samples],
+        }
+
+    def _drop(self, run: str) -> None:
+        self._expiries.pop(run, None)
+        self._folder.remove(stack_request.file_name(run))
+
+
+def _is_sealed(descriptor: int, status: os.stat_result) -> bool:
+    """Return whether this is a memory file of the right size, which no process can change."""
+    if not stat.S_ISREG(status.st_mode) or status.st_size != STACKS_SIZE:
+        return False
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        return False

@@ -1,0 +1,83 @@
+"""The request for the stacks of a running job, in the form that travels from the exporter to the training.
+
+Training that reports through the UNIX socket finds it in a file next to the socket, as a request for traces:
+
+    {"version": 1, "run": "resnet50", "samples": 5, "interval": 1.0, "ranks": [0, 3], "expires": 1700000700.0}
+
+Each rank takes `samples` stacks of its training thread, `interval` seconds apart. No ranks are all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from stallscope.protocol import step_request
+from stallscope.protocol.request_name import STACKS, request_name
+from stallscope.protocol.stacks import MAX_SAMPLES
+
+VERSION = 1
+MAX_BYTES = 8192
+"""Longest request."""
+MAX_INTERVAL = 60.0
+"""Largest number of seconds between two samples."""
+_HIGHEST = 2**53
+
+
+class StackRequest(NamedTuple):
+    """The stacks that some ranks are to take."""
+
+    run: str
+    samples: int
+    interval: float
+    ranks: tuple[int, ...]
+    """Empty for all ranks."""
+    expires: float
+    """Unix time after which the request is void."""
+
+
+def encode(request: StackRequest) -> bytes:
+    """Encode a request."""
+    return json.dumps({"version": VERSION, **request._asdict()}, separators=(",", ":")).encode()
+
+
+def parse(data: bytes) -> StackRequest:
+    """Parse and check a request.
+
+    Raises:
+        ValueError: it is invalid; the message has the reason.
+    """
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"longer than {MAX_BYTES} bytes")
+    try:
+        document = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if type(document) is not dict or document.get("version") != VERSION:
+        raise ValueError(f"no JSON object of version {VERSION}")
+    run = document.get("run")
+    if type(run) is not str or not run:
+        raise ValueError("run is not a string")
+    return StackRequest(
+        run=run,
+        samples=step_request.whole(document.get("samples"), "samples", 1, MAX_SAMPLES),
+        interval=seconds(document.get("interval"), "interval", MAX_INTERVAL),
+        ranks=step_request.rank_numbers(document.get("ranks", [])),
+        expires=seconds(document.get("expires"), "expires", _HIGHEST),
+    )
+
+
+def seconds(value: Any, name: str, highest: float) -> float:
+    """Take a number of seconds above 0.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if type(value) not in (int, float) or not 0 < value <= highest:
+        raise ValueError(f"{name} is {value!r:.80}; expected seconds, above 0 and at most {highest:g}")
+    return float(value)
+
+
+def file_name(run: str) -> str:
+    """Return the name of the file next to the socket with a run's request."""
+    return request_name(STACKS, run)

@@ -1,0 +1,140 @@
+"""The stacks of a rank, in the form that travels from the training to the exporter.
+
+The training process can't send while native code holds the GIL. So it passes a descriptor of a memory file with its
+reports through the UNIX socket, and leaves its stacks there. The exporter reads the file: it needs no privilege, no
+shared folder and no shared pid namespace. The size of the file is fixed and sealed, so that reading never fails.
+
+The file begins with `STACKS_HEADER`. Then follow dumps in the format of `faulthandler`, each after a line of its own:
+`Standstill` or `Timeout (…)!` if the rank has made no report for too long, `Sample` if its stack was requested. The
+file is zero after the last dump. It has file names, line numbers and names of functions, and nothing else.
+
+An exporter that does not know the file drops the descriptor; a shim that does not know it passes none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
+
+MAX_FRAMES = 100
+"""Frames of a stack; faulthandler writes as many."""
+MAX_SAMPLES = 20
+"""Stacks of one rank that are kept, the newest ones."""
+MAX_TEXT = 500
+"""Characters of a file's or function's name; faulthandler writes as many."""
+_HEADER = STACKS_HEADER.partition(b"0x")[0]
+_FILE, _LINE, _FUNCTION = '  File "', '", line ', " in "
+_OWN = ("/stallscope/shim/stacks.py",)
+"""Files of the code that takes a stack."""
+
+_LIBRARIES = (
+    *("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/torchinductor_"),
+    *("/stallscope/shim/", "/stallscope/integrations/", "/stallscope/cli/", "/stallscope/__main__.py"),
+)
+"""Parts of the paths of code that the user has not written."""
+_CELLS = ("/ipykernel_", "<ipython-input-")
+"""Parts of the paths of notebook cells; the process alone knows their numbers."""
+
+
+class Frame(NamedTuple):
+    """One call: the file and line that were running, and the function that contains them."""
+
+    file: str
+    line: int
+    function: str
+
+
+Stack = tuple[Frame, ...]
+"""The frames of a thread, the most recent call first."""
+
+
+class Place(NamedTuple):
+    """Where a thread is, in the words of its user: the innermost frame that belongs to no library."""
+
+    location: str
+    """Its file, with the folder of the file, and its line: `data/augment.py:41`."""
+    function: str
+    """The function that contains this line."""
+    call: str
+    """The library's function that this line has called, if that one is written in Python; else empty."""
+
+
+class Capture(NamedTuple):
+    """The stacks that a rank has left."""
+
+    standstill: bool
+    """True if the newest one was taken because the rank made no report for too long."""
+    stacks: tuple[Stack, ...]
+    """Stacks of the thread that trains, the oldest first; of a standstill only the newest."""
+
+
+def parse(data: bytes) -> Capture | None:
+    """Read the file's content, which a user may have written by hand.
+
+    Returns:
+        The stacks, or None if there are none, or none of the thread that trains.
+
+    Raises:
+        ValueError: it has not the form; the message has the reason.
+    """
+    text = data[:STACKS_SIZE].partition(b"\0")[0]
+    head, newline, body = text.partition(b"\n")
+    if not newline or not head.startswith(_HEADER):
+        raise ValueError("no header of stacks")
+    thread = head[len(_HEADER) :].decode("ascii", "replace")
+    dumps: list[tuple[bool, list[Frame]]] = []
+    is_standstill = wanted = False
+    for line in body.decode("utf-8", "replace").split("\n"):
+        if line.startswith((STANDSTILL, SAMPLE, "Timeout (")):
+            is_standstill, wanted = not line.startswith(SAMPLE), False
+        elif line.startswith(("Thread 0x", "Current thread 0x")):
+            wanted = line.partition("hread ")[2].split(" ", 1)[0] == thread
+            if wanted:
+                dumps.append((is_standstill, []))
+        elif wanted and line.startswith(_FILE) and len(dumps[-1][1]) < MAX_FRAMES:
+            frame = _frame(line)
+            if frame is not None:
+                dumps[-1][1].append(frame)
+    found = [(standstill, tuple(frames)) for standstill, frames in dumps if frames]
+    if not found:
+        return None
+    if found[-1][0]:
+        return Capture(True, (found[-1][1],))
+    return Capture(False, tuple([stack for standstill, stack in found if not standstill][-MAX_SAMPLES:]))
+
+
+def user_frame(stack: Stack) -> int:
+    """Return the position of the innermost frame that belongs to no library; 0 if all do."""
+    return next((position for position, frame in enumerate(stack) if not _is_library(frame.file)), 0)
+
+
+def place_of(stack: Stack) -> Place:
+    """Return where a thread with this stack is. The stack must not be empty."""
+    position = user_frame(stack)
+    frame = stack[position]
+    is_cell = any(part in frame.file for part in _CELLS)
+    location = f"{'notebook cell' if is_cell else '/'.join(frame.file.rsplit('/', 2)[-2:])}:{frame.line}"
+    call = stack[position - 1].function if position else ""
+    return Place(location[-MAX_LABEL_LENGTH:], frame.function[:MAX_LABEL_LENGTH], call[:MAX_LABEL_LENGTH])
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith("<frozen ") or any(folder in file for folder in _LIBRARIES)
+
+
+def _frame(line: str) -> Frame | None:
+    """Return the frame of a line; None for one that was cut, and for the code that takes the stack."""
+    # From the right: a file's name may contain anything, the name of a function no space.
+    rest, separator, function = line[len(_FILE) :].rpartition(_FUNCTION)
+    file, quote, number = rest.rpartition(_LINE)
+    if not separator or not quote or not (number.isascii() and number.isdecimal() and len(number) < 10):
+        return None
+    if file.endswith(_OWN):
+        return None
+    return Frame(_shown(file), int(number), _shown(function))
+
+
+def _shown(text: str) -> str:
+    """Return a name as printable text of limited length."""
+    return "".join([char if char.isprintable() else "?" for char in text[:MAX_TEXT]])

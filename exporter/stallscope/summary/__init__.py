@@ -1,0 +1,1 @@
+"""The summary at the end of `stallscope run`, from the reports that the ranks of this node have stored."""

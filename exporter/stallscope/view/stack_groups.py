@@ -1,0 +1,128 @@
+"""Ranks grouped by their stacks: in a standstill most ranks wait, and the others are the reason.
+
+Large groups are taken for the waiting ones, as in ByteRobust (SOSP 2025). Where no group is the largest, the ranks in a
+collective operation wait. With several stacks of each rank, the ranks that are most often outside of the waiting group
+are the odd ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from stallscope.common.formatting import several
+from stallscope.protocol.stacks import Place, Stack, place_of, user_frame
+
+_COLLECTIVES = ("/torch/distributed/", "/horovod/", "/mpi4py/", "/deepspeed/comm/", "/jax/experimental/multihost_utils")
+"""Parts of the paths of code that waits for other ranks."""
+_MAX_SHOWN = 3
+"""Odd groups that a sentence has."""
+_MAX_RANKS = 8
+"""Ranks of a group that a sentence lists by number."""
+
+
+class Group(NamedTuple):
+    """Ranks with equal stacks, down to the call of a library."""
+
+    ranks: tuple[int, ...]
+    stack: Stack
+    """The stack of the first of them."""
+
+    @property
+    def place(self) -> Place:
+        """Where they are."""
+        return place_of(self.stack)
+
+
+class Grouping(NamedTuple):
+    """The groups of one run, and which ranks are the odd ones."""
+
+    groups: tuple[Group, ...]
+    """The largest first."""
+    waiting: Group | None
+    """The group that waits for the others; None if no group is known to."""
+    odd: tuple[int, ...]
+    """Ranks that are not in the waiting group, in most of their samples."""
+
+
+def grouped(stacks: Mapping[int, Sequence[Stack]]) -> Grouping:
+    """Group ranks by their newest stacks, and find the odd ones over all samples.
+
+    Args:
+        stacks: the stacks of each rank, the oldest first; ranks without one are left out.
+    """
+    present = {rank: samples for rank, samples in stacks.items() if samples}
+    groups = _groups({rank: samples[-1] for rank, samples in present.items()})
+    waiting = _waiting(groups)
+    rounds = min([len(samples) for samples in present.values()], default=0)
+    outside: Counter[int] = Counter()
+    judged = 0
+    for number in range(1, rounds + 1):
+        found = _groups({rank: samples[-number] for rank, samples in present.items()})
+        majority = _waiting(found)
+        if majority is not None:
+            judged += 1
+            outside.update(present.keys() - set(majority.ranks))
+    odd = tuple(sorted(rank for rank, count in outside.items() if 2 * count > judged))
+    return Grouping(groups, waiting, odd)
+
+
+def sentence(grouping: Grouping) -> str:
+    """Return what the ranks do, as one sentence; empty without a stack."""
+    waiting = grouping.waiting
+    others = [group for group in grouping.groups if group is not waiting]
+    parts = []
+    if waiting is not None:
+        parts.append(
+            f"{several(len(waiting.ranks), 'rank')} {'wait' if len(waiting.ranks) > 1 else 'waits'} {_at(waiting)}"
+        )
+    parts += [
+        f"{_named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {_at(group)}" for group in others[:_MAX_SHOWN]
+    ]
+    if len(others) > _MAX_SHOWN:
+        parts.append(f"{len(others) - _MAX_SHOWN} more groups")
+    return "; ".join(parts)
+
+
+def _groups(stacks: Mapping[int, Stack]) -> tuple[Group, ...]:
+    ranks: dict[object, list[int]] = {}
+    for rank in sorted(stacks):
+        ranks.setdefault(_identity(stacks[rank]), []).append(rank)
+    # Of equally large groups the one with the lowest rank first.
+    return tuple(
+        Group(tuple(members), stacks[members[0]])
+        for members in sorted(ranks.values(), key=lambda members: (-len(members), members))
+    )
+
+
+def _identity(stack: Stack) -> object:
+    """Return what equal stacks share: frames of libraries below the call differ from moment to moment."""
+    return place_of(stack).call, stack[user_frame(stack) :]
+
+
+def _waiting(groups: Sequence[Group]) -> Group | None:
+    if len(groups) < 2:
+        return None
+    if len(groups[0].ranks) > len(groups[1].ranks):
+        return groups[0]
+    waiting = [group for group in groups if _waits(group.stack)]
+    return waiting[0] if len(waiting) == 1 else None
+
+
+def _waits(stack: Stack) -> bool:
+    return any(part in frame.file for frame in stack for part in _COLLECTIVES)
+
+
+def _at(group: Group) -> str:
+    place = group.place
+    return f"in {place.call or place.function} at {place.location}"
+
+
+def _named(ranks: Iterable[int]) -> str:
+    numbers = [str(rank) for rank in ranks]
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > _MAX_RANKS:
+        return f"{len(numbers)} ranks"
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from stallscope.protocol.stacks import MAX_FRAMES, MAX_SAMPLES, Capture, Frame, Place, parse, place_of
+from stallscope.protocol.vocabulary import STACKS_HEADER, STACKS_SIZE
+
+THREAD = 0x7F0000000010
+HEADER = STACKS_HEADER % THREAD
+HEAD = f"Thread 0x{THREAD:016x} (most recent call first):\n"
+OTHER = "Thread 0x00007f00000000ff (most recent call first):\n"
+TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def content(text: str) -> bytes:
+    return (HEADER + text.encode()).ljust(STACKS_SIZE, b"\0")
+
+
+def frame(file: str, line: int = 1, function: str = "f") -> str:
+    return f'  File "{file}", line {line} in {function}\n'
+
+
+def test_the_stack_of_the_training_thread_is_found_among_others() -> None:
+    dump = "Timeout (0:01:05)!\n" + OTHER + frame("/a/other.py") + "\n" + HEAD + frame("/a/train.py", 88, "step")
+    assert parse(content(dump)) == Capture(True, ((Frame("/a/train.py", 88, "step"),),))
+
+
+def test_names_of_threads_as_python_3_14_writes_them_are_skipped() -> None:
+    dump = f"Timeout (0:01:05)!\nThread 0x{THREAD:016x} [MainThread] (most recent call first):\n" + frame("/a/b.py")
+    assert parse(content(dump)) == Capture(True, ((Frame("/a/b.py", 1, "f"),),))
+
+
+def test_of_standstills_the_newest_counts_and_samples_are_all_kept() -> None:
+    stacks = [frame("/a/b.py", line) for line in (1, 2, 3)]
+    still = "".join(f"Standstill\n{HEAD}{stack}\n" for stack in stacks)
+    found = parse(content(still))
+    assert found == Capture(True, ((Frame("/a/b.py", 3, "f"),),))
+    found = parse(content(still.replace("Standstill", "Sample")))
+    assert found is not None
+    assert [stack[0].line for stack in found.stacks] == [1, 2, 3]
+    assert not found.standstill
+
+
+@pytest.mark.parametrize("text", ["", "Standstill\n", "Standstill\n" + HEAD, "Standstill\n" + OTHER + frame("/a/b.py")])
+def test_without_the_training_thread_there_is_no_stack(text: str) -> None:
+    assert parse(content(text)) is None
+
+
+@pytest.mark.parametrize("data", [b"", bytes(100), b"stallscope-stacks 2 0x1\n", b"\xff\xfe", HEADER[:-1]])
+def test_another_form_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="header"):
+        parse(data)
+
+
+def test_odd_names_of_files_and_functions_are_read_and_made_printable() -> None:
+    odd = '/a/x", line 7 in y.py'
+    lines = [
+        frame(odd, 3, "<lambda>"),
+        frame("<string>", 1, "<module>"),
+        frame("/tmp/ipykernel_12/34.py", 2, "cell"),
+        '  File "\x1b[31m\xff\u202e.py", line 5 in g\n',
+        '  File "/a/b.py", line 99999999999 in too_long\n',
+        '  File "/a/b.py", line x in no_number\n',
+        '  File "/a/cut.py", line 4',
+    ]
+    found = parse(content("Standstill\n" + HEAD + "".join(lines)))
+    assert found is not None
+    assert [each.file for each in found.stacks[0]] == [odd, "<string>", "/tmp/ipykernel_12/34.py", "?[31m\xff?.py"]
+    assert all(text.isprintable() for each in found.stacks[0] for text in (each.file, each.function))
+
+
+def test_the_code_that_takes_the_stack_is_left_out() -> None:
+    found = parse(content("Sample\n" + HEAD + frame("/x/stallscope/shim/stacks.py") + frame("/a/b.py")))
+    assert found is not None
+    assert found.stacks == ((Frame("/a/b.py", 1, "f"),),)
+
+
+def test_frames_and_samples_are_limited() -> None:
+    deep = "Sample\n" + HEAD + frame("/a/b.py") * (MAX_FRAMES + 50)
+    found = parse(content(deep * (MAX_SAMPLES + 5)))
+    assert found is not None
+    assert len(found.stacks) == MAX_SAMPLES
+    assert {len(stack) for stack in found.stacks} == {MAX_FRAMES}
+
+
+def test_the_place_is_the_user_s_innermost_line_and_the_call_below_it() -> None:
+    stack = (
+        Frame("/usr/lib/python3.11/threading.py", 320, "wait"),
+        Frame(TORCH, 2810, "all_reduce"),
+        Frame("/home/me/project/trainer.py", 88, "train_step"),
+        Frame("/home/me/project/main.py", 5, "<module>"),
+    )
+    assert place_of(stack) == Place("project/trainer.py:88", "train_step", "all_reduce")
+    assert place_of(stack[2:]) == Place("project/trainer.py:88", "train_step", "")
+
+
+def test_a_stack_of_libraries_alone_has_the_place_of_its_innermost_line() -> None:
+    assert place_of((Frame(TORCH, 2810, "all_reduce"),)) == Place(
+        "distributed/distributed_c10d.py:2810", "all_reduce", ""
+    )
+
+
+def test_a_place_fits_into_labels() -> None:
+    place = place_of((Frame("/a/" + "x" * 500 + "/data.py", 1, "f" * 500),))
+    assert place.location.endswith("/data.py:1")
+    assert max(map(len, place)) == 128
+
+
+@pytest.mark.parametrize(
+    ("file", "location"),
+    [
+        ("/home/me/stallscope/train.py", "stallscope/train.py:7"),
+        ("/venv/lib/python3.11/site-packages/stallscope/integrations/pytorch.py", "project/main.py:5"),
+        ("/tmp/torchinductor_me/xy/cxyz.py", "project/main.py:5"),
+        ("<frozen runpy>", "project/main.py:5"),
+        ("/tmp/ipykernel_4242/123456.py", "notebook cell:7"),
+        ("<ipython-input-3-abc>", "notebook cell:7"),
+        ("train.py", "train.py:7"),
+    ],
+)
+def test_the_user_s_own_code_is_told_from_other_code_by_its_path(file: str, location: str) -> None:
+    assert place_of((Frame(file, 7, "f"), Frame("/home/me/project/main.py", 5, "<module>"))).location == location

@@ -1,0 +1,144 @@
+"""Faults of scenarios show in what the simulated driver, ranks and host report, from their onset on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stallscope.drivers.device import Device
+from stallscope.protocol.report import Report, parse
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.simulation import Simulation
+from stallscope.simulation.driver import SimulatedDriver
+from stallscope.simulation.node import Node
+from stallscope.simulation.scenarios import SCENARIOS, HardwareFault, LoadChange, Scenario, scenario
+from stallscope.simulation.workload import PhaseEffect
+from tests.simulation.numbers import clock, highest_clock, number
+from tests.simulation.verdicts import verdicts
+
+ONSET = 20.0
+
+
+class Gpus:
+    """GPUs of a scenario on a scripted clock."""
+
+    def __init__(self, name: str) -> None:
+        self.clock = ScriptedClock()
+        self.driver = SimulatedDriver(Node(scenario(name, onset=ONSET), self.clock, seed=1, gpus=2))
+        self.driver.open()
+        self.well, self.ill = self.driver.devices()
+
+
+@pytest.fixture(params=["power_brake", "clocks_limited"])
+def slowed(request: pytest.FixtureRequest) -> Gpus:
+    return Gpus(request.param)
+
+
+def reason_seconds(device: Device, reason: str) -> float:
+    return number(device, "counters", "throttled_seconds_total", reason)
+
+
+def test_clocks_fall_at_the_onset(slowed: Gpus) -> None:
+    slowed.clock.advance(ONSET - 1)
+    assert clock(slowed.ill, "sm") == highest_clock(slowed.ill, "sm")
+    slowed.clock.advance(10)
+    assert clock(slowed.ill, "sm") < 0.7 * highest_clock(slowed.ill, "sm")
+
+
+def test_the_reason_of_lower_clocks_is_that_of_the_fault() -> None:
+    gpus = Gpus("power_brake")
+    gpus.clock.advance(ONSET + 30)
+    assert gpus.ill.throttle_reasons() == {"power_brake"}
+    assert reason_seconds(gpus.ill, "power_brake") > 25
+    assert reason_seconds(gpus.ill, "sw_thermal") == 0
+    assert gpus.well.throttle_reasons() == frozenset()
+    assert reason_seconds(gpus.well, "power_brake") == 0
+
+
+def test_clocks_that_are_set_lower_have_no_reason() -> None:
+    gpus = Gpus("clocks_limited")
+    gpus.clock.advance(ONSET + 30)
+    assert gpus.ill.throttle_reasons() == frozenset()
+    assert number(gpus.ill, "clocks_configured", "clock_configured_hertz", "sm") == 1_188e6
+    assert sum(reason_seconds(gpus.ill, reason) for reason in ("sw_thermal", "power_brake", "power_cap")) == 0
+
+
+def test_counters_grow_from_the_onset_on_and_only_on_the_faulty_gpu() -> None:
+    gpus = Gpus("pcie_replays")
+    gpus.clock.advance(ONSET - 1)
+    assert number(gpus.ill, "health", "pcie_replays_total") == 0
+    gpus.clock.advance(121)
+    assert number(gpus.ill, "health", "pcie_replays_total") == 180
+    assert number(gpus.well, "health", "pcie_replays_total") == 0
+
+
+def test_counters_with_labels_keep_the_labels_that_do_not_grow() -> None:
+    gpus = Gpus("nvlink_errors")
+    gpus.clock.advance(ONSET + 60)
+    assert gpus.ill.read("health")["nvlink_errors_total"] == {"replay": 60, "recovery": 3, "crc": 0}
+
+
+def test_an_xid_is_reported_once() -> None:
+    gpus = Gpus("xid_hw")
+    listener = gpus.driver.listen([gpus.well, gpus.ill])
+    assert listener.wait(0) == []
+    gpus.clock.advance(ONSET + 1)
+    (event,) = listener.wait(0)
+    assert (event.device, event.xid) == (gpus.ill, 119)
+    assert listener.wait(0) == []
+
+
+def reports(name: str, seconds: float) -> Iterator[Report]:
+    """Yield the newest report of each of two ranks."""
+    clock, newest = ScriptedClock(), dict[int, Report]()
+
+    def take(data: bytes) -> None:
+        report = parse(data)
+        newest[report.rank] = report
+
+    Simulation.named(name, clock=clock, deliver=take, gpus=2, onset=ONSET).advance(seconds)
+    return iter(newest.values())
+
+
+def test_a_pause_is_a_phase_of_all_ranks() -> None:
+    for report in reports("checkpoint_stall", 200.0):
+        assert report.phases["checkpoint"].occurrences in (2, 3)
+        assert report.phases["checkpoint"].max == pytest.approx(15.0, abs=0.1)
+
+
+def test_a_load_of_one_rank_leaves_the_others_as_they_are() -> None:
+    first, second = reports("straggler_input", 120.0)
+    assert second.phases["data_wait"].seconds > 10 * first.phases["data_wait"].seconds
+    assert first.phases["communication"].seconds > 2 * second.phases["communication"].seconds
+
+
+def test_time_outside_of_phases_is_none_of_them() -> None:
+    (report, _) = reports("sync_stall", 120.0)
+    assert report.phases["other"].seconds > 15
+
+
+def test_a_loss_that_is_not_a_number_is_counted_from_the_onset_on() -> None:
+    (before, _), (after, _) = reports("loss_nonfinite", ONSET - 1), reports("loss_nonfinite", 60.0)
+    assert before.counters["nonfinite_losses"] == 0
+    assert after.counters["nonfinite_losses"] > 20
+
+
+@pytest.mark.parametrize("story", [each for each in SCENARIOS.values() if each.fault], ids=lambda each: each.name)
+def test_every_fault_names_signals_and_units_that_exist(story: Scenario) -> None:
+    fault = story.fault
+    if isinstance(fault, HardwareFault):
+        device = Gpus("healthy").ill
+        for query, signals in (*fault.readings.items(), *fault.per_minute.items()):
+            assert signals.keys() <= device.read(query).keys()
+    if isinstance(fault, LoadChange):
+        assert fault.workload.kernels.keys() <= set(PhaseEffect._fields)
+
+
+@pytest.mark.slow
+def test_the_rules_find_the_causes(tmp_path: Path) -> None:
+    """One of each kind: of a GPU, of one rank, and of the host."""
+    names = ("nvlink_down", "straggler_input", "input_disk_bound")
+    found = verdicts(names, tmp_path, seconds=600, gpus=2)
+    assert [name for name in names if name not in found[name]["run"] | found[name]["gpu"]] == []

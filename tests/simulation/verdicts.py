@@ -1,0 +1,84 @@
+"""Verdicts of the rules on simulated scenarios, in scripted time: the exporter's own page, scraped every 30 seconds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from stallscope.collectors.base import Environment, available
+from stallscope.intake.runs import RunRegistry
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.sampling.sampler import Sampler
+from stallscope.simulation import Simulation
+from stallscope.simulation.scenarios import scenario
+from tests.rules.rulebook import RULE_FILES
+from tests.scenarios.runner import EVALUATION_SECONDS, ask
+from tests.scenarios.series import Series
+
+_POLL_SECONDS = 5.0
+_START = 1.0
+"""Unix time at the beginning, because an exporter takes 0 for an unknown time."""
+
+
+def series_of(name: str, folder: Path, *, seconds: int, onset: float, gpus: int) -> list[Series]:
+    """Run a scenario with a simulated host, and return what Prometheus stores of it."""
+    clock, story = ScriptedClock(_START), scenario(name, onset=onset)
+    registry = RunRegistry(clock=clock, root=folder)
+    simulation = Simulation(
+        story,
+        clock=clock,
+        deliver=lambda data: registry.accept(data, "http", 1),
+        gpus=max(gpus, 1 + max(story.faulty_gpus, default=0)),
+        host_tree=folder,
+    )
+    environment = Environment(root=folder, clock=clock, interval=_POLL_SECONDS, driver=simulation.driver)
+    sampler = Sampler(clock=clock, interval=_POLL_SECONDS)
+    for collector in available().values():
+        if collector.enabled_by_default:
+            sampler.add(collector(environment))
+    sampler.add_collector("reports", registry.collect)
+    found: dict[tuple[str, frozenset[tuple[str, str]]], list[float | None]] = {}
+    scrapes = seconds // EVALUATION_SECONDS + 1
+    for place in range(scrapes):
+        for _ in range(round(EVALUATION_SECONDS / _POLL_SECONDS) if place else 1):
+            simulation.advance(_POLL_SECONDS if place else 0.0)
+            sampler.run_round()
+        for family in text_string_to_metric_families(sampler.page(openmetrics=False, gzip=False).decode()):
+            for each in family.samples:
+                key = each.name, frozenset(each.labels.items())
+                found.setdefault(key, [None] * scrapes)[place] = each.value
+    labels = {"cluster": name, "job": "stallscope", "instance": "simulated:9400"}
+    up = Series("up", labels, [1.0] * scrapes)
+    return [up, *(Series(each, {**labels, **dict(own)}, values) for (each, own), values in found.items())]
+
+
+def verdicts(
+    names: Sequence[str], folder: Path, *, seconds: int = 900, onset: float = 60.0, gpus: int = 4
+) -> Mapping[str, Mapping[str, set[str]]]:
+    """Return the causes that each scenario ends with, by scenario and subject: `run`, `gpu`, `alert`."""
+    stored = []
+    for name in names:
+        tree = folder / name
+        tree.mkdir()
+        stored += series_of(name, tree, seconds=seconds, onset=onset, gpus=gpus)
+    wanted = 'run:verdict:ratio5m or gpu:verdict:ratio5m or ALERTS{alertstate="firing"}'
+    (answers,) = ask(stored, {wanted: [seconds]}, rule_files=_with_short_warmup(folder)).samples.values()
+    found: dict[str, dict[str, set[str]]] = {name: {"run": set(), "gpu": set(), "alert": set()} for name in names}
+    for sample in answers[seconds]:
+        subject = "alert" if sample.name == "ALERTS" else sample.name.partition(":")[0]
+        if sample.labels.get("cluster") in found and "cause" in sample.labels:
+            found[sample.labels["cluster"]][subject].add(sample.labels["cause"])
+    return found
+
+
+def _with_short_warmup(folder: Path) -> list[Path]:
+    """Return the rule files with the warm-up of `stallscope up`."""
+    (thresholds,) = (file for file in RULE_FILES if file.name == "thresholds.yml")
+    text, changed = re.subn(r"(name: warmup_seconds}, expr: vector)\(\d+\)", r"\1(30)", thresholds.read_text())
+    assert changed == 1
+    short = folder / "thresholds.yml"
+    short.write_text(text)
+    return [short, *(file for file in RULE_FILES if file != thresholds)]
