@@ -165,7 +165,7 @@ def test_faults_of_jobs_rules_and_alerts_are_found_in_a_real_prometheus(broken: 
         ("thresholds", "thresholds are missing"),
         ("freshness", "the rules record nothing"),
         ("pages", "cannot be used: scraped_twice"),
-        ("alertmanagers", "the alert Watchdog does not fire"),
+        ("alertmanagers", "the alert StallscopeWatchdog does not fire"),
         ("alertmanagers", "does not respond to this machine"),
     ):
         assert words in told[check]
