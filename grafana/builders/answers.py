@@ -46,8 +46,8 @@ def variable(expression: str, otherwise: str) -> Json:
 
 
 def panel(title: str, description: str) -> Panel:
-    """Show the sentence, over the whole width."""
-    return text(title, description, f"### ${{{NAME}}}", height=3)
+    """Show the sentence, in a panel that is high enough for a phone."""
+    return text(title, description, f"### ${{{NAME}}}", width=13, height=6)
 
 
 def lasting(verdicts: str, by: str) -> str:

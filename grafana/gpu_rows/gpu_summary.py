@@ -32,9 +32,9 @@ def row() -> Row:
             answers.panel(
                 "What these GPUs lose", "The GPU with the largest loss, its cause, its duration, and what to change."
             ),
+            _alerts_over_time(),
             _verdicts(),
             _verdict_timeline(),
-            _alerts_over_time(),
             _what_it_is(),
         ),
     )
@@ -57,7 +57,7 @@ def _alerts_over_time() -> Panel:
         "Alerts on these GPUs and on their nodes that fired longest in the time range.",
         [fired(ALERTS)],
         mappings=severities(),
-        width=12,
+        width=11,
         height=6,
     )
 
@@ -88,8 +88,8 @@ def _verdicts() -> Panel:
         overrides=[
             *PLACE_LINKS,
             *columns(),
-            by_name("Time lost", custom__width=90, decimals=0),
-            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=180),
+            by_name("Time lost", custom__width=80, decimals=0),
+            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=170),
         ],
         no_value="No verdict: no GPU is selected, or Prometheus has not loaded the Stallscope rules.",
     )
@@ -105,7 +105,6 @@ def _verdict_timeline() -> Panel:
         "node.",
         [Query(f"{coded(chosen, 'cluster', 'instance', 'gpu', 'uuid', 'mig')}", NAME)],
         mappings=by_code(),
-        width=12,
         height=6,
         show_values=True,
         links=CURVE,
