@@ -197,6 +197,8 @@ def _runs_table() -> Panel:
         sort="GPUs",
         overrides=[
             by_name("Run", links=[_to_run()], custom__minWidth=140),
+            by_name("Namespace", custom__width=100),
+            by_name("User", custom__width=90),
             by_name("GPUs", unit="none", custom__width=70),
             by_name("Time lost", unit="percentunit", decimals=0, custom__width=90),
             by_name("Goodput", unit="percentunit", decimals=0, custom__width=90),
@@ -257,8 +259,7 @@ def _lost_by_cause() -> Panel:
             "Value #B": "Money",
             "remedy": "What to change",
         },
-        width=12,
-        height=9,
+        height=8,
         sort="GPU-hours",
         overrides=[
             *verdicts.columns(),
@@ -325,7 +326,7 @@ def _idle_gpus() -> Panel:
             "slurm_job": "Slurm job",
             "run": "Run",
         },
-        height=7,
+        height=5,
         sort="Idle for",
         overrides=[
             *_links(),
@@ -445,7 +446,7 @@ def dashboard() -> Dashboard:
                 ),
             ),
             Row("Alerts", (_alerts(),)),
-            Row("Runs and GPUs", (_runs_table(), _lost_by_cause(), _idle_gpus(), _not_up())),
+            Row("Runs and GPUs", (_lost_by_cause(), _runs_table(), _not_up(), _idle_gpus())),
             Row(
                 "Utilisation and verdicts over time",
                 (_gpus_over_time(), _map_of_gpus()),

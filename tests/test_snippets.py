@@ -36,7 +36,6 @@ NOT_EXECUTED = {
     "apt-get": "installs packages of the system",
     "curl": "needs a running exporter",
     "docker": "needs a container engine; deploy/test_image.py executes the image's steps",
-    "jq": "selects from the JSON of the command before it",
     "export": "sets a variable of the reader's shell",
     "helm": "needs a cluster; deploy/test_helm.py renders the chart",
     "install": "needs root",

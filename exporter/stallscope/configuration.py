@@ -489,7 +489,7 @@ class Configuration:
             "",
             "NAME",
             "Name of this node. Enables requests to the Kubernetes API: queue and job of pods with GPUs, and GPUs of "
-            "dynamic resource allocation. Needs a service account that may get pods and list resourceslices.",
+            "dynamic resource allocation. Needs the ClusterRole of deploy/kubernetes/components/kubernetes-api.",
         )
     )
     scenario: str = field(

@@ -98,6 +98,7 @@ def time_series(
     links: Sequence[Json] = (),
     transformations: Sequence[Json] = (),
     repeat: str = "",
+    no_value: str = ABSENT,
 ) -> Panel:
     """Lines over time. Missing values stay gaps.
 
@@ -125,6 +126,7 @@ def time_series(
         links: targets of a click.
         transformations: Grafana transformations of the results.
         repeat: variable whose values each get a copy of the panel.
+        no_value: text of a chart without lines.
     """
     if maximum is None and soft_maximum is None:
         # Without it, Grafana draws an axis up to 100 if all values are zero.
@@ -160,6 +162,7 @@ def time_series(
             links=links,
             custom=custom,
             overrides=overrides,
+            no_value=no_value,
         ),
         {
             "legend": _legend(show_legend, legend),

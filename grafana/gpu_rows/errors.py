@@ -66,7 +66,7 @@ def _xids() -> Panel:
         ],
         columns={**PLACE, "xid": "Xid", "Value": "Last seen", "class": "Class", "action": "Action"},
         unit="none",
-        height=7,
+        height=6,
         sort="Last seen",
         overrides=[
             *PLACE_LINKS,

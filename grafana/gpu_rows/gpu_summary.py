@@ -88,8 +88,8 @@ def _verdicts() -> Panel:
         overrides=[
             *PLACE_LINKS,
             *columns(),
-            by_name("Time lost", custom__width=100, decimals=0),
-            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=190),
+            by_name("Time lost", custom__width=90, decimals=0),
+            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=180),
         ],
         no_value="No verdict: no GPU is selected, or Prometheus has not loaded the Stallscope rules.",
     )

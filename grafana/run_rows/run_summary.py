@@ -179,6 +179,13 @@ def _timeline() -> Panel:
     """Draw verdict, alerts, checkpoints and restarts of the run on one axis. Rank 0 represents all ranks."""
     saves = f'stallscope_training_phase_occurrences_total{{{RUN_HERE}, rank="0", phase="checkpoint"}}[$__rate_interval]'
     start = f'stallscope_training_start_timestamp_seconds{{{RUN_HERE}, rank="0"}}'
+    events = " or ".join(
+        f'label_replace({number} * max by (run) ({happens}), "event", "{name}", "", "")'
+        for name, number, happens in (
+            ("checkpoints", _CHECKPOINT, f"(changes({saves}) - resets({saves}) > 0) ^ 0"),
+            ("starts", _START, f"(time() - {start} < $__range_s / 50) ^ 0"),
+        )
+    )
     return state_timeline(
         "Verdict, alerts, checkpoints and starts",
         "Costliest cause over time, alerts on the run and on its nodes, checkpoints, and starts and restarts. A gap in "
@@ -186,8 +193,7 @@ def _timeline() -> Panel:
         [
             Query(coded(f"run:verdict:ratio5m{{{RUN}}}", "cluster", "namespace", "run"), "{{run}}"),
             fired(ALERTS),
-            Query(f"{_CHECKPOINT} * (max by (run) (changes({saves}) - resets({saves})) > bool 0) > 0", "checkpoints"),
-            Query(f"{_START} * (max by (run) (time() - {start} < $__range_s / 50) >= bool 0)", "starts"),
+            Query(events, "{{event}}"),
         ],
         mappings=[*by_code(), *severities(), *texts(_EVENTS)],
         height=7,
@@ -202,7 +208,7 @@ def _lost_over_time() -> Panel:
         "Share of the run's GPU time that each cause costs; the mean if several runs are selected. If a cause comes "
         "and goes, compare with the checkpoints, starts and alerts above.",
         bands(
-            f"sum by (cause) (run_cause:time_lost:ratio5m{{{RUN}}})"
+            f"sum by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
             f" / on () group_left () count(run:ranks:count{{{RUN}}})",
             "cause",
         ),

@@ -221,6 +221,17 @@ def _thresholds(objects: list[Object]) -> dict[str, str]:
     return {rule["labels"]["name"]: rule["expr"] for rule in group["rules"] if rule.get("labels")}
 
 
+def test_a_threshold_and_a_price_can_be_set_on_the_command_line() -> None:
+    operator = "prometheusOperator"
+    objects = helmed(
+        f"{operator}.enabled=true", f"{operator}.thresholds.input_warning=0.2", "grafanaSidecar.enabled=true"
+    )
+    assert _thresholds(objects)["input_warning"] == "vector(0.2)"
+    priced = helmed("grafanaSidecar.enabled=true", "grafanaSidecar.pricePerGpuHour=3")
+    (text,) = at(priced, "ConfigMap/stallscope-fleet:data").values()
+    assert [each["query"] for each in json.loads(text)["templating"]["list"] if "price" in each["name"]] == ["3"]
+
+
 def test_price_and_currency_are_the_defaults_of_the_dashboard_and_nothing_else_changes(objects: list[Object]) -> None:
     for each in of_kind(objects, "ConfigMap"):
         ((file, text),) = each["data"].items()

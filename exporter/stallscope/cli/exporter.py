@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stallscope.collectors.base import Collector, KubernetesSettings
     from stallscope.drivers.device import Driver
+    from stallscope.protocol.stacks import Stack
     from stallscope.sampling.reading import Sample
     from stallscope.simulation.simulation import Simulation
     from stallscope.view.verdicts import VerdictWatch
@@ -353,6 +354,7 @@ class Exporter:
 
     def _look(self) -> ExporterState:
         from stallscope.collectors.gpu.source import GpuCollector
+        from stallscope.view.stack_groups import grouped, sentence
         from stallscope.web.status.exporter_state import ExporterState
 
         snapshot = self.sampler.snapshot
@@ -366,9 +368,17 @@ class Exporter:
                 for held in self.intake.registry.held
                 if held.report.failure
             },
+            stacks={run: sentence(grouped(ranks)) for run, ranks in self._standstills().items()},
             reads_gpus=any(isinstance(source, GpuCollector) for source in list(self._running.values())),
             simulated=self.configuration.scenario,
         )
+
+    def _standstills(self) -> dict[str, dict[int, list[Stack]]]:
+        """Return the stacks of ranks at a standstill by run and rank."""
+        found: dict[str, dict[int, list[Stack]]] = {}
+        for (run, rank), stack in self.intake.stacks.standstills.items():
+            found.setdefault(run, {})[rank] = [stack]
+        return found
 
 
 def parser() -> argparse.ArgumentParser:

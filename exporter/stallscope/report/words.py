@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from stallscope.catalogue.causes import CAUSES, COLOURS, PHASE_COLOURS, REMAINDER_COLOURS, REMAINDERS
+from stallscope.catalogue.causes import CAUSES, PHASE_COLOURS, REMAINDERS
 from stallscope.catalogue.metrics import OUTSIDE_PHASES
 from stallscope.common.bundle import RUNBOOKS
 from stallscope.common.formatting import count, duration, readable
@@ -96,13 +96,6 @@ def title_of(name: str) -> str:
     if name in PHASE_COLOURS or name in OUTSIDE_PHASES:
         return name.replace("_", " ").capitalize()
     return readable(name)
-
-
-def colour_of(name: str) -> str:
-    """Return the colour of a cause, a remainder or a phase; empty for other names."""
-    if name in CAUSES:
-        return COLOURS[CAUSES[name].domain]
-    return REMAINDER_COLOURS.get(name) or PHASE_COLOURS.get(name, "")
 
 
 def runbook_of(name: str) -> str:

@@ -69,6 +69,8 @@ class HostLoad:
     """Some task waited for memory."""
     swapped_pages: float = 0.0
     """Pages a second, in and out each."""
+    oom_kills: float = 0.0
+    """Processes that the kernel ends, a second."""
     network: float = 0.001
     """Of the interface's speed, received."""
     network_errors: float = 0.0
@@ -313,6 +315,11 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
         _load(pause=Pause("logging", 8.0, 30.0)),
     ),
     (
+        "step_outliers",
+        "Every 25 s, one step takes 7 s in place of one.",
+        _load(pause=Pause("forward", 6.0, 25.0)),
+    ),
+    (
         "straggler_rank",
         "One rank computes longer than the others, which wait for it.",
         _load(ranks=_FAULTY, forward=0.55, backward=0.95),
@@ -336,6 +343,11 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
         "mem_pressure",
         "The host runs out of memory, and tasks wait for it.",
         _load(HostLoad(cpu=0.3, memory=0.98, memory_waiting=0.4)),
+    ),
+    (
+        "oom_kill",
+        "The kernel ends processes, because the host's memory is full.",
+        _load(HostLoad(cpu=0.3, memory=0.99, memory_waiting=0.2, oom_kills=0.02)),
     ),
     (
         "swapping",
