@@ -125,3 +125,16 @@ def test_each_place_has_the_one_address() -> None:
     assert all(url.startswith(f"{RUNBOOKS}/") for url in urls)
     helpers = (ROOT / "deploy/helm/stallscope/templates/_helpers.tpl").read_text(encoding="utf-8")
     assert f'"{RUNBOOKS}"' in helpers
+
+
+@pytest.mark.parametrize("text", ["```promql\nup", "```", "", "|", "- ", "#", "[", "a\n```\nb"])
+def test_a_malformed_page_is_shown_as_far_as_possible(text: str) -> None:
+    assert runbooks.page("x", text).startswith(b"<!doctype html>")
+
+
+def test_an_exporter_without_the_bundle_has_no_runbooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_name: str) -> Path:
+        raise FileNotFoundError("the bundle's folder is missing")
+
+    monkeypatch.setattr(runbooks, "bundle_folder", missing)
+    assert runbooks.load() == {}

@@ -7,11 +7,14 @@ with the output of a library.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from html import escape
 
 from stallscope.common.bundle import bundle_folder
+
+_logger = logging.getLogger(__name__)
 
 _FENCE = "```"
 _ITEM = re.compile(r"(?:(?P<bullet>[-*])|\d+\.) +")
@@ -28,13 +31,14 @@ _STYLE = (
 def load() -> Mapping[str, bytes]:
     """Return each runbook as HTML by the name of its file, such as `GpuLost.md`, and a list of them by the empty name.
 
-    Without the bundle's folder there is none.
+    If they cannot be read, there is none: the exporter measures without them.
     """
     try:
-        folder = bundle_folder("alerts") / "runbooks"
-    except FileNotFoundError:
+        files = sorted((bundle_folder("alerts") / "runbooks").glob("*.md"))
+        pages = {file.name: page(file.stem, file.read_text(encoding="utf-8", errors="replace")) for file in files}
+    except OSError as problem:
+        _logger.warning("the runbooks can't be read: %s", problem)
         return {}
-    pages = {file.name: page(file.stem, file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md"))}
     names = "\n".join(f"- [{name.removesuffix('.md')}]({name})" for name in pages)
     return {**pages, "": page("Runbooks", f"# Runbooks\n\n{names}")}
 
@@ -56,7 +60,7 @@ def _blocks(lines: list[str]) -> Iterator[str]:
         line = lines[position]
         end = position + 1
         if line.startswith(_FENCE):
-            end = lines.index(_FENCE, end)
+            end = lines.index(_FENCE, end) if _FENCE in lines[end:] else len(lines)
             yield f"<pre><code>{escape(chr(10).join(lines[position + 1 : end]))}</code></pre>"
             end += 1
         elif heading := _HEADING.match(line):
