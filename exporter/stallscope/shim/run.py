@@ -748,7 +748,7 @@ class Run:
                 self._refresh()
                 now = timeline.now()
             if self.hot_lines is not None:
-                self._refresh_lines(now, last)
+                self._refresh_lines(self.hot_lines, now, last)
             payload = self._written(now).encode()
             if len(payload) > self._room:
                 payload = self._shortened(payload)
@@ -777,14 +777,13 @@ class Run:
         if cause is not None and cause != "absent":
             warn(f"a report could not be sent ({cause}); the next one includes its values", f"dropped: {cause}")
 
-    def _refresh_lines(self, now: float, last: bool) -> None:
-        if self.hot_lines is None:
-            return
+    def _refresh_lines(self, hot_lines: HotLines, now: float, last: bool) -> None:
         try:
             self.timeline.book(now)
-            self.hot_lines.refresh(now, last=last)
+            hot_lines.refresh(now, last=last)
         except Exception as error:
             self.hot_lines = None
+            hot_lines.close()
             tolerate(error, "finding lines of code")
 
     def _shortened(self, payload: bytes) -> bytes:
