@@ -133,11 +133,11 @@ def _root_causes() -> Panel:
         sort="GPUs lost",
         overrides=[
             by_name("Run", links=[_to_run()], custom__width=110),
-            by_name("Node", links=[_to_host()], custom__width=130),
+            by_name("Node", links=[_to_host()], custom__width=120),
             verdicts.reason_column("Root cause"),
             verdicts.remedy_column(),
             by_name("GPUs lost", unit="none", decimals=1, custom__width=85),
-            by_name("For", unit="s", decimals=0, custom__width=85),
+            by_name("For", unit="s", decimals=0, custom__width=80),
         ],
         no_value="No GPU time is lost.",
     )

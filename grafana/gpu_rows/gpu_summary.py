@@ -95,7 +95,7 @@ def _verdicts() -> Panel:
             *PLACE_LINKS,
             *columns(),
             by_name("Time lost", custom__width=80, decimals=0),
-            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=170),
+            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=185),
         ],
         no_value="No verdict: no GPU is selected, or Prometheus has not loaded the Stallscope rules.",
     )
