@@ -89,7 +89,10 @@ def _lost_on_nodes() -> str:
 def _answer() -> str:
     """Return PromQL for the sentence on the fleet: how many of the held GPUs are lost, and to what most of all."""
     found = f'count_values by ({ROWS}) ("part", round(topk(1, {_lost_in_runs()} or {_lost_on_nodes()}), 0.1))'
-    for label, total in (("lost", f"round({LOST}, 0.1)"), ("held", f"sum(cluster:gpus_held:count{{{CLUSTER}}})")):
+    for label, total in (
+        ("lost", f"round({LOST}, 0.1)"),
+        ("held", f"round(sum(cluster:gpus_held:count{{{CLUSTER}}}))"),
+    ):
         found = f'{found} * on () group_left ({label}) count_values("{label}", {total})'
     return answers.worded(
         found,
@@ -112,7 +115,8 @@ def _root_causes() -> Panel:
     return table(
         "What costs most now",
         "One row for each root cause: a run with the rank, GPU and node that delay it, or a node whose GPUs lose time "
-        "outside a run. Start with the first row. Click a run or node for its evidence.",
+        "outside a run. Start with the first row. The duration is at most the time range. Click a run or "
+        "node for its evidence.",
         [
             Query(_worded(f"({runs}) or ({nodes})"), table=True),
             Query(_worded(f"0 * {runs} + on ({RUN_LABELS}) group_left () ({duration})"), table=True),
