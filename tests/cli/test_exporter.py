@@ -283,10 +283,13 @@ def test_a_prometheus_that_gives_no_answer_leaves_the_status_page_up(
 
 def test_all_but_metrics_and_health_can_be_switched_off(run: Callable[..., Running], tmp_path: Path) -> None:
     file = tmp_path / "exporter.yml"
-    switches = ("web.enable-status-page", "web.enable-reports", "web.enable-release", "report.allow-trace-requests")
+    switches = (
+        *("web.enable-status-page", "web.enable-reports", "web.enable-release"),
+        *("report.allow-trace-requests", "report.allow-stop-requests"),
+    )
     file.write_text("".join(f"{switch}: false\n" for switch in switches))
     exporter = run(f"--config.file={file}")
-    for path in ("", "api/v1/report", "api/v1/trace", "-/release", "-/resume"):
+    for path in ("", "api/v1/report", "api/v1/trace", "api/v1/stop", "-/release", "-/resume"):
         with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             exporter.post(path, REPORT)
         with refused.value as answer:

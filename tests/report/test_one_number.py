@@ -104,6 +104,8 @@ def test_gpu_hours_and_lost_time_agree_in_reports_and_comparison(numbers: Number
     assert found.compared.time_lost == pytest.approx(lost / hours)
     shares = {cause: row["Share"] for cause, row in columns(found.report, "Time lost by cause").items()}
     assert {cause: share for cause, share in found.compared.lost.items() if share} == pytest.approx(shares)
+    # Causes overlap, but nothing is lost without a cause.
+    assert lost / hours <= 1.01 * sum(map(number, shares.values()))
 
 
 def test_the_hours_of_a_run_as_an_owner_are_those_of_its_report(

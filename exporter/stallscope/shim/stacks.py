@@ -33,7 +33,7 @@ from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.vocabulary import SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
 from stallscope.shim.request_file import RequestFile
 from stallscope.shim.termination import is_default
-from stallscope.shim.tolerance import tolerate, warn
+from stallscope.shim.tolerance import switched_off, tolerate, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def _escaped(text: str) -> str:
 
 def _is_possible() -> bool:
     """Return whether this process can have both timers."""
-    if os.environ.get("STALLSCOPE_STACKS", "").strip().lower() in ("0", "false", "no", "off"):
+    if switched_off("STALLSCOPE_STACKS"):
         return False
     if not hasattr(os, "memfd_create") or sys.implementation.name != "cpython":
         return False

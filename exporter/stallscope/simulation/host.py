@@ -152,7 +152,8 @@ def _net_dev(seconds: _LoadSeconds) -> str:
 
 def _vmstat(seconds: _LoadSeconds) -> str:
     pages = round(sum(load.swapped_pages * part for load, part in seconds))
-    return f"pswpin {pages}\npswpout {pages}\npgfault 1000\npgmajfault {pages}\noom_kill 0\n"
+    kills = int(sum(load.oom_kills * part for load, part in seconds))
+    return f"pswpin {pages}\npswpout {pages}\npgfault 1000\npgmajfault {pages}\noom_kill {kills}\n"
 
 
 def _meminfo(load: HostLoad) -> str:

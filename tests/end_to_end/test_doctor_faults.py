@@ -142,8 +142,12 @@ def broken(
         ],
         alertmanagers=[f"127.0.0.1:{free_port()}"],
     ) as server:
-        until(lambda: len(server.ask("query", query="stallscope_build_info")["data"]["result"]) == 4)
-        until(lambda: server.ask("rules")["data"]["groups"] and "many" in str(server.ask("rules")))
+
+        def number_of(expression: str) -> int:
+            return len(server.ask("query", query=expression)["data"]["result"])
+
+        until(lambda: number_of("stallscope_build_info") == 4 and number_of('up{job="stallscope"} == 0') == 1)
+        until(lambda: number_of("exporter:unusable:info") and "many" in str(server.ask("rules")))
         yield server
 
 
