@@ -198,6 +198,21 @@ def test_a_refusal_of_slices_prevents_no_workload(node: Node) -> None:
     assert node.environment.cluster.workloads.keys() == {("research", "resnet-0")}
 
 
+def test_a_refusal_of_one_pods_owner_prevents_no_other_workload(node: Node) -> None:
+    ray = pod("research", "a-0", container("worker", devices("nvidia.com/gpu", UUIDS[1])))
+    node.kubelet.hand_out(ray, PLUGGED)
+    node.api.answers.update(
+        {
+            "/api/v1/namespaces/research/pods/a-0": (200, PODS["a pod of a RayCluster"]),
+            "/apis/ray.io/v1/namespaces/research/rayclusters/tune-x1": (403, {}),
+            POD: (200, PODS["Kueue and Job"]),
+        }
+    )
+    with pytest.raises(KubernetesApiFailed, match="rayclusters"):
+        node.show()
+    assert {labels[3] for labels in node.workloads} == {"resnet-0"}
+
+
 def test_while_the_api_fails_facts_stay_and_requests_are_rare(node: Node) -> None:
     node.kubelet.hand_out(PLUGGED)
     node.api.answers[POD] = (200, PODS["Kueue and Job"])
