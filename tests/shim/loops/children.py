@@ -177,6 +177,7 @@ def _prepare(task: Task) -> None:
         TRUTH_FOLDER=str(task.folder),
         PYTHONPATH=str(HELPERS),
         STALLSCOPE_ADDRESS=f"unix://{task.folder}/report.sock",
+        STALLSCOPE_SUMMARY="off",  # it would be written to the standard error that is compared
         HF_HUB_OFFLINE="1",
         HF_HOME=str(task.folder / "huggingface"),
     )
