@@ -303,7 +303,7 @@ def dashboard() -> Dashboard:
         variables=(
             variables.datasource(),
             choices.cluster(),
-            choices.namespace(),
+            choices.namespace(hide=True),  # links from a run set it
             choices.run(everything=False),
             _base_choice(),
             variables.choice(

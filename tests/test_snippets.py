@@ -39,7 +39,6 @@ NOT_EXECUTED = {
     "export": "sets a variable of the reader's shell",
     "helm": "needs a cluster; deploy/test_helm.py renders the chart",
     "install": "needs root",
-    "jq": "reads the output of a command",
     "kubectl": "needs a cluster; deploy/test_kubernetes.py renders the overlays",
     "openssl": "writes to /etc, or to a Secret of a cluster",
     "pip": "needs a package index; packaging/ and deploy/test_systemd.py install from the checkout",

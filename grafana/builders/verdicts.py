@@ -153,7 +153,7 @@ def reason_column(heading: str) -> Override:
     """Return the override of a column of `with_reason`: rank, GPU, node and root cause, or the title of the cause."""
     causes = [name for name in VERDICTS if name in CAUSES and (name in ROOT_WORDS or CAUSES[name].tier)]
     words = {f"^(.*): {name}$": Text(f"$1: {root_words(name)}") for name in causes}
-    return by_name(heading, mappings=[*patterns(words), *by_cause(VERDICTS)], custom__width=345)
+    return by_name(heading, mappings=[*patterns(words), *by_cause(VERDICTS)], custom__width=330)
 
 
 def remedy_column(among: Iterable[str] = REMEDIES) -> Override:

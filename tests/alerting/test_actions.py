@@ -145,7 +145,7 @@ def test_by_default_nothing_is_run_and_the_log_shows_what_would_be(workshop: Wor
     ids=["resolved", "another alert", "too young"],
 )
 def test_other_alerts_lead_to_nothing(ignored: dict[str, Any], workshop: Workshop) -> None:
-    workshop.settings["actions"] = [workshop.action("end it", after_seconds=600)]
+    workshop.settings["actions"] = [workshop.action("end it", after_seconds=86400)]
     assert workshop.act(ignored) == (0, "")
     assert workshop.ran == []
     assert workshop.results == []

@@ -30,7 +30,7 @@ from tests.grafana.pages import PAGES
 FIRST_SCREEN = (1440, 900)
 NARROW = 1280
 """Width in pixels at which no table scrolls sideways."""
-WIDTHS = (1600, 1280, 414)
+WIDTHS = (1600, 1440, 1280, 414)
 THEMES = ("dark", "light")
 QUIET_SECONDS = 1.0
 """The page is complete once no query has run for this long."""

@@ -247,7 +247,7 @@ def marked(filled: FilledPrometheus, chosen: Chosen, mark: Json) -> list[dict[st
 ANSWERS = {
     ("stallscope-run", HEALTHY): "healthy: GPU-bound, well used. Nothing to fix; use a faster GPU or more GPUs.",
     ("stallscope-run", "straggling"): (
-        "straggling loses 31 % of its GPU time, 23 % to one cause for 28 min now: rank 3, GPU 1 of straggling1, "
+        "straggling loses 25 % of its GPU time, 23 % to one cause for 28 min now: rank 3, GPU 1 of straggling1, "
         "slowed by heat. Check airflow, fans and inlet temperature. (cluster operator)"
     ),
     ("stallscope-run", "starving"): (

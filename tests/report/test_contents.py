@@ -321,6 +321,18 @@ def test_a_rank_that_is_gone_is_named(report_of: Report) -> None:
     assert "had ended" not in words(report_of("straggling"), "ranks")
 
 
+def test_a_rank_that_differed_by_its_stack_is_named_with_its_line(
+    server: Prometheus, run_of: FindRun, report_of: Report
+) -> None:
+    labels = {"rank": "3", "location": "job/dataset.py:12", "function": "load", "call": "read"}
+    told = Saying(server, "rank:odd_stack:info", Series(labels, 300.0))
+    assert (
+        "While most ranks waited at another place of the code: rank 3 (GPU 1 of broken1:19400) was in read at "
+        "job/dataset.py:12 for 5 min."
+    ) in words(build(of_run(server, run_of("broken")), told, PRICES), "ranks")
+    assert "While most ranks" not in words(report_of("broken"), "ranks")
+
+
 def test_dips_have_their_interval_in_steps_and_events_as_frequent(report_of: Report) -> None:
     (pause,) = part("saving").case.story.runs[0].work[0].state.pauses
     assert pause.phase == "checkpoint"

@@ -160,6 +160,17 @@ def test_a_run_that_restarted_made_more_steps_than_it_reached(numbers: NumbersOf
     assert made > 2 * reached
 
 
+def test_a_young_run_has_no_rate_rather_than_one_that_is_too_low(
+    server: Prometheus, filled: FilledPrometheus, numbers: NumbersOf
+) -> None:
+    young = read_figures(server, find_run(server, "healthy", filled.start - 60, filled.start + 180))
+    assert (young.young, young.samples, young.gpu_busy) == (True, None, None)
+    assert young.step_seconds == pytest.approx(numbers("healthy").compared.step_seconds, rel=0.01)
+    older = read_figures(server, find_run(server, "healthy", filled.start - 60, filled.start + 600))
+    assert not older.young
+    assert older.samples == pytest.approx(numbers("healthy").compared.samples, rel=0.01)
+
+
 def observed(filled: FilledPrometheus, instance: str) -> Node:
     """Return what `top` and the status page show after two scrapes of an exporter."""
     observer = Observer()

@@ -12,6 +12,7 @@ from stallscope.protocol.report import Report, parse
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.simulation import Simulation
 from stallscope.simulation.driver import SimulatedDriver
+from stallscope.simulation.gpu import MEMORY_BYTES
 from stallscope.simulation.node import Node
 from stallscope.simulation.scenarios import SCENARIOS, HardwareFault, LoadChange, Scenario, scenario
 from stallscope.simulation.workload import PhaseEffect
@@ -123,6 +124,18 @@ def test_a_loss_that_is_not_a_number_is_counted_from_the_onset_on() -> None:
     (before, _), (after, _) = reports("loss_nonfinite", ONSET - 1), reports("loss_nonfinite", 60.0)
     assert before.counters["nonfinite_losses"] == 0
     assert after.counters["nonfinite_losses"] > 20
+
+
+def test_the_allocator_grows_from_the_onset_on_and_fails_as_often_as_the_scenario_says() -> None:
+    (leak, _), (full, _) = reports("gpu_mem_leak", ONSET + 3600.0), reports("gpu_mem_near_oom", ONSET + 300.0)
+    assert leak.gauges["allocator_used_bytes"] == pytest.approx(0.52 * MEMORY_BYTES, rel=0.01)
+    assert full.counters["allocator_retries"] == pytest.approx(10, abs=1)
+
+
+def test_memory_that_no_process_holds_stays_in_use() -> None:
+    gpus = Gpus("mem_zombie")
+    assert gpus.ill.processes() == []
+    assert number(gpus.ill, "memory", "memory_used_bytes") > 10e9
 
 
 @pytest.mark.parametrize("story", [each for each in SCENARIOS.values() if each.fault], ids=lambda each: each.name)

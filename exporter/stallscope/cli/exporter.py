@@ -65,6 +65,7 @@ class Exporter:
         from stallscope.intake.authentication import TokenError
         from stallscope.intake.service import Intake, IntakeSettings
         from stallscope.sampling.sampler import Sampler
+        from stallscope.web import runbooks
         from stallscope.web.application import Application
         from stallscope.web.control import Control
         from stallscope.web.http.refusals import Refusals
@@ -125,6 +126,7 @@ class Exporter:
             switched_off=_switched_off(configuration),
             refusals=refusals,
             control=self._control,
+            runbooks=runbooks.load(),
         )
         self.sampler.add_collector("requests", refusals.collect)
         self.sampler.add_collector("configuration", self._collect_reloads)

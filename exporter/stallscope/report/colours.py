@@ -53,7 +53,7 @@ def colour_of(name: str) -> str:
     if name not in CAUSES:
         return ""
     domain = CAUSES[name].domain
-    alike = [cause.name for cause in CAUSES.values() if cause.domain == domain and cause.name not in _OTHER]
+    alike = [cause.name for cause in CAUSES.values() if cause.domain == domain]
     place = alike.index(name)
     hue, saturation = _DOMAINS[domain]
     spread = 2 * place / max(1, len(alike) - 1) - 1

@@ -136,6 +136,7 @@ def _steps_of_first(queries: Queries, found: Ranks) -> tuple[float | None, float
 def _facts(queries: Queries, found: Ranks) -> Facts:
     which, window = queries.subject.run_matchers, queries.window
     made, reached = _steps_of_first(queries, found)
+    figures = queries.figures
     planned = queries.value(f"max(last_over_time(run:steps_planned:max{{{which}}}[{window}]))")
     return Facts(
         (
@@ -143,7 +144,13 @@ def _facts(queries: Queries, found: Ranks) -> Facts:
             Fact(
                 "Step reached", reached, "count", f"of {plain(planned)} planned" if planned else "", key="step_reached"
             ),
-            Fact("Mean step time", queries.figures.step_seconds, "seconds", TRAINING_TIME, key="step_seconds"),
+            Fact(
+                "Mean step time",
+                figures.step_seconds,
+                "seconds",
+                "" if figures.young else TRAINING_TIME,
+                key="step_seconds",
+            ),
         ),
     )
 

@@ -180,7 +180,12 @@ class Watch:
     def resume_native(self) -> None:
         """Set the timer of faulthandler again, after a fork."""
         if not _programs_timer and self._set_at is not None and self._is_intact():
-            _later(self._timeout + _NATIVE_SECONDS, file=self._file)
+            # The timer's thread blocks all signals, but only once it runs: it would take one meant for the main thread.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            try:
+                _later(self._timeout + _NATIVE_SECONDS, file=self._file)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def close(self) -> None:
         """Stop both timers, close the file, and restore the signal's action."""

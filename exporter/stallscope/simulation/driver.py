@@ -29,14 +29,13 @@ from stallscope.drivers.device import (
     Utilization,
 )
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.simulation.gpu import POWER_LIMIT_WATTS, SAMPLES_KEPT, SAMPLES_PER_SECOND, GpuState
+from stallscope.simulation.gpu import MEMORY_BYTES, POWER_LIMIT_WATTS, SAMPLES_KEPT, SAMPLES_PER_SECOND, GpuState
 from stallscope.simulation.node import Node, uuid
 from stallscope.simulation.scenarios import HardwareFault
 from stallscope.simulation.workload import PhaseEffect
 
 MODEL = "Simulated NVIDIA H100 80GB HBM3"
 _MIB = 1024**2
-_MEMORY_TOTAL = 81_559 * _MIB
 _MEMORY_RESERVED = 479 * _MIB
 _BAR1_TOTAL = 131_072 * _MIB
 _CLOCKS = {"sm": 1_980e6, "memory": 2_619e6, "graphics": 1_980e6, "video": 1_545e6}
@@ -247,7 +246,7 @@ class SimulatedDevice(Device):
             }
         if query == "memory":
             return {
-                "memory_total_bytes": _MEMORY_TOTAL,
+                "memory_total_bytes": MEMORY_BYTES,
                 "memory_used_bytes": self._memory_used(),
                 "memory_reserved_bytes": _MEMORY_RESERVED,
             }
@@ -367,7 +366,7 @@ class SimulatedDevice(Device):
         return frozenset({fault.reason} if fault.reason else ())
 
     def _memory_used(self) -> int:
-        return round((_MEMORY_TOTAL - _MEMORY_RESERVED) * self._node.memory_share(self.index) / _MIB) * _MIB
+        return round((MEMORY_BYTES - _MEMORY_RESERVED) * self._node.memory_share(self.index) / _MIB) * _MIB
 
     def _sample_us(self, number: int) -> int:
         return round((self._node.epoch + number / SAMPLES_PER_SECOND) * 1e6)

@@ -13,6 +13,7 @@ IDLE_WATTS = 69.0
 DYNAMIC_WATTS = 565.0
 """Full load comes to 634 W, as measured on an H100 SXM under a burn-in load."""
 POWER_LIMIT_WATTS = 700.0
+MEMORY_BYTES = 81_559 * 1024**2
 POWER_EXPONENT = 2.5
 """Dynamic power against clock: frequency times voltage squared, the voltage falling with the frequency."""
 INLET_CELSIUS = 34.0

@@ -110,8 +110,13 @@ class Node:
         return self._workloads[gpu].memory_share * self._memory_shares[gpu]
 
     def pids(self, gpu: int) -> tuple[int, ...]:
-        """The processes on the GPU: one of the job, under a pid that no kernel hands out."""
-        return (pid(gpu),)
+        """The processes on the GPU: one of the job, under a pid that no kernel hands out; or none."""
+        return (pid(gpu),) if self.scenario.owned else ()
+
+    def allocated(self, share: float, rank: int) -> float:
+        """Return a share of the GPU's memory that a rank's allocator has, grown since the onset."""
+        hours = max(self.now() - self.scenario.onset, 0.0) / 3600.0
+        return min(share + self._workloads[rank].allocator.growth_per_hour * hours, 0.99)
 
     def _advance(self, now: float) -> None:
         while self._end <= now:

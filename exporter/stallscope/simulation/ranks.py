@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim.run import Run
+from stallscope.simulation.gpu import MEMORY_BYTES
 from stallscope.simulation.host import CPUS, SLURM_JOB, USER, busy_cpu_seconds
 from stallscope.simulation.node import Node, pid, uuid
 from stallscope.simulation.workload import Step
@@ -101,21 +102,29 @@ class _Process:
         self._clock = clock
         self._read_at = 0.0
         self._main_thread_seconds = 0.0
+        self._retries = 0.0
 
     def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Counters and gauges of the report."""
         now = self._clock.monotonic()
         workload = self._node.workload(self._rank)
         self._main_thread_seconds += (now - self._read_at) * workload.main_thread
+        self._retries += (now - self._read_at) * workload.allocator.retries / 60.0
         self._read_at = now
         counters = {
             "process_cpu_seconds": busy_cpu_seconds(self._node.scenario, now) / self._node.gpu_count,
             "main_thread_cpu_seconds": self._main_thread_seconds,
+            "allocator_retries": float(int(self._retries)),
         }
         gauges = {
             "process_memory_bytes": float(_PROCESS_BYTES),
             "cpu_limit_cores": float(CPUS),
             "dataloader_workers": float(workload.loader_workers),
+            **{
+                f"allocator_{name}_bytes": self._node.allocated(getattr(workload.allocator, name), self._rank)
+                * MEMORY_BYTES
+                for name in ("used", "peak", "reserved")
+            },
         }
         return counters, gauges
 

@@ -23,6 +23,20 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class Allocator:
+    """The framework's allocator of GPU memory, as shares of the GPU's memory."""
+
+    used: float
+    """By tensors between steps."""
+    peak: float
+    reserved: float
+    growth_per_hour: float = 0.0
+    """Of all three."""
+    retries: float = 0.0
+    """Allocations that failed at first, a minute."""
+
+
+@dataclass(frozen=True)
 class Workload:
     """A data-parallel training step: mean seconds by phase, and what the job holds."""
 
@@ -47,6 +61,7 @@ class Workload:
     """Use of the GPU's units by forward and backward, by field of `PhaseEffect`, where it is not the usual one."""
     loss: float | None = None
     """The reported loss, where it is not that of a model that learns."""
+    allocator: Allocator = field(default=Allocator(0.5, 0.72, 0.75))
     main_thread: float = 0.6
     """Load of the main thread, as a share of a CPU."""
 
@@ -148,6 +163,8 @@ class Scenario:
     fault: Fault | None = None
     onset: float = 60.0
     """Seconds from the start to the fault."""
+    owned: bool = True
+    """Processes hold the GPUs' memory."""
     instrumented: bool = True
     """The job uses the shim; without it there are GPU signals alone."""
     coupled: bool = False
@@ -335,6 +352,31 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
         Stall(spinning=False, storage=True),
     ),
     (
+        "gpu_mem_headroom",
+        "Tensors need a third of the GPU's memory, and the kernels two thirds of its SMs.",
+        _load(allocator=Allocator(0.25, 0.33, 0.36), kernels={"sm": 0.6, "busy": 0.9}),
+    ),
+    (
+        "gpu_mem_near_oom",
+        "Tensors need nearly all of the GPU's memory, and some allocations fail at first.",
+        _load(allocator=Allocator(0.9, 0.98, 0.985, retries=2.0)),
+    ),
+    (
+        "gpu_mem_leak",
+        "Tensors take 12 % more of the GPU's memory every hour; found after two and a half hours.",
+        _load(allocator=Allocator(0.4, 0.45, 0.5, growth_per_hour=0.12)),
+    ),
+    (
+        "gpu_mem_fragmented",
+        "The allocator holds four times as much memory as tensors use.",
+        _load(allocator=Allocator(0.2, 0.72, 0.8)),
+    ),
+    (
+        "gpu_mem_imbalance",
+        "One rank needs twice as much GPU memory as the others.",
+        _load(allocator=Allocator(0.85, 0.92, 0.94), ranks=_FAULTY),
+    ),
+    (
         "loss_nonfinite",
         "The loss is not a number any more.",
         _load(loss=float("nan")),
@@ -453,6 +495,15 @@ SCENARIOS: dict[str, Scenario] = {
             expected="idle_allocated",
             workload=_IDLE,
             host=HostLoad(cpu=0.02),
+            instrumented=False,
+        ),
+        Scenario(
+            name="mem_zombie",
+            description="A job has ended, and the memory of its GPUs is in use by no process; found within an hour.",
+            expected="mem_zombie",
+            workload=_IDLE,
+            host=HostLoad(cpu=0.02),
+            owned=False,
             instrumented=False,
         ),
         Scenario(

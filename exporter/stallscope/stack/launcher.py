@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -141,7 +142,12 @@ def _folder(kept: Path | None) -> Iterator[Path]:
             raise StackError(f"cannot write to {kept}: {error.strerror}") from None
         if not os.access(kept, os.W_OK | os.X_OK):
             raise StackError(f"cannot write to {kept}: it belongs to another user")
-        yield kept.resolve()
+        with (kept / "lock").open("ab") as lock:  # released with the process, however it ends
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise StackError(f"{kept}: a running stack uses this folder; name another with --data-dir") from None
+            yield kept.resolve()
         return
     folder = Path(tempfile.mkdtemp(prefix="stallscope-up-"))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from stallscope.configuration import parse_release_time
@@ -22,6 +23,7 @@ TRACE_PATH = "/api/v1/trace"
 STACKS_PATH = "/api/v1/stacks"
 STOP_PATH = "/api/v1/stop"
 RELEASE_PATH = "/-/release"
+RUNBOOKS_PATH = "/runbooks/"
 RESUME_PATH = "/-/resume"
 
 _READING = ("GET", "HEAD")
@@ -71,6 +73,7 @@ class Application:
         switched_off: Mapping[str, str] | None = None,
         refusals: Refusals | None = None,
         control: Control | None = None,
+        runbooks: Mapping[str, bytes] | None = None,
     ) -> None:
         """Tie the paths to what answers them.
 
@@ -90,6 +93,7 @@ class Application:
             switched_off: paths that are not answered, with the setting that would answer them; may be replaced later.
             refusals: counts refused requests.
             control: the users that may release GPUs and request traces; root and this process's by default.
+            runbooks: pages by the name of their file, served below `/runbooks/`.
         """
         self.allow_remote_reports = allow_remote_reports
         self.switched_off: Mapping[str, str] = switched_off or {}
@@ -108,6 +112,8 @@ class Application:
             STATUS_PATH: self._answer_status_page,
             telemetry_path: self._answer_metrics,
         }
+        for name, page in (runbooks or {}).items():
+            self._readable[RUNBOOKS_PATH + name] = partial(_answer_runbook, page)
 
     def answer(self, request: Request, client: str) -> Response:
         """Answer one request of the client with that address."""
@@ -232,6 +238,10 @@ class Application:
         if refusal is not None:
             self._refusals.count("forbidden", client, refusal[1])
         return refusal
+
+
+def _answer_runbook(page: bytes, _request: Request) -> Response:
+    return Response(200, HTML, page, (f"Content-Security-Policy: {_POLICY}", "Cache-Control: max-age=3600"))
 
 
 def _is_direct(request: Request, client: str) -> bool:
