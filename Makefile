@@ -39,7 +39,7 @@ UP_PIP := $(UP_VENV)/bin/python $(INSTALL) --no-compile
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu lint bench score generate lock clean help runbooks tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -125,6 +125,12 @@ generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python -m tests.captures.golden
 	$(BIN)/python -m tests.alerting.golden
 	$(BIN)/python -m tests.rules.layers
+
+runbooks: $(STAMP) ## point all links to runbooks to another address: make runbooks URL=http://HOST:19400/runbooks
+	@test -n "$(URL)" || { echo "make runbooks: URL: missing; name the folder of the runbooks, such as \
+http://HOST:19400/runbooks of an exporter" >&2; exit 2; }
+	@old=$$($(BIN)/python -c 'from stallscope.common.bundle import RUNBOOKS; print(RUNBOOKS)'); \
+	grep -rlF "$$old" alerts deploy exporter/stallscope grafana prometheus | xargs sed -i "s#$$old#$(URL:/=)#g"
 
 sbom: $(STAMP) ## list what the image installs, as CycloneDX JSON: dist/stallscope-exporter.cdx.json
 	mkdir -p $(dir $(SBOM))

@@ -24,12 +24,12 @@ from stallscope.catalogue.causes import (
     Subject,
     Value,
 )
+from stallscope.common.bundle import RUNBOOKS
 from stallscope.view.verdict_words import PHASE_WORDS, ROOT_WORDS, root_words
 
 _TOP = Path(__file__).parents[1]
 FOLDER = _TOP / "alerts"
 THRESHOLDS = _TOP / "prometheus" / "rules" / "thresholds.yml"
-_RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 
 # Labels that identify a run, a GPU, a GPU with the rank on it, and a host.
 RUN = "cluster, namespace, run"
@@ -411,7 +411,7 @@ def rule(cause: Cause, alert: Alert) -> str:
     if hours := lost(cause, alert):
         written += f"          lost: {quoted(hours)}\n"
     written += folded("description", description(cause, alert))
-    written += f"          runbook_url: {_RUNBOOKS}/{cause.alert}.md\n"
+    written += f"          runbook_url: {RUNBOOKS}/{cause.alert}.md\n"
     return written + f"          dashboard_url: {quoted(_DASHBOARDS[cause.subject])}\n"
 
 
@@ -445,7 +445,7 @@ _GUARD = """\
             {{ $value }} thresholds, but the rules use COUNT{{ end }}. Rules that use a missing or duplicated threshold
             return nothing. Run `stallscope doctor`, which lists missing thresholds. Restore each name once in
             prometheus/rules/thresholds.yml, check that rule_files lists that file once, and reload Prometheus.
-          runbook_url: https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/StallscopeThresholdMissing.md
+          runbook_url: RUNBOOKS/StallscopeThresholdMissing.md
           dashboard_url: /d/stallscope-health
 """
 _GUARD_BEGIN = "      # -- Generated from `prometheus/rules/thresholds.yml` by `make generate`; do not edit.\n"
@@ -464,7 +464,8 @@ def between(path: Path, begin: str, end: str, text: str) -> str:
 def stallscope_file() -> str:
     """Return alerts/stallscope.yml with the current number of thresholds."""
     count = THRESHOLDS.read_text(encoding="utf-8").count("record: stallscope:threshold")
-    return between(FOLDER / "stallscope.yml", _GUARD_BEGIN, _GUARD_END, _GUARD.replace("COUNT", str(count)))
+    guard = _GUARD.replace("COUNT", str(count)).replace("RUNBOOKS", RUNBOOKS)
+    return between(FOLDER / "stallscope.yml", _GUARD_BEGIN, _GUARD_END, guard)
 
 
 def files() -> Iterator[tuple[str, str]]:

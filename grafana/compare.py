@@ -69,7 +69,7 @@ def _run_column() -> Override:
     return by_name(
         "Run",
         links=[to_dashboard("stallscope-run", "Open run", {"run": "${__data.fields.Run}"}, kept=["namespace"])],
-        custom__minWidth=150,
+        custom__width=130,
     )
 
 
@@ -78,7 +78,7 @@ def _figures(*columns: tuple[str, str, str, int | None]) -> tuple[list[Query], d
     queries = [Query(expression, table=True) for _heading, expression, _unit, _digits in columns]
     headings = {f"Value #{letter}": column[0] for letter, column in zip("ABCDEFGHIJKLMNOP", columns, strict=False)}
     looks = [
-        by_name(heading, unit=unit, **({} if digits is None else {"decimals": digits}))
+        by_name(heading, unit=unit, custom__width=95, **({} if digits is None else {"decimals": digits}))
         for heading, _expression, unit, digits in columns
     ]
     return queries, headings, looks
@@ -87,29 +87,29 @@ def _figures(*columns: tuple[str, str, str, int | None]) -> tuple[list[Query], d
 def _speed() -> Panel:
     queries, headings, looks = _figures(
         ("GPUs", _GPUS, "none", 0),
-        ("Batch of all ranks", _mean("run:batch_size:sum"), "none", 0),
+        ("Batch size", _mean("run:batch_size:sum"), "none", 0),
         ("Samples/s", _mean("run:samples:rate5m"), "short", 1),
         ("Tokens/s", _mean("run:tokens:rate5m"), "short", 1),
-        ("Times the base", _work_to_base(), "none", 2),
+        ("Times base", _work_to_base(), "none", 2),
         (
-            "Per GPU, of the base",
+            "Per GPU",
             _work_to_base(f" / {_GPUS}", f" / {_base('run:gpus:count')}"),
             "percentunit",
             1,
         ),
         ("Step time", _mean("run:step:seconds5m"), "s", None),
         ("GPU busy", _mean("run:gpu_busy:ratio5m"), "percentunit", 0),
-        ("Memory busy", _mean("run:gpu_memory_busy:ratio5m"), "percentunit", 0),
-        ("Memory in use", _mean("run:gpu_memory_used:ratio"), "percentunit", 0),
+        ("MFU", _mean("run:mfu:ratio5m"), "percentunit", 1),
     )
     return table(
         "Speed and GPU utilisation",
         "Means over the time range, while each run was active. If a larger batch helps, its rate is higher than the "
-        "base. If more GPUs help, the rate per GPU stays near 100 % of the base.",
+        "base. If more GPUs help, the rate per GPU stays near 100 % of the base. MFU "
+        "needs the model FLOPs.",
         queries,
-        columns={"run": "Run", "namespace": "Namespace", **headings},
-        height=7,
-        sort="Times the base",
+        columns={"run": "Run", **headings},
+        height=6,
+        sort="Times base",
         overrides=[_run_column(), *looks],
         no_value="No selected run has data in this time range.",
     )
@@ -118,28 +118,23 @@ def _speed() -> Panel:
 def _cost() -> Panel:
     worst = f"topk by ({LABELS}) (1, {_LOST})"
     queries, headings, looks = _figures(
-        ("Lost to cause", verdicts.with_remedy(worst), "percentunit", 0),
-        ("Lost in total", _mean("run:time_lost:ratio5m"), "percentunit", 0),
-        ("Goodput", f"max by ({LABELS}) (last_over_time(run:goodput:ratio1h{{{RUN}}}[$__range]))", "percentunit", 0),
-        ("MFU", _mean("run:mfu:ratio5m"), "percentunit", 1),
-        ("Scaling efficiency", _mean("run:scaling_efficiency:ratio5m"), "percentunit", 0),
-        ("Power", _mean("run:power:watts5m"), "watt", 0),
-        ("Energy a sample", _ENERGY, "joule", None),
+        ("To cause", verdicts.with_remedy(worst), "percentunit", 0),
+        ("Lost", _mean("run:time_lost:ratio5m"), "percentunit", 0),
+        ("Energy", _ENERGY, "joule", None),
     )
     return table(
         "Losses and energy",
-        "Means over the time range, while each run was active, with the costliest cause and its remedy. Scaling "
-        "efficiency needs the value single_gpu_samples_per_second; MFU needs the model FLOPs.",
+        "Means over the time range, while each run was active, with the costliest cause and its remedy: time lost to "
+        "this cause and to all causes, and energy for each sample.",
         queries,
         columns={
             "run": "Run",
-            "namespace": "Namespace",
             "cause": "Verdict",
-            "remedy": "What to change",
             **headings,
+            "remedy": "What to change",
         },
-        height=7,
-        sort="Lost in total",
+        height=6,
+        sort="Lost",
         overrides=[_run_column(), *verdicts.columns(), *looks],
         no_value="No selected run has data in this time range.",
     )
@@ -202,7 +197,7 @@ def _lost_by_cause() -> Panel:
     return time_series(
         "Time lost by $run, by cause",
         "Share of the run's GPU time that each cause costs. Fix the largest cause first.",
-        bands(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}})", "cause"),
+        bands(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)", "cause"),
         unit="percentunit",
         width=8,
         stacked=True,
@@ -308,7 +303,7 @@ def dashboard() -> Dashboard:
         variables=(
             variables.datasource(),
             choices.cluster(),
-            choices.namespace(),
+            choices.namespace(hide=True),  # links from a run set it
             choices.run(everything=False),
             _base_choice(),
             variables.choice(

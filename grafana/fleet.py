@@ -26,6 +26,8 @@ LOST = f"(sum(cause:gpus_lost:sum5m{{{CLUSTER}}}) or {NOTHING_LOST})"
 """Time that is being lost, in GPUs."""
 NO_LOSS = verdicts.WITHOUT_RUNBOOK
 """Verdicts that need no action."""
+ROWS = f"{RUN_LABELS}, instance, cause, culprit, root"
+"""Labels of a root cause: a run with its culprit, or a node."""
 RANKED_IDLE = f"topk({LISTED}, gpu:idle_allocated:seconds{{{CLUSTER}}})"
 
 
@@ -39,65 +41,32 @@ def _one(expression: str) -> str:
     return f"topk by ({GPU_LABELS}) (1, {expression})"
 
 
-def _gpus() -> Panel:
-    return stat(
-        "GPUs",
-        "GPUs that are up, those held by a process, an owner or a run, and the equivalent number of fully busy GPUs. "
-        "If far more are held than busy, see the causes below.",
-        [
-            Query(f"sum(cluster:gpus_up:count{{{CLUSTER}}})", "up", instant=True),
-            Query(f"sum(cluster:gpus_held:count{{{CLUSTER}}})", "held", instant=True),
-            Query(f"sum(cluster:gpus_busy:sum5m{{{CLUSTER}}})", "busy", instant=True),
-        ],
-        unit="none",
-        decimals=0,
-        width=6,
-        text_of="value_and_name",
-    )
-
-
-def _runs() -> Panel:
+def _numbers() -> Panel:
     live = f"count(run:ranks:count{{{CLUSTER}}})"
+    losing = f'count(run:verdict:ratio5m{{{CLUSTER}, cause!~"{NO_LOSS}"}})'
     return stat(
-        "Runs",
-        "Training runs that are starting or running, and those that lose time to a cause.",
+        "In numbers",
+        "GPUs that are up, those held by a process, an owner or a run, and the equivalent number of fully busy GPUs; "
+        "GPU-hours lost per day at the rate of the last five minutes, and their price (set your own above); active "
+        "runs, and those that lose time to a cause. If far more GPUs are held than busy, see the causes below.",
         [
-            Query(f"{live} or {NOTHING_LOST}", "live", instant=True),
-            Query(
-                f'count(run:verdict:ratio5m{{{CLUSTER}, cause!~"{NO_LOSS}"}}) or 0 * {live} or {NOTHING_LOST}',
-                "losing time",
-                instant=True,
-            ),
+            Query(expression, name, instant=True)
+            for name, expression in (
+                ("GPUs up", f"sum(cluster:gpus_up:count{{{CLUSTER}}})"),
+                ("held", f"sum(cluster:gpus_held:count{{{CLUSTER}}})"),
+                ("busy", f"sum(cluster:gpus_busy:sum5m{{{CLUSTER}}})"),
+                ("GPU-hours lost a day", f"24 * {LOST}"),
+                ("$currency lost a day", f"24 * {PRICE} * {LOST}"),
+                ("runs", f"{live} or {NOTHING_LOST}"),
+                ("runs losing time", f"{losing} or 0 * {live} or {NOTHING_LOST}"),
+            )
         ],
-        unit="none",
-        width=6,
+        unit="locale",
+        decimals=0,
+        width=11,
+        height=6,
         text_of="value_and_name",
     )
-
-
-def _hours_lost() -> Panel:
-    return stat(
-        "GPU-hours lost per day",
-        "Loss per day over all causes, at the rate of the last five minutes. A GPU loses at most its own time, a MIG "
-        "instance at most its share of it. The causes are below.",
-        [Query(f"24 * {LOST}", instant=True)],
-        unit="short",
-        decimals=1,
-    )
-
-
-def _money_lost() -> Panel:
-    return stat(
-        "Money lost a day, $currency",
-        "GPU-hours lost per day times the price above. Set your own price.",
-        [Query(f"24 * {PRICE} * {LOST}", instant=True)],
-        unit="short",
-        decimals=0,
-    )
-
-
-ROWS = f"{RUN_LABELS}, instance, cause, culprit, root"
-"""Labels of a root cause: a run with its culprit, or a node."""
 
 
 def _lost_in_runs() -> str:
@@ -120,7 +89,10 @@ def _lost_on_nodes() -> str:
 def _answer() -> str:
     """Return PromQL for the sentence on the fleet: how many of the held GPUs are lost, and to what most of all."""
     found = f'count_values by ({ROWS}) ("part", round(topk(1, {_lost_in_runs()} or {_lost_on_nodes()}), 0.1))'
-    for label, total in (("lost", f"round({LOST}, 0.1)"), ("held", f"sum(cluster:gpus_held:count{{{CLUSTER}}})")):
+    for label, total in (
+        ("lost", f"round({LOST}, 0.1)"),
+        ("held", f"round(sum(cluster:gpus_held:count{{{CLUSTER}}}))"),
+    ):
         found = f'{found} * on () group_left ({label}) count_values("{label}", {total})'
     return answers.worded(
         found,
@@ -143,7 +115,8 @@ def _root_causes() -> Panel:
     return table(
         "What costs most now",
         "One row for each root cause: a run with the rank, GPU and node that delay it, or a node whose GPUs lose time "
-        "outside a run. Start with the first row. Click a run or node for its evidence.",
+        "outside a run. Start with the first row. The duration is at most the time range. Click a run or "
+        "node for its evidence.",
         [
             Query(_worded(f"({runs}) or ({nodes})"), table=True),
             Query(_worded(f"0 * {runs} + on ({RUN_LABELS}) group_left () ({duration})"), table=True),
@@ -160,11 +133,11 @@ def _root_causes() -> Panel:
         sort="GPUs lost",
         overrides=[
             by_name("Run", links=[_to_run()], custom__width=110),
-            by_name("Node", links=[_to_host()], custom__width=130),
+            by_name("Node", links=[_to_host()], custom__width=120),
             verdicts.reason_column("Root cause"),
             verdicts.remedy_column(),
             by_name("GPUs lost", unit="none", decimals=1, custom__width=85),
-            by_name("For", unit="s", decimals=0, custom__width=85),
+            by_name("For", unit="s", decimals=0, custom__width=80),
         ],
         no_value="No GPU time is lost.",
     )
@@ -197,6 +170,8 @@ def _runs_table() -> Panel:
         sort="GPUs",
         overrides=[
             by_name("Run", links=[_to_run()], custom__minWidth=140),
+            by_name("Namespace", custom__width=100),
+            by_name("User", custom__width=90),
             by_name("GPUs", unit="none", custom__width=70),
             by_name("Time lost", unit="percentunit", decimals=0, custom__width=90),
             by_name("Goodput", unit="percentunit", decimals=0, custom__width=90),
@@ -257,8 +232,7 @@ def _lost_by_cause() -> Panel:
             "Value #B": "Money",
             "remedy": "What to change",
         },
-        width=12,
-        height=9,
+        height=8,
         sort="GPU-hours",
         overrides=[
             *verdicts.columns(),
@@ -325,7 +299,7 @@ def _idle_gpus() -> Panel:
             "slurm_job": "Slurm job",
             "run": "Run",
         },
-        height=7,
+        height=5,
         sort="Idle for",
         overrides=[
             *_links(),
@@ -395,17 +369,6 @@ def _map_of_gpus() -> Panel:
     )
 
 
-def _energy_lost() -> Panel:
-    lost = f"sum(sum_over_time(cause:power_lost:watts5m{{{CLUSTER}}}[$__range:1m]))"
-    return stat(
-        "Energy lost",
-        "Energy that the GPUs used while their time was lost, over the selected time range, without cooling.",
-        [Query(f"({lost} or {NOTHING_LOST}) / 60 / 1000", instant=True)],
-        unit="kwatth",
-        width=4,
-    )
-
-
 def dashboard() -> Dashboard:
     """Compose the dashboard; its first screen reads recorded series only."""
     return Dashboard(
@@ -434,18 +397,14 @@ def dashboard() -> Dashboard:
                 "",
                 (
                     answers.panel("What the fleet loses", "The time that is lost now, and its largest cause."),
-                    _gpus(),
-                    _runs(),
-                    _hours_lost(),
-                    _money_lost(),
-                    _energy_lost(),
+                    _numbers(),
                     _root_causes(),
                     _lost_over_time(),
                     _alerts_over_time(),
                 ),
             ),
             Row("Alerts", (_alerts(),)),
-            Row("Runs and GPUs", (_runs_table(), _lost_by_cause(), _idle_gpus(), _not_up())),
+            Row("Runs and GPUs", (_lost_by_cause(), _runs_table(), _not_up(), _idle_gpus())),
             Row(
                 "Utilisation and verdicts over time",
                 (_gpus_over_time(), _map_of_gpus()),

@@ -112,16 +112,15 @@ def _own_alerts() -> Panel:
             "severity": "Severity",
             "instance": "Node",
             "source": "Source",
-            "name": "Name",
-            "reason": "Reason",
-            "limit": "Limit",
         },
         width=12,
         overrides=[
             by_name(
                 "Alert",
                 links=[runbook()],
+                custom__width=240,
             ),
+            by_name("Severity", custom__width=80),
             by_name(
                 "State",
                 mappings=texts({"firing": Text("firing", RED), "pending": Text("pending", ORANGE)}),
@@ -204,6 +203,7 @@ def _up() -> Panel:
             )
         ],
         mappings=texts({"1": Text("answers", GREEN), "0": Text("silent", RED)}),
+        height=5,
         links=[_TO_HOST],
     )
 
@@ -259,8 +259,6 @@ def _collectors() -> tuple[Panel, ...]:
 
 
 def _reports() -> tuple[Panel, ...]:
-    overhead = f"sum by (run) ({_rate('stallscope_training_shim_overhead_seconds_total')})"
-    loop = f"sum by (run) ({_rate('stallscope_training_phase_seconds_total')})"
     return (
         _line(
             "Reports per second, by receiver",
@@ -282,9 +280,9 @@ def _reports() -> tuple[Panel, ...]:
             unit="short",
         ),
         _line(
-            "Share of the loop's time spent in the shim",
+            "Share of time spent in the shim",
             "The runs with the largest share. It grows with shorter steps and more phases: use fewer phases.",
-            {"{{run}}": f"{overhead} / ({loop} > 0)"},
+            {"{{run}}": f"avg by (run) ({_rate('stallscope_training_shim_overhead_seconds_total')})"},
             unit="percentunit",
             soft_maximum=0.01,
             decimals=2,

@@ -22,9 +22,7 @@ _NODE = "{{instance}}"
 _DEVICE = "{{instance}} {{device}}"
 
 _TO_RUN = to_dashboard("stallscope-run", "The run", {"run": "${__data.fields.Run}"})
-_TO_GPU = to_dashboard(
-    "stallscope-gpu", "The GPU", {"instance": "${__data.fields.Node}", "gpu": "${__data.fields.GPU}"}
-)
+_TO_GPU = to_dashboard("stallscope-gpu", "The GPU", {"gpu": "${__data.fields.GPU}"}, kept=["instance"])
 _TO_HOST = to_dashboard("stallscope-host", "Filter by this node", {"instance": "${__data.fields.Node}"})
 _CURVE = (
     to_dashboard("stallscope-host", "Filter by this node", {"instance": "${__field.labels.instance}"}),
@@ -52,23 +50,20 @@ def _runs() -> Panel:
                 with_remedy(f"max by (cluster, instance, namespace, run, cause) ({judged})"),
                 table=True,
             ),
-            Query(f"sum by (cluster, instance, namespace, run) ({here})", table=True),
         ],
         columns={
             "instance": "Node",
             "run": "Run",
-            "Value #B": "Ranks on this node",
             "cause": "Verdict",
-            "Value #A": "Time lost",
+            "Value": "Time lost",
             "remedy": "What to change",
         },
         unit="none",
         height=5,
         sort="Time lost",
         overrides=[
-            by_name("Node", links=[_TO_HOST]),
-            by_name("Run", links=[_TO_RUN]),
-            by_name("Ranks on this node", custom__width=100),
+            by_name("Node", links=[_TO_HOST], custom__width=150),
+            by_name("Run", links=[_TO_RUN], custom__width=130),
             by_name("Time lost", unit="percentunit", decimals=0, custom__width=100),
             *columns(),
         ],
@@ -83,30 +78,28 @@ def _gpus() -> Panel:
         "Click a GPU for its dashboard.",
         [
             Query(
-                with_remedy(f"max by (cluster, instance, gpu, uuid, mig, run, rank, cause) ({of_gpus(HOST)})"),
+                with_remedy(f"max by (cluster, instance, gpu, uuid, mig, run, cause) ({of_gpus(HOST)})"),
                 table=True,
             )
         ],
         columns={
             "instance": "Node",
             "gpu": "GPU",
-            "mig": "MIG instance",
+            "mig": "MIG",
+            "run": "Run",
             "cause": "Verdict",
             "Value": "Time lost",
             "remedy": "What to change",
-            "run": "Run",
-            "rank": "Rank",
         },
         unit="percentunit",
-        height=8,
+        height=6,
         sort="Time lost",
         overrides=[
-            by_name("Node", links=[_TO_HOST]),
-            by_name("GPU", links=[_TO_GPU], custom__width=70),
-            by_name("MIG instance", custom__width=110),
-            by_name("Time lost", decimals=0, custom__width=100),
-            by_name("Run", links=[_TO_RUN]),
-            by_name("Rank", custom__width=70),
+            by_name("Node", links=[_TO_HOST], custom__width=150),
+            by_name("GPU", links=[_TO_GPU], custom__width=60),
+            by_name("MIG", custom__width=60),
+            by_name("Time lost", decimals=0, custom__width=90),
+            by_name("Run", links=[_TO_RUN], custom__width=130),
             *columns(),
         ],
         no_value="No verdict: no GPU reports on this node, or Prometheus has not loaded the Stallscope rules.",
@@ -118,11 +111,10 @@ def _alerts() -> Panel:
         "Firing alerts of this node and its GPUs",
         "Alerts that fire now. Click an alert for its runbook.",
         firing(HOST),
-        {"instance": "Node", "gpu": "GPU", "device": "Device", "run": "Run"},
+        {"gpu": "GPU", "device": "Device"},
         [
-            by_name("Node", links=[_TO_HOST]),
-            by_name("GPU", links=[_TO_GPU], custom__width=70),
-            by_name("Run", links=[_TO_RUN]),
+            by_name("Device", custom__width=90),
+            by_name("GPU", links=[_TO_GPU], custom__width=60),
         ],
         width=12,
     )
@@ -214,6 +206,7 @@ def _modes() -> Panel:
         ],
         unit="percentunit",
         maximum=1,
+        width=8,
         stacked=True,
         overrides=fixed_colours(
             {
@@ -237,6 +230,7 @@ def _cpu_lines() -> tuple[Panel, ...]:
             f"{_rate('stallscope_training_process_cpu_seconds_total')} / stallscope_training_cpu_limit_cores{{{HOST}}}",
             unit="percentunit",
             soft_maximum=1,
+            width=8,
         ),
         _of_ranks(
             "CPU throttling of ranks",
@@ -245,6 +239,7 @@ def _cpu_lines() -> tuple[Panel, ...]:
             f"{_rate('stallscope_training_cpu_throttled_periods_total')} / ({periods} > 0)",
             unit="percentunit",
             limits={"throttled": level("quota_throttled")},
+            width=8,
         ),
     )
 
@@ -327,6 +322,7 @@ def _memory_lines() -> tuple[Panel, ...]:
             unit="none",
             decimals=0,
             bars=True,
+            no_value="No kills.",
         ),
         _of_ranks(
             "Memory of ranks",
@@ -351,6 +347,7 @@ def _storage_lines() -> tuple[Panel, ...]:
                 f"{_DEVICE} written": _rate("stallscope_host_disk_written_bytes_total"),
             },
             unit="Bps",
+            width=8,
         ),
         _line(
             "NFS: operation latency",
@@ -359,6 +356,7 @@ def _storage_lines() -> tuple[Panel, ...]:
             {mount: f"{wait} / ({_rate('stallscope_host_nfs_operations_total')} > 0)"},
             unit="s",
             limits={"slow": level("nfs_wait_seconds")},
+            width=8,
         ),
         _line(
             "NFS: operations in flight",
@@ -367,6 +365,7 @@ def _storage_lines() -> tuple[Panel, ...]:
             {mount: wait},
             unit="short",
             limits={"many": level("nfs_in_flight")},
+            width=8,
         ),
     )
 
@@ -390,8 +389,8 @@ def _what_it_is() -> Panel:
             "kernel": "Kernel",
         },
         unit="none",
-        width=12,
-        overrides=[by_name("Node", links=[_TO_HOST]), by_name("Memory", unit="bytes")],
+        height=5,
+        overrides=[by_name("Node", links=[_TO_HOST], custom__width=150), by_name("Memory", unit="bytes")],
         no_value="No exporter reports from this node.",
     )
 

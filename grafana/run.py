@@ -34,6 +34,7 @@ def dashboard() -> Dashboard:
                 title="instance",
                 description="Nodes of the run, as the addresses of their exporters.",
                 all_value="",
+                hide=True,
             ),
             rank(),
             run_summary.answer(),

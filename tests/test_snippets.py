@@ -33,11 +33,12 @@ execute the examples for developers."""
 CHECKED_BY_HELP = ("docker", "helm", "kubectl", "prometheus", "victoria-metrics", "vmagent", "vmalert")
 """Programs that reject an unknown flag although `--help` follows it."""
 NOT_EXECUTED = {
+    "apt-get": "installs packages of the system",
     "curl": "needs a running exporter",
     "docker": "needs a container engine; deploy/test_image.py executes the image's steps",
-    "jq": "selects from the JSON of the command before it",
     "export": "sets a variable of the reader's shell",
     "helm": "needs a cluster; deploy/test_helm.py renders the chart",
+    "install": "needs root",
     "kubectl": "needs a cluster; deploy/test_kubernetes.py renders the overlays",
     "openssl": "writes to /etc, or to a Secret of a cluster",
     "pip": "needs a package index; packaging/ and deploy/test_systemd.py install from the checkout",
@@ -47,6 +48,7 @@ NOT_EXECUTED = {
     "sbatch": "needs Slurm; deploy/test_slurm.py runs the scripts",
     "sudo": "needs root; deploy/test_systemd.py runs the script below a folder",
     "umask": "belongs to the command after it",
+    "useradd": "needs root",
     "victoria-metrics": "a server; prometheus_examples/test_vmalert.py starts it",
     "vmagent": "a server; prometheus_examples/ starts it",
     "vmalert": "a server; prometheus_examples/test_vmalert.py starts it",

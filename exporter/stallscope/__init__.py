@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from stallscope.shim.lifetime import current
     from stallscope.shim.loader import track
     from stallscope.shim.run import Run
+    from stallscope.shim.stopping import on_stop
     from stallscope.shim.tracing.recording import span
     from stallscope.shim.tracing.trace import trace
 
-__all__ = ["Run", "__version__", "current", "span", "sync_tensorboard", "trace", "track"]
+__all__ = ["Run", "__version__", "current", "on_stop", "span", "sync_tensorboard", "trace", "track"]
 
 _PLACES = {
     "Run": "stallscope.shim.run",
     "current": "stallscope.shim.lifetime",
+    "on_stop": "stallscope.shim.stopping",
     "span": "stallscope.shim.tracing.recording",
     "sync_tensorboard": "stallscope.integrations.tensorboard",
     "trace": "stallscope.shim.tracing.trace",

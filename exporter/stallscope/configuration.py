@@ -30,7 +30,7 @@ ENVIRONMENT_PREFIX = "STALLSCOPE_EXPORTER_"
 MAX_FILE_BYTES = 65_536
 OWN_PATHS = (
     *("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume"),
-    *("/api/v1/report", "/api/v1/trace", "/api/v1/stacks"),
+    *("/api/v1/report", "/api/v1/stacks", "/api/v1/stop", "/api/v1/trace"),
 )
 """Paths of the web server that the metrics can't be moved to."""
 
@@ -264,7 +264,7 @@ class Configuration:
             "false",
             "",
             "Take training reports over HTTP from other machines too, not only from this one, and from users and "
-            "certificates of --web.config.file requests for traces and to release GPUs.",
+            "certificates of --web.config.file requests to runs and to release GPUs.",
             live=True,
         )
     )
@@ -274,8 +274,8 @@ class Configuration:
             _parse_group,
             "",
             "GROUP",
-            "Group whose members may release GPUs and request traces of every run over HTTP, as root and the user of "
-            "the exporter may; others request traces of their own runs only.",
+            "Group whose members may release GPUs, and request traces, stacks and ends of every run, over HTTP, as "
+            "root and the user of the exporter may; others send requests to their own runs only.",
             live=True,
         )
     )
@@ -462,6 +462,16 @@ class Configuration:
             live=True,
         )
     )
+    allow_stop_requests: bool = field(
+        metadata=_setting(
+            "report.allow-stop-requests",
+            parse_switch,
+            "false",
+            "",
+            "Pass requests of `stallscope stop` to training jobs; each must allow it too (STALLSCOPE_ALLOW_STOP=1).",
+            live=True,
+        )
+    )
     prometheus_url: str = field(
         metadata=_setting(
             "prometheus.url",
@@ -479,7 +489,7 @@ class Configuration:
             "",
             "NAME",
             "Name of this node. Enables requests to the Kubernetes API: queue and job of pods with GPUs, and GPUs of "
-            "dynamic resource allocation. Needs a service account that may get pods and list resourceslices.",
+            "dynamic resource allocation. Needs the ClusterRole of deploy/kubernetes/components/kubernetes-api.",
         )
     )
     scenario: str = field(

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from stallscope.catalogue.causes import CAUSES, CODES, REMAINDERS, Cause
-from stallscope.view.verdict_words import root_words
+from stallscope.view.verdict_words import in_sentence, root_words
 
 _TOP = Path(__file__).parents[2]
 PAGE = _TOP / "alerts" / "CAUSES.md"
@@ -55,8 +55,8 @@ def _words(name: str) -> str:
     title, remedy = (cause.title, cause.remedy) if cause else REMAINDERS[name]
     labels = {
         "cause": name,
-        "title": title,
-        "words": root_words(name) if cause else title.lower(),
+        "title": in_sentence(title),
+        "words": root_words(name) if cause else in_sentence(title),
         "remedy": remedy,
         "who": "cluster operator" if cause and cause.domain in ("hardware", "host") else "owner of the run",
     }
@@ -80,7 +80,7 @@ groups:
       - record: stallscope:cause:code
         expr: |
 {rows}
-      # The words of every cause: title, words that follow a subject, first remedy, and who can apply it.
+      # The words of every cause: title as in a sentence, words that follow a rank, first remedy, and who can apply it.
 {"".join(_words(name) for name in (*REMAINDERS, *CAUSES))}"""
 
 

@@ -74,11 +74,8 @@ def alert_table(
     return table(
         title,
         description,
-        [
-            Query(f"topk(100, max by ({labels}) ({alerts}))", table=True),
-            Query(f"1000 * max by ({labels}) ({since}) and on ({labels}) ({alerts})", table=True),
-        ],
-        columns={"severity": "Severity", "alertname": "Alert", "Value #B": "Since", **columns},
+        [Query(f"topk(100, 1000 * max by ({labels}) ({since}) and on ({labels}) ({alerts}))", table=True)],
+        columns={"severity": "Severity", "alertname": "Alert", "Value": "Since", **columns},
         unit="none",
         width=width,
         height=height,

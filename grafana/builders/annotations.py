@@ -85,3 +85,15 @@ def built_in() -> Json:
         "name": "Annotations & Alerts",
         "type": "dashboard",
     }
+
+
+def actions() -> Json:
+    """Return the marks of actions on alerts, which `alerts/actions/act.py` adds through Grafana's API."""
+    return {
+        "datasource": {"type": "grafana", "uid": "-- Grafana --"},
+        "enable": True,
+        "hide": True,
+        "iconColor": "purple",
+        "name": "Actions",
+        "target": {"type": "tags", "tags": ["stallscope-action"], "matchAny": True, "limit": 100},
+    }

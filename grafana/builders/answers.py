@@ -46,8 +46,8 @@ def variable(expression: str, otherwise: str) -> Json:
 
 
 def panel(title: str, description: str) -> Panel:
-    """Show the sentence, over the whole width."""
-    return text(title, description, f"### ${{{NAME}}}", height=3)
+    """Show the sentence, in a panel that is high enough for a phone."""
+    return text(title, description, f"### ${{{NAME}}}", width=13, height=6)
 
 
 def lasting(verdicts: str, by: str) -> str:
@@ -65,15 +65,16 @@ def lasting(verdicts: str, by: str) -> str:
 
 
 def _duration(seconds: str, by: str) -> str:
-    """Return PromQL that adds the label `duration` with minutes, or with hours from two hours on."""
+    """Return PromQL that adds the label `duration`: minutes, or hours from two hours on; "over" the time range."""
     units = (("min", f"round(({seconds}) / 60) < 120"), ("h", f"round(({seconds}) / 3600) >= 2"))
-    return " or ".join(
+    known = " or ".join(
         f'label_replace(count_values by ({by}) ("duration", {value}), "duration", "$1 {unit}", "duration", "(.+)")'
         for unit, value in units
     )
+    all_of_it = f"({known}) and on ({by}) ({seconds}) > 0.97 * $__range_s"
+    return f'label_replace({all_of_it}, "duration", "over $1", "duration", "(.+)") or on ({by}) ({known})'
 
 
-_PARTS = ("subject", "total", "lost", "duration", "place", "words", "remedy", "who", "verdict")
 PART = "[|]([^|]*)"
 """Regular expression of one part of a sentence. Only the first part may contain a bar."""
 _PARTS = ("subject", "total", "lost", "duration", "place", "words", "remedy", "who", "verdict")
@@ -101,7 +102,12 @@ def worded(found: str, parts: Sequence[str], forms: Sequence[tuple[str, str]], *
     if with_culprit:
         found = f'label_replace({found}, "cause", "$1", "root", "(.+)")'
         found = f'label_replace({found}, "place", "$1, ", "culprit", "(.+): .*")'
-    found = f"{found} * on (cause) group_left (words, remedy, who) stallscope:cause:info"
+    found = f"{found} * on (cause) group_left (title, words, remedy, who) stallscope:cause:info"
+    if not with_culprit:
+        found = f'label_replace({found}, "words", "$1", "title", "(.+)")'
+    else:  # Words that follow a rank are wrong without one.
+        joined = f'label_join({found}, "joined", "|", "place", "title")'
+        found = f'label_replace({joined}, "words", "$1", "joined", "[|](.+)")'
     found = f"""label_join({found}, "{NAME}", "|", {", ".join(f'"{part}"' for part in parts)})"""
     for form, pattern in forms:
         found = f'label_replace({found}, "{NAME}", "{form}", "{NAME}", "{pattern}")'

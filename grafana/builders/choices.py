@@ -52,7 +52,7 @@ def gpu() -> Json:
     )
 
 
-def namespace() -> Json:
+def namespace(*, hide: bool = False) -> Json:
     """Select namespaces of runs, if they have any: runs in two namespaces may have the same name."""
     return labels_of(
         "namespace",
@@ -61,6 +61,7 @@ def namespace() -> Json:
         title="namespace",
         description="Kubernetes namespace of the run's pods.",
         all_value=".*",
+        hide=hide,
     )
 
 

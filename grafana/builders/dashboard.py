@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grafana.builders import Json
-from grafana.builders.annotations import built_in
+from grafana.builders.annotations import actions, built_in
 from grafana.builders.links import TAG, menu
 from grafana.builders.panel import COLUMNS, Panel
 
@@ -67,7 +67,7 @@ class Dashboard:
             "weekStart": "",
             "links": [menu(), *self.links],
             "templating": {"list": list(self.variables)},
-            "annotations": {"list": [built_in(), *self.annotations]},
+            "annotations": {"list": [built_in(), *self.annotations, actions()]},
             "panels": list(self._placed()),
         }
 

@@ -106,12 +106,6 @@ def limit_line(*names: str) -> list[Override]:
     ]
 
 
-def limits_of_each() -> list[Override]:
-    """Draw series whose name ends in `limit` as limit lines without a legend: there is one per subject."""
-    unlisted = {"custom.hideFrom": {"legend": True, "tooltip": False, "viz": False}}
-    return [*limit_line("/ limit$/"), Override(("byRegexp", "/ limit$/"), unlisted)]
-
-
 def second_axis(*names: str, unit: str) -> list[Override]:
     """Draw series on a second axis on the right."""
     return [Override(("byName", name), {"unit": unit, "custom.axisPlacement": "right"}) for name in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from grafana.builders import Json
-from grafana.builders.field import limit_line
+from grafana.builders.field import ABSENT, limit_line
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query
 
@@ -40,6 +40,7 @@ def lines(
     width: int = 12,
     height: int = 8,
     links: Sequence[Json] = (),
+    no_value: str = ABSENT,
 ) -> Panel:
     """Draw the series with the highest or lowest values, and their limits as dashed lines.
 
@@ -57,15 +58,19 @@ def lines(
         width: of 24.
         height: in rows.
         links: targets of a click.
+        no_value: text of a chart without lines.
     """
     limits = limits or {}
+    named = " or ".join(
+        f'label_replace({expression}, "limit", "{name}", "", "")' for name, expression in limits.items()
+    )
     number = (LINES - len(limits)) // len(values)
     return time_series(
         title,
         description,
         [
             *(Query(few(expression, number, lowest=lowest), name) for name, expression in values.items()),
-            *(Query(expression, name) for name, expression in limits.items()),
+            *([Query(named, "{{limit}}")] if limits else []),
         ],
         unit=unit,
         minimum=minimum,
@@ -76,4 +81,5 @@ def lines(
         height=height,
         overrides=limit_line(*limits),
         links=links,
+        no_value=no_value,
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from grafana.builders import Json
+from stallscope.common.bundle import RUNBOOKS
 
 _KEPT = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
 TAG = "stallscope"
 """Tag of all dashboards."""
-RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
-"""Base of the alerts' `runbook_url`: one page per alert."""
 
 
 def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, kept: Sequence[str] = ()) -> Json:

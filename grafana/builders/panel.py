@@ -58,9 +58,8 @@ class Panel:
         return panel | self.extra
 
 
-def _legend(shown: bool, calculations: Sequence[str] = ()) -> Json:
-    mode = "table" if calculations else "list"
-    return {"showLegend": shown, "displayMode": mode, "placement": "bottom", "calcs": list(calculations)}
+def _legend(shown: bool) -> Json:
+    return {"showLegend": shown, "displayMode": "list", "placement": "bottom", "calcs": []}
 
 
 def _short_names(queries: Sequence[Query]) -> list[Json]:
@@ -68,9 +67,6 @@ def _short_names(queries: Sequence[Query]) -> list[Json]:
     if not any("{{instance}}" in query.legend for query in queries):
         return []
     return [{"id": "renameByRegex", "options": {"regex": f"(.*?){DEFAULT_PORT}(.*)", "renamePattern": "$1$2"}}]
-
-
-_REDUCED: Json = {"calcs": ["lastNotNull"], "fields": "", "values": False}
 
 
 def time_series(
@@ -82,22 +78,16 @@ def time_series(
     width: int = 12,
     height: int = 8,
     stacked: bool = False,
-    filled: int = 0,
     bars: bool = False,
-    points: bool = False,
     minimum: float | None = 0,
     maximum: float | None = None,
     soft_maximum: float | None = None,
     decimals: int | None = None,
-    legend: Sequence[str] = (),
     show_legend: bool = True,
-    mappings: Sequence[Json] = (),
-    thresholds: Json | None = None,
-    colour: Json | None = None,
     overrides: Sequence[Override] = (),
     links: Sequence[Json] = (),
-    transformations: Sequence[Json] = (),
     repeat: str = "",
+    no_value: str = ABSENT,
 ) -> Panel:
     """Lines over time. Missing values stay gaps.
 
@@ -109,34 +99,28 @@ def time_series(
         width: of 24.
         height: in rows of about 30 pixels.
         stacked: whether the series add up.
-        filled: opacity under the lines, 0 to 100.
         bars: bars instead of lines.
-        points: points instead of lines, for events.
         minimum: lower end of the axis; from the data if None.
         maximum: upper end of the axis; 100 % for shares if omitted.
         soft_maximum: upper end of the axis as long as no value exceeds it; 1 for counts if omitted.
         decimals: digits after the point.
-        legend: values in the legend, such as `mean`, `max`, `lastNotNull`.
         show_legend: whether there is a legend.
-        mappings: texts for values.
-        thresholds: colours by value.
-        colour: colour mode.
         overrides: options of some series.
         links: targets of a click.
-        transformations: Grafana transformations of the results.
         repeat: variable whose values each get a copy of the panel.
+        no_value: text of a chart without lines.
     """
     if maximum is None and soft_maximum is None:
         # Without it, Grafana draws an axis up to 100 if all values are zero.
         soft_maximum = 1 if unit in COUNTS else None
         maximum = 1 if unit == "percentunit" else None
     custom: Json = {
-        "drawStyle": "bars" if bars else "points" if points else "line",
+        "drawStyle": "bars" if bars else "line",
         "lineInterpolation": "linear",
         "lineWidth": 1,
-        "fillOpacity": filled or (100 if bars else 80 if stacked else 0),
-        "showPoints": "always" if points else "never" if stacked else "auto",
-        "pointSize": 6 if points else 4,
+        "fillOpacity": 100 if bars else 80 if stacked else 0,
+        "showPoints": "never" if stacked else "auto",
+        "pointSize": 4,
         "spanNulls": False,
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
         "scaleDistribution": {"type": "linear"},
@@ -154,20 +138,18 @@ def time_series(
             decimals=decimals,
             minimum=minimum,
             maximum=maximum,
-            colour=colour,
-            mappings=mappings,
-            thresholds=thresholds,
             links=links,
             custom=custom,
             overrides=overrides,
+            no_value=no_value,
         ),
         {
-            "legend": _legend(show_legend, legend),
+            "legend": _legend(show_legend),
             "tooltip": {"mode": "multi", "sort": "desc", "hideZeros": False},
         },
         width,
         height,
-        (*_short_names(queries), *transformations),
+        tuple(_short_names(queries)),
         repeat=repeat,
     )
 
@@ -241,55 +223,6 @@ def stat(
             "orientation": "auto",
             "text": {"titleSize": 14, "valueSize": 28},
             "wideLayout": True,
-        },
-        width,
-        height,
-        tuple(transformations),
-    )
-
-
-def bar_gauge(
-    title: str,
-    description: str,
-    queries: Sequence[Query],
-    *,
-    unit: str,
-    width: int = 8,
-    height: int = 8,
-    minimum: float | None = 0,
-    maximum: float | None = None,
-    decimals: int | None = None,
-    thresholds: Json | None = None,
-    colour: Json | None = None,
-    horizontal: bool = True,
-    overrides: Sequence[Override] = (),
-    links: Sequence[Json] = (),
-    transformations: Sequence[Json] = (),
-) -> Panel:
-    """A bar per series with its last value; arguments as for `stat`."""
-    return Panel(
-        "bargauge",
-        title,
-        description,
-        tuple(queries),
-        field_config(
-            unit=unit,
-            decimals=decimals,
-            minimum=minimum,
-            maximum=maximum,
-            colour=colour or {"mode": "thresholds"},
-            thresholds=thresholds,
-            links=links,
-            overrides=overrides,
-        ),
-        {
-            "reduceOptions": _REDUCED,
-            "displayMode": "basic",
-            "orientation": "horizontal" if horizontal else "vertical",
-            "showUnfilled": True,
-            "minVizWidth": 8,
-            "minVizHeight": 16,
-            "valueMode": "color",
         },
         width,
         height,
@@ -415,7 +348,7 @@ def state_timeline(
             "showValue": "auto" if show_values else "never",
             "alignValue": "left",
             "rowHeight": 0.85,
-            "legend": _legend(shown=False),
+            "legend": _legend(False),
             "tooltip": {"mode": "single", "sort": "none"},
         },
         width,
@@ -495,7 +428,7 @@ def _status_history(
             "showValue": "never",
             "rowHeight": 0.9,
             "colWidth": 1,
-            "legend": _legend(shown=False),
+            "legend": _legend(False),
             "tooltip": {"mode": "single", "sort": "none"},
         },
         width,

@@ -140,7 +140,7 @@ def in_colour() -> dict[str, object]:
 
 def title_column(heading: str, among: Iterable[str] = VERDICTS) -> Override:
     """Return the override of a cause column: the title of each cause."""
-    return by_name(heading, mappings=by_cause(among), custom__width=240)
+    return by_name(heading, mappings=by_cause(among), custom__width=270)
 
 
 def with_reason(expression: str) -> str:
@@ -153,7 +153,7 @@ def reason_column(heading: str) -> Override:
     """Return the override of a column of `with_reason`: rank, GPU, node and root cause, or the title of the cause."""
     causes = [name for name in VERDICTS if name in CAUSES and (name in ROOT_WORDS or CAUSES[name].tier)]
     words = {f"^(.*): {name}$": Text(f"$1: {root_words(name)}") for name in causes}
-    return by_name(heading, mappings=[*patterns(words), *by_cause(VERDICTS)], custom__width=310)
+    return by_name(heading, mappings=[*patterns(words), *by_cause(VERDICTS)], custom__width=330)
 
 
 def remedy_column(among: Iterable[str] = REMEDIES) -> Override:

@@ -21,6 +21,7 @@ def row() -> Row:
                 f"stallscope_gpu_bar1_used_bytes{{{GPU}}}",
                 unit="bytes",
                 limits={"window": f"min(stallscope_gpu_bar1_total_bytes{{{GPU}}})"},
+                width=8,
             ),
             line(
                 "Memory without a process",
@@ -29,6 +30,7 @@ def row() -> Row:
                 f"gpu:zombie_memory:bytes5m{{{GPU}}}",
                 unit="bytes",
                 limits={"least that counts": level("zombie_bytes")},
+                width=8,
             ),
             lines(
                 "Thermal and power brake throttling",
@@ -43,6 +45,7 @@ def row() -> Row:
                     "power brake threshold": level("power_brake_share"),
                 },
                 links=CURVE,
+                width=8,
             ),
         ),
         collapsed=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Row
-from grafana.builders.field import GREY, ORANGE, RED, YELLOW, Text, by_name, texts
+from grafana.builders.field import GREY, ORANGE, RED, Text, by_name, texts
 from grafana.builders.panel import Panel, table
 from grafana.builders.query import Query, level
 from grafana.builders.verdicts import in_colour
@@ -66,22 +66,24 @@ def _xids() -> Panel:
         ],
         columns={**PLACE, "xid": "Xid", "Value": "Last seen", "class": "Class", "action": "Action"},
         unit="none",
-        height=7,
+        height=6,
         sort="Last seen",
         overrides=[
             *PLACE_LINKS,
-            by_name("Last seen", unit="dateTimeAsIso"),
+            by_name("Xid", custom__width=60),
+            by_name("Last seen", unit="dateTimeAsIso", custom__width=170),
             by_name(
                 "Class",
                 mappings=texts(
                     {
                         "hw": Text("hardware", RED),
-                        "application": Text("application", YELLOW),
+                        "application": Text("application"),
                         "workflow": Text("follow-up", ORANGE),
                         "log": Text("informational", GREY),
                         "unknown": Text("unknown", ORANGE),
                     }
                 ),
+                custom__width=120,
                 **in_colour(),
             ),
             by_name("Action", custom__minWidth=300),

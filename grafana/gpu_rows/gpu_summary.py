@@ -19,9 +19,12 @@ from grafana.builders.verdicts import (
     with_runbook,
 )
 from grafana.gpu_rows.gpu_queries import CURVE, NAME, ONE, PLACE, PLACE_LINKS, ROWS, TO_RANK, TO_RUN
+from stallscope.catalogue.causes import CAUSES
 
 ALERTS = firing('cluster=~"$cluster", instance=~"$instance", gpu=~"$gpu|"')
 """Alerts of the GPUs and of their nodes, which have no GPU."""
+_OWN = "|".join(cause.name for cause in CAUSES.values() if cause.subject == "gpu" and cause.tier)
+"""Causes that are of a GPU itself."""
 
 
 def row() -> Row:
@@ -32,9 +35,9 @@ def row() -> Row:
             answers.panel(
                 "What these GPUs lose", "The GPU with the largest loss, its cause, its duration, and what to change."
             ),
+            _alerts_over_time(),
             _verdicts(),
             _verdict_timeline(),
-            _alerts_over_time(),
             _what_it_is(),
         ),
     )
@@ -45,7 +48,10 @@ def answer() -> Json:
     by = "cluster, instance, gpu, mig"
     selector = f"gpu:verdict:ratio5m{{{GPU}}}"
     node = f"(.*?);(.*?)(?:{DEFAULT_PORT})?;"
-    named = f'label_join(max by ({by}, cause) ({selector}), "subject", ";", "gpu", "instance", "mig")'
+    own = f'gpu:verdict:ratio5m{{{GPU}, cause=~"{_OWN}"}} > 0'
+    # Other GPUs may lose more while they wait for the one at fault.
+    chosen = f"topk(1, {own}) or on () topk(1, {selector})"
+    named = f'label_join(max by ({by}, cause) ({chosen}), "subject", ";", "gpu", "instance", "mig")'
     for pattern, words in ((node, "GPU $1 of $2"), (f"{node}(.+)", "GPU $1 MIG $3 of $2")):
         named = f'label_replace({named}, "subject", "{words}", "subject", "{pattern}")'
     return answers.variable(answers.sentence(named, selector, by), "No GPU is selected, or it does not report.")
@@ -57,7 +63,7 @@ def _alerts_over_time() -> Panel:
         "Alerts on these GPUs and on their nodes that fired longest in the time range.",
         [fired(ALERTS)],
         mappings=severities(),
-        width=12,
+        width=11,
         height=6,
     )
 
@@ -83,13 +89,13 @@ def _verdicts() -> Panel:
             "runbook": "Runbook",
         },
         unit="percentunit",
-        height=6,
+        height=9,
         sort="Time lost",
         overrides=[
             *PLACE_LINKS,
             *columns(),
-            by_name("Time lost", custom__width=100, decimals=0),
-            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=190),
+            by_name("Time lost", custom__width=80, decimals=0),
+            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=185),
         ],
         no_value="No verdict: no GPU is selected, or Prometheus has not loaded the Stallscope rules.",
     )
@@ -105,7 +111,6 @@ def _verdict_timeline() -> Panel:
         "node.",
         [Query(f"{coded(chosen, 'cluster', 'instance', 'gpu', 'uuid', 'mig')}", NAME)],
         mappings=by_code(),
-        width=12,
         height=6,
         show_values=True,
         links=CURVE,

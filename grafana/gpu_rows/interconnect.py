@@ -27,6 +27,7 @@ def row() -> Row:
                     "link maximum": f"min(stallscope_gpu_pcie_link_width{{{GPU}}}"
                     f" * 2 ^ stallscope_gpu_pcie_link_generation{{{GPU}}}) * scalar({level('h2d_lane_bytes')})"
                 },
+                width=8,
             ),
             line(
                 "NVLink throughput",
@@ -35,15 +36,17 @@ def row() -> Row:
                 f"{rate('stallscope_gpu_nvlink_receive_bytes_total')}"
                 f" + {rate('stallscope_gpu_nvlink_transmit_bytes_total')}",
                 unit="Bps",
+                width=8,
             ),
-            _links(),
             line(
                 "PCIe replays per minute",
                 "Replayed packets. A few are normal. If the rules find too many for a link, the GPU's verdict is "
                 "PCIe link errors: reseat the card or its riser.",
                 f"{MINUTE} * {rate('stallscope_gpu_pcie_replays_total')}",
                 unit="short",
+                width=8,
             ),
+            _links(),
         ),
         collapsed=True,
     )
@@ -69,7 +72,7 @@ def _links() -> Panel:
             **{f"Value #{letter}": heading for letter, (heading, _family) in zip("ABCDEF", families, strict=True)},
         },
         unit="none",
-        width=12,
-        overrides=[*PLACE_LINKS, *(by_name(heading, custom__width=95) for heading, _family in families)],
+        height=6,
+        overrides=[*PLACE_LINKS, *(by_name(heading, custom__width=120) for heading, _family in families)],
         no_value="No selected GPU reports its links.",
     )

@@ -25,6 +25,8 @@ def row() -> Row:
                 f"gpu:sharers:count{{{GPU}}}",
                 unit="none",
                 decimals=0,
+                width=8,
+                no_value="No GPU is shared by mistake.",
             ),
             line(
                 "Held but idle",
@@ -33,6 +35,7 @@ def row() -> Row:
                 f"gpu:idle_allocated:seconds{{{GPU}}}",
                 unit="s",
                 limits={"allowed": level("idle_seconds")},
+                width=8,
             ),
         ),
         collapsed=True,
@@ -61,7 +64,7 @@ def _holders() -> Panel:
             "Value #C": "Computing",
         },
         unit="none",
-        height=7,
+        height=6,
         sort="Memory",
         overrides=[
             *PLACE_LINKS,
@@ -85,7 +88,6 @@ def _history() -> Panel:
             )
         ],
         mappings=texts({"1": Text("holds it", BLUE)}),
-        width=12,
-        height=7,
+        width=8,
         links=CURVE,
     )

@@ -21,6 +21,7 @@ def row() -> Row:
                 "with SM activity.",
                 share("stallscope_gpu_busy_seconds_total"),
                 unit="percentunit",
+                width=8,
             ),
             line(
                 "Time at low utilisation",
@@ -28,6 +29,7 @@ def row() -> Row:
                 "time, or no process uses it.",
                 share("stallscope_gpu_below_seconds_total", ', level="0.1"'),
                 unit="percentunit",
+                width=8,
             ),
             line(
                 "GPU memory used",
@@ -35,6 +37,7 @@ def row() -> Row:
                 "100 % whatever they need: the run's dashboard shows the memory of tensors.",
                 f"stallscope_gpu_memory_used_bytes{{{GPU}}} / stallscope_gpu_memory_total_bytes{{{GPU}}}",
                 unit="percentunit",
+                width=8,
             ),
             line(
                 "Power",
@@ -43,6 +46,7 @@ def row() -> Row:
                 f"stallscope_gpu_power_watts{{{GPU}}}",
                 unit="watt",
                 limits={"power limit": f"min(stallscope_gpu_power_limit_watts{{{GPU}}})"},
+                width=8,
             ),
             line(
                 "Temperature",
@@ -53,6 +57,7 @@ def row() -> Row:
                 name=f"{NAME} {{{{sensor}}}}",
                 minimum=None,
                 limits={"slowdown limit": f'min(stallscope_gpu_temperature_limit_celsius{{{GPU}, limit="slowdown"}})'},
+                width=8,
             ),
             line(
                 "SM clock",
@@ -65,6 +70,7 @@ def row() -> Row:
                     "maximum": f'min(stallscope_gpu_clock_configured_hertz{{{GPU}, clock="sm"}}'
                     f' or stallscope_gpu_clock_max_hertz{{{GPU}, clock="sm"}})'
                 },
+                width=8,
             ),
             _throttling(),
         ),
@@ -78,6 +84,6 @@ def _throttling() -> Panel:
         f"Share of time in which clocks were throttled, by reason, of the {ROWS} largest; empty if never. Thermal: "
         "improve cooling. Power cap: raise the limit. Power brake or hardware slowdown: check the power supply.",
         [Query(few(throttled, ROWS), f"{NAME} {{{{reason}}}}", least_step="1m")],
-        width=12,
+        height=7,
         links=CURVE,
     )

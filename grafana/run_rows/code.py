@@ -9,7 +9,7 @@ from grafana.builders.bands import OTHER_COLOUR, bands
 from grafana.builders.choices import HOST, RUN
 from grafana.builders.dashboard import Row
 from grafana.builders.field import by_name, fixed_colours
-from grafana.builders.panel import Panel, stat, table, time_series
+from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.phases import shares
 from grafana.builders.query import Query
 from grafana.run_rows.run_queries import (
@@ -72,25 +72,25 @@ def _comes_back() -> Panel:
     dips = of_gpus(f"increase(stallscope_gpu_dips_total{{{HOST}}}[$__range])")
     phases = 'phase!~"data_wait|host_copy|forward|backward|communication|optimizer|other|initialization|restore"'
     occurrences = f"increase(stallscope_training_phase_occurrences_total{{{RANK_HERE}, {phases}}}[$__range])"
-    return stat(
+    work = " or ".join(
+        f'label_replace({every}, "work", "{name}", "{label}", "(.*)")'
+        for every, name, label in (
+            (f"{steps} / (avg by (run) ({dips}) > 0)", "GPU dip", ""),
+            (f"{steps} / (avg by (run) ({slow}) > 0)", "slow step", ""),
+            (f"{steps} / on (run) group_right () (max by (run, phase) ({occurrences}) > 0)", "$1", "phase"),
+        )
+    )
+    return table(
         "Work that recurs every N steps",
         "Number of steps, over the time range, per GPU dip, per slow step, and per occurrence of a phase that not "
         "every step has. A phase with the same number as the dips causes them: do it less often, or outside the loop.",
-        [
-            Query(f"{steps} / (avg by (run) ({dips}) > 0)", "GPU dip", instant=True),
-            Query(f"{steps} / (avg by (run) ({slow}) > 0)", "slow step", instant=True),
-            Query(
-                f"{steps} / on (run) group_right () (max by (run, phase) ({occurrences}) > 0)",
-                "{{phase}}",
-                instant=True,
-            ),
-        ],
-        unit="locale",
-        decimals=0,
+        [Query(f"max by (run, work) ({work})", table=True)],
+        columns={"run": "Run", "work": "Work", "Value": "Every … steps"},
         width=12,
-        height=5,
-        text_of="value_and_name",
-        no_value="none",
+        height=6,
+        sort="Every … steps",
+        overrides=[by_name("Every … steps", unit="none", decimals=0, custom__width=130)],
+        no_value="No work recurs.",
     )
 
 
@@ -116,7 +116,7 @@ def _regular_dips() -> Panel:
             "Value #C": "Time below 10 % utilisation",
         },
         width=12,
-        height=5,
+        height=6,
         sort="Time below 10 % utilisation",
         overrides=[
             by_name("Rank", links=[CELL_TO_RANK]),

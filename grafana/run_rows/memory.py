@@ -30,6 +30,7 @@ def _allocator() -> Panel:
             ),
         ],
         unit="bytes",
+        width=8,
         overrides=limit_line("GPU memory", "nearly full"),
     )
 
@@ -47,7 +48,7 @@ def _failed_allocations() -> Panel:
         [grown("allocator_retries", "retries"), grown("out_of_memory", "out of memory")],
         unit="short",
         bars=True,
-        width=12,
+        width=8,
         overrides=fixed_colours({"retries": colour_of("callback_stall"), "out of memory": colour_of("xid_hw")}),
     )
 
@@ -70,7 +71,7 @@ def _work_beside() -> Panel:
         ],
         unit="percentunit",
         soft_maximum=0.01,
-        width=12,
+        width=8,
         overrides=second_axis("compilations", unit="short"),
     )
 

@@ -73,21 +73,21 @@ def _stragglers() -> Panel:
         overrides=[
             title_column("Verdict"),
             by_name("Rank", links=[CELL_TO_RANK], custom__width=60),
-            by_name("Node", links=[CELL_TO_HOST]),
+            by_name("Node", links=[CELL_TO_HOST], custom__width=130),
             by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
-            by_name("Run", custom__width=110),
-            by_name("Step time", unit="s", decimals=3, custom__width=95),
+            by_name("Run", custom__width=90),
+            by_name("Step time", unit="s", decimals=3, custom__width=85),
             *(
                 by_name(
                     name,
                     decimals=1,
                     mappings=absent_as("n/a"),
-                    custom__width=125,
+                    custom__width=110,
                 )
                 for name in ("Straggler score", "Data wait", "Communication")
             ),
             *(
-                by_name(name, decimals=1, mappings=absent_as("n/a"), custom__width=95)
+                by_name(name, decimals=1, mappings=absent_as("n/a"), custom__width=85)
                 for name in ("GPU busy", "SM clock")
             ),
         ],

@@ -95,11 +95,6 @@ def in_order(expression: str) -> str:
     return padded
 
 
-def few_hosts(expression: str, legend: str, number: int = 4) -> Query:
-    """Return a query for the nodes with the highest values; `@@` as in `few`."""
-    return Query(few(f"max by (cluster, instance) ({of_nodes(expression, '@@')})", "cluster, instance", number), legend)
-
-
 def few_ranks(expression: str, legend: str, number: int = 4) -> Query:
     """Return a query for the ranks with the highest values; `@@` as in `few`."""
     labels = "cluster, instance, run, rank"

@@ -1,6 +1,6 @@
 """First screen: the verdict, its remedy, and the possible gain.
 
-It uses only recorded series, so it loads quickly for runs of any size.
+It uses recorded series and two series of rank 0, so it loads quickly for runs of any size.
 """
 
 from __future__ import annotations
@@ -33,99 +33,51 @@ from grafana.run_rows.run_queries import (
     RUN_HERE,
     TO_COMPARE,
 )
+from stallscope.catalogue.causes import MISSING
 
 _OF_NODES = f'{HOST}, run=""'
 ALERTS = f"({firing(RUN)} or ({firing(_OF_NODES)} and on (cluster, instance) run_node:known:info{{{RUN_HERE}}}))"
 _CHECKPOINT, _START = 1011, 1012
 _EVENTS = {str(_CHECKPOINT): Text("checkpoint", GREY), str(_START): Text("start", BLUE)}
 """Texts of numbers that no verdict and no severity has."""
-_MISSING = {
-    "reports": "no fresh reports: see whether the process lives, and where STALLSCOPE_ADDRESS leads",
-    "steps": "too few steps yet: wait",
-    "warmup": "the run has just started: wait",
-    "data_wait": 'phase data_wait is not reported: wrap the loader, or use phase("data_wait")',
-    "gpu_idle": "no data from the rank's GPU: see the exporter's health",
-}
 
 
-def _lost() -> Panel:
+def _numbers() -> Panel:
+    lost = f"run:time_lost:ratio5m{{{RUN}}}"
     return stat(
-        "GPU time lost",
-        "Share of GPU time lost to all causes, mean over the ranks and five minutes. If it is high, start with the "
-        "first cause in the table.",
-        [Query(f"run:time_lost:ratio5m{{{RUN}}}", "{{run}}", instant=True)],
-        unit="percentunit",
-        decimals=0,
-        text_of="auto",
-    )
-
-
-def _gain() -> Panel:
-    return stat(
-        "Possible speedup",
-        "Speed of the run without any loss, relative to now: 1 / (1 - share lost). The table shows the speedup by "
-        "cause. Empty while the run completes no steps.",
-        [Query(f"1 / (1 - (run:time_lost:ratio5m{{{RUN}}} < 1))", "{{run}}", instant=True)],
-        unit="suffix: times",
-        decimals=2,
-        text_of="auto",
-        no_value="unknown",
-    )
-
-
-def _hours() -> Panel:
-    return stat(
-        "GPU-hours lost per day",
-        "Loss on all GPUs of the run, and so the possible gain. Compare it with the effort of the change.",
+        "In numbers",
+        "Share of GPU time lost to all causes over five minutes; the same in GPU-hours per day; the speed without any "
+        "loss, relative to now; goodput: productive step time relative to wall time in the last hour; the current "
+        "step; and the time until the planned steps are done, if the code reports their number. If little is lost but "
+        "the goodput is low, check saves and restarts.",
         [
-            Query(
-                f"24 * run:time_lost:ratio5m{{{RUN}}} * on ({BY_RUN}) group_left () run:gpus:count{{{RUN}}}",
-                "{{run}}",
-                instant=True,
+            Query(expression, name, instant=True)
+            for name, expression in (
+                ("GPU time lost", f"max({lost})"),
+                ("GPU-hours lost a day", f"sum(24 * {lost} * on ({BY_RUN}) group_left () run:gpus:count{{{RUN}}})"),
+                ("possible speedup", f"max(1 / (1 - ({lost} < 1)))"),
+                ("goodput", f"min(run:goodput:ratio1h{{{RUN}}})"),
+                ("step", f"max(run:step:max{{{RUN}}})"),
+                ("remaining", f"max(run:time_left:seconds{{{RUN}}})"),
             )
         ],
-        unit="short",
-        decimals=1,
-        text_of="auto",
-        no_value="no GPU",
-    )
-
-
-def _goodput() -> Panel:
-    return stat(
-        "Goodput",
-        "Productive step time relative to wall time in the last hour, without waits, saves, restarts and repeated "
-        "steps. If it is low but little GPU time is lost, check saves and restarts.",
-        [Query(f"run:goodput:ratio1h{{{RUN}}}", "{{run}}", instant=True)],
-        unit="percentunit",
-        decimals=0,
-        text_of="auto",
-        no_value="too early",
+        unit="locale",
+        width=11,
+        height=6,
+        text_of="value_and_name",
+        overrides=[
+            by_name("GPU time lost", unit="percentunit", decimals=0),
+            by_name("GPU-hours lost a day", decimals=1),
+            by_name("possible speedup", unit="suffix:x", decimals=2),
+            by_name("goodput", unit="percentunit", decimals=0),
+            by_name("step", decimals=0),
+            by_name("remaining", unit="s", decimals=1),
+        ],
     )
 
 
 def _runbook_column() -> Override:
     return by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=210)
-
-
-def _progress() -> Panel:
-    return stat(
-        "Progress",
-        "Current step, and the time until the planned steps are done at the rate of the last 30 minutes, if the code "
-        "reports their number.",
-        [
-            Query(f"max(run:step:max{{{RUN}}})", "step", instant=True),
-            Query(f"max(run:time_left:seconds{{{RUN}}})", "remaining", instant=True),
-        ],
-        unit="locale",
-        decimals=0,
-        width=8,
-        text_of="value_and_name",
-        overrides=[
-            by_name("remaining", unit="s", decimals=1),
-        ],
-        no_value="no step yet",
-    )
 
 
 def _missing() -> Panel:
@@ -135,13 +87,12 @@ def _missing() -> Panel:
         "a minute or two.",
         [Query(f"count by (run, missing) (rank:missing:info{{{RANK_HERE}}})", table=True)],
         columns={"missing": "Missing data and action", "Value": "Ranks"},
-        width=12,
+        height=5,
         sort="Ranks",
         overrides=[
             by_name(
                 "Missing data and action",
-                mappings=texts({name: Text(text) for name, text in _MISSING.items()}),
-                custom__cellOptions={"type": "auto", "wrapText": True},
+                mappings=texts({name: Text(text) for name, text in MISSING.items()}),
             ),
             by_name("Ranks", custom__width=65),
         ],
@@ -167,7 +118,7 @@ def _causes() -> Panel:
         sort="Lost",
         overrides=[
             *columns(),
-            by_name("Run", custom__width=130),
+            by_name("Run", custom__width=150),
             by_name("Lost", unit="percentunit", decimals=1, custom__width=70),
             _runbook_column(),
         ],
@@ -179,6 +130,13 @@ def _timeline() -> Panel:
     """Draw verdict, alerts, checkpoints and restarts of the run on one axis. Rank 0 represents all ranks."""
     saves = f'stallscope_training_phase_occurrences_total{{{RUN_HERE}, rank="0", phase="checkpoint"}}[$__rate_interval]'
     start = f'stallscope_training_start_timestamp_seconds{{{RUN_HERE}, rank="0"}}'
+    events = " or ".join(
+        f'label_replace({number} * max by (run) ({happens}), "event", "{name}", "", "")'
+        for name, number, happens in (
+            ("checkpoints", _CHECKPOINT, f"(changes({saves}) - resets({saves}) > 0) ^ 0"),
+            ("starts", _START, f"(time() - {start} < $__range_s / 50) ^ 0"),
+        )
+    )
     return state_timeline(
         "Verdict, alerts, checkpoints and starts",
         "Costliest cause over time, alerts on the run and on its nodes, checkpoints, and starts and restarts. A gap in "
@@ -186,8 +144,7 @@ def _timeline() -> Panel:
         [
             Query(coded(f"run:verdict:ratio5m{{{RUN}}}", "cluster", "namespace", "run"), "{{run}}"),
             fired(ALERTS),
-            Query(f"{_CHECKPOINT} * (max by (run) (changes({saves}) - resets({saves})) > bool 0) > 0", "checkpoints"),
-            Query(f"{_START} * (max by (run) (time() - {start} < $__range_s / 50) >= bool 0)", "starts"),
+            Query(events, "{{event}}"),
         ],
         mappings=[*by_code(), *severities(), *texts(_EVENTS)],
         height=7,
@@ -202,11 +159,12 @@ def _lost_over_time() -> Panel:
         "Share of the run's GPU time that each cause costs; the mean if several runs are selected. If a cause comes "
         "and goes, compare with the checkpoints, starts and alerts above.",
         bands(
-            f"sum by (cause) (run_cause:time_lost:ratio5m{{{RUN}}})"
+            f"sum by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
             f" / on () group_left () count(run:ranks:count{{{RUN}}})",
             "cause",
         ),
         unit="percentunit",
+        width=24,
         stacked=True,
         overrides=cause_colours(),
     )
@@ -243,11 +201,7 @@ def row() -> Row:
         "",
         (
             answers.panel("What this run loses", "The costliest cause, its place, its duration, and what to change."),
-            _lost(),
-            _hours(),
-            _gain(),
-            _goodput(),
-            _progress(),
+            _numbers(),
             _causes(),
             _timeline(),
         ),
@@ -256,4 +210,4 @@ def row() -> Row:
 
 def evidence() -> Row:
     """Return the loss over time, alerts and missing data."""
-    return Row("Loss over time, alerts and missing data", (_lost_over_time(), _missing(), _alerts()))
+    return Row("Loss over time, alerts and missing data", (_lost_over_time(), _alerts(), _missing()))

@@ -8,6 +8,7 @@ from grafana.builders.query import Query
 from grafana.run_rows.run_queries import BY_RANK
 
 _COLOUR = "#2A69BE"
+MEDIAN = "median, with lowest and highest"
 
 
 def spread(
@@ -34,13 +35,18 @@ def spread(
     """
     values = f"max by ({by}) ({expression})"
     colour = {"mode": "fixed", "fixedColor": _COLOUR}
-    edge: dict[str, object] = {"color": colour, "custom__lineWidth": 0, "custom__showPoints": "never"}
+    edge: dict[str, object] = {
+        "color": colour,
+        "custom__lineWidth": 0,
+        "custom__showPoints": "never",
+        "custom__hideFrom": {"legend": True, "tooltip": False, "viz": False},
+    }
     return time_series(
         title,
         description,
         [
             Query(f"max({values})", "highest"),
-            Query(f"quantile(0.5, {values})", "median"),
+            Query(f"quantile(0.5, {values})", MEDIAN),
             Query(f"min({values})", "lowest"),
             *further,
             *([] if points is None else [points]),
@@ -50,7 +56,7 @@ def spread(
         overrides=[
             by_name("highest", custom__fillBelowTo="lowest", custom__fillOpacity=25, **edge),
             by_name("lowest", **edge),
-            by_name("median", color=colour, custom__lineWidth=2),
+            by_name(MEDIAN, color=colour, custom__lineWidth=2),
             *limit_line(*(query.legend for query in further)),
             *([] if points is None else [by_name(points.legend, custom__drawStyle="points", custom__pointSize=5)]),
         ],

@@ -39,9 +39,10 @@ _ABSENT = {
     "stallscope_gpu_retired_pages",
     "stallscope_exporter_values_rejected_total",
     "stallscope_host_cgroup_oom_kills_total",
+    "stallscope_training_code_seconds_total",
 }
-"""Families that are absent in a cluster whose GPUs all respond and have row remapping, and whose hosts kill no
-process."""
+"""Families that are absent in a cluster whose GPUs all respond and have row remapping, whose hosts kill no process, and
+whose stacks are not sampled."""
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,7 @@ class Site:
         application = Application(
             Sampler(),
             post_report=lambda _body, _client: (204, b""),
-            post_trace=lambda _body, _owner: (204, b""),
-            post_stacks=lambda _body, _owner: (204, b""),
+            post_request=lambda *_: (204, b""),
             status_page=self._render,
             release=lambda _seconds: "",
         )

@@ -142,6 +142,7 @@ def test_every_link_is_reached_by_keyboard_with_visible_focus(show: Show) -> Non
         "Metrics",
         "Health",
         "Readiness",
+        "Runbooks",
     ]
 
 

@@ -33,8 +33,10 @@ GENERATED = (
 """Files that `make generate` or `make score` write: all others that a cause takes are edited by hand."""
 MOST = 0.8
 """Share of a domain's causes that a file must name to count as a list of them."""
-STORIES = re.compile(r"tests/rules/test_(?!bundle)\w+\.py|tests/scenarios/cases/.+")
-"""Tests of single causes, to which a new cause may add one of its own."""
+STORIES = re.compile(
+    r"tests/rules/test_(?!bundle)\w+\.py|tests/scenarios/cases/.+|exporter/stallscope/simulation/scenarios\.py"
+)
+"""Tests and demonstrations of single causes, to which a new cause may add one of its own."""
 
 
 def texts() -> Iterator[tuple[str, str]]:

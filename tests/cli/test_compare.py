@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -150,8 +151,9 @@ def test_what_to_change_stands_with_its_cause_and_not_with_what_is_unexplained()
 
 def test_a_run_that_is_too_short_is_refused(capsys: pytest.CaptureFixture[str], server: str) -> None:
     said = refusal(capsys, server, "batch512", "young")
-    assert said.startswith("stallscope compare: 'young' is too short: it has 2.")
-    assert "compare runs of at least 5 min" in said
+    # The first and the last evaluation of the rules may miss a scrape.
+    assert re.match(r"stallscope compare: 'young' is too short: it has [123]\.\d min of recorded steps; ", said)
+    assert "compare runs of at least 7 min" in said
 
 
 def test_a_difference_within_the_scatter_of_the_steps_may_be_chance(

@@ -31,6 +31,8 @@ from stallscope.sampling.sampler import Hang, Sampler
 from tests.analysis.servers import answering, talking
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
+from tests.owners.api_server import answer, api_server_at
+from tests.owners.kubelet import claim, container, kubelet_at, pod
 from tests.waiting import until
 from tests.web.certificates import Authority, needs_openssl
 
@@ -281,10 +283,13 @@ def test_a_prometheus_that_gives_no_answer_leaves_the_status_page_up(
 
 def test_all_but_metrics_and_health_can_be_switched_off(run: Callable[..., Running], tmp_path: Path) -> None:
     file = tmp_path / "exporter.yml"
-    switches = ("web.enable-status-page", "web.enable-reports", "web.enable-release", "report.allow-trace-requests")
+    switches = (
+        *("web.enable-status-page", "web.enable-reports", "web.enable-release"),
+        *("report.allow-trace-requests", "report.allow-stop-requests"),
+    )
     file.write_text("".join(f"{switch}: false\n" for switch in switches))
     exporter = run(f"--config.file={file}")
-    for path in ("", "api/v1/report", "api/v1/trace", "-/release", "-/resume"):
+    for path in ("", "api/v1/report", "api/v1/trace", "api/v1/stop", "-/release", "-/resume"):
         with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             exporter.post(path, REPORT)
         with refused.value as answer:
@@ -461,6 +466,43 @@ def test_owners_tell_nothing_of_gpus_that_are_read_no_more(
     file.write_text("collector: {owners: true}\n")
     exporter.process.send_signal(signal.SIGHUP)
     exporter.eventually("metrics", lambda page: "stallscope_gpu_" not in page)
+
+
+@needs_openssl
+def test_in_a_pod_claimed_gpus_and_workloads_come_from_the_api_and_stay_while_it_fails(
+    run: Callable[..., Running], nvml_stand_in: NvmlStandIn
+) -> None:
+    uuid = nvml_stand_in.uuid(3)
+    device = {"name": "gpu-x", "attributes": {"uuid": {"string": uuid}}}
+    pool = {"name": "gpu-node-3", "generation": 1}
+    slices = {"items": [{"spec": {"driver": "gpu.nvidia.com", "pool": pool, "devices": [device]}}]}
+    node = ("--collector.nvidia", "--collector.owners", "--collector.kubernetes", "--kubernetes.node=gpu-node-3")
+    with kubelet_at() as kubelet, api_server_at(kubelet.root) as api:
+        kubelet.hand_out(pod("research", "resnet-0", container("trainer", claim("gpu.nvidia.com", "gpu-x"))))
+        api.answers["/apis/resource.k8s.io/v1/resourceslices"] = (403, {})
+        api.answers["/api/v1/namespaces/research/pods/resnet-0"] = (200, answer("pods.json")["Kueue and Job"])
+        host, port = api.address
+        pods = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": str(port)}
+        flags = (*node, f"--path.rootfs={kubelet.root}", "--sampling.interval=100ms")
+        exporter = run(*flags, environment={**nvml_stand_in.environment, **pods})
+        exporter.logged("source kubernetes failed: KubernetesApiFailed: .*HTTP status 403; let the exporter's service")
+        page = exporter.eventually("metrics", lambda page: 'source_up{source="kubernetes"} 0' in page)
+        assert 'source_up{source="owners"} 1' in page
+        assert 'reason="unknown_device"} 1' in page
+        exporter.process.terminate()
+        exporter.process.wait(60)
+        api.answers["/apis/resource.k8s.io/v1/resourceslices"] = (200, slices)
+        exporter = run(*flags, environment={**nvml_stand_in.environment, **pods})
+        page = exporter.eventually("metrics", lambda page: "stallscope_gpu_owner_workload_info{" in page)
+    labels = f'gpu="3",uuid="{uuid}",namespace="research",pod="resnet-0",queue="team-a",workload_kind="Job"'
+    assert f'stallscope_gpu_owner_workload_info{{{labels},workload="resnet"' in page
+    assert 'source_up{source="kubernetes"} 1' in page
+
+
+def test_the_nodes_name_is_refused_outside_of_a_pod() -> None:
+    ended = once("exporter", *QUIET, "--kubernetes.node=gpu-node-3")
+    assert ended.returncode == 2
+    assert "kubernetes.node: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set; " in ended.stderr
 
 
 def test_users_of_the_web_configuration_file_are_asked_for_and_read_again_at_sighup(

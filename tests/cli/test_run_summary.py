@@ -189,6 +189,10 @@ def test_the_summary_can_be_switched_off(folder: Folder) -> None:
     folder.environment["STALLSCOPE_SUMMARY"] = "off"
     assert folder.run("program.py").stderr == ""
     assert FIRST in folder.run("--summary", "text", "program.py").stderr
+    folder.environment["STALLSCOPE_SUMMARY"] = "of"
+    first, second = folder.run("program.py").stderr.splitlines()[:2]
+    assert first.startswith("stallscope run: STALLSCOPE_SUMMARY: expected off, text, json or a file")
+    assert second.startswith(FIRST)
     folder.environment["STALLSCOPE_DISABLE"] = "1"
     assert FIRST not in folder.run("--summary", "text", "program.py").stderr
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stallscope.cli import stacks
+from stallscope.cli import _py_spy, stacks
 from tests.analysis.servers import answering
 from tests.cli.test_trace import exporter, page, process
 from tests.waiting import until
@@ -108,9 +110,110 @@ def test_a_refusal_and_another_server_are_reported(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--samples=21"], ["--samples=x"], ["--interval=0"], ["--interval=nan"], []])
+@pytest.mark.parametrize(
+    "flags", [["--samples=21"], ["--samples=x"], ["--interval=0"], ["--interval=nan"], ["--pid=1"], ["--pid=x"], []]
+)
 def test_a_wrong_command_line_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         stacks.main([*flags, *(["job"] if flags else [])])
     assert ended.value.code == 2
     assert "stallscope stacks: " in capsys.readouterr().err
+
+
+DUMP = [
+    {
+        "pid": 7,
+        "thread_id": 1,
+        "thread_name": "MainThread",
+        "os_thread_id": 7,
+        "active": False,
+        "owns_gil": True,
+        "frames": [{"name": "read", "filename": "/home/me/job/\x1b[31m.py", "line": 12, "locals": None}],
+    },
+    {"pid": 7, "thread_id": 2, "thread_name": None, "os_thread_id": 9, "active": True, "owns_gil": False, "frames": []},
+]
+
+
+def py_spy(folder: Path, monkeypatch: pytest.MonkeyPatch, output: str, errors: str = "", status: int = 0) -> None:
+    """Put a program in place of py-spy."""
+    program = folder / "py-spy"
+    (folder / "output").write_text(output)
+    (folder / "errors").write_text(errors)
+    program.write_text(f"#!/bin/sh\ncat {folder}/output\ncat {folder}/errors >&2\nexit {status}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+
+
+def test_a_process_without_the_shim_is_read_by_py_spy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    py_spy(tmp_path, monkeypatch, json.dumps(DUMP))
+    assert stacks.main(["--pid", "7"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("MainThread (waits, has the GIL):\n  read at /home/me/job/")
+    assert shown.endswith(".py:12\nthread 9 (runs):\n")
+    assert "\x1b" not in shown
+    assert stacks.main(["--pid", "7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["threads"][0]["stack"][0]["line"] == 12
+
+
+@pytest.mark.parametrize(
+    ("output", "errors", "status", "message"),
+    [
+        (
+            "",
+            "Permission Denied: Try running again",
+            1,
+            "can't be read; run the command with the capability SYS_PTRACE",
+        ),
+        ("", "Error: Failed to find python version from target process\n\nStack", 1, "is a Python process"),
+        ("", "", 1, "py-spy failed; check that"),
+        ("not JSON", "", 0, "unknown format; update it"),
+        ('[{"frames": 1}]', "", 0, "unknown format; update it"),
+    ],
+)
+def test_what_py_spy_lacks_is_reported(
+    output: str,
+    errors: str,
+    status: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    py_spy(tmp_path, monkeypatch, output, errors, status)
+    assert stacks.main(["--pid", str(os.getpid())]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("user", "scope", "message"),
+    [
+        (12345, "0", "belongs to user {owner}; run the command as this user or as root"),
+        (None, "1", "kernel.yama.ptrace_scope is 1"),
+        (None, "0", "run the command with the capability SYS_PTRACE"),
+    ],
+)
+def test_the_missing_permission_is_named(
+    user: int | None, scope: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    py_spy(tmp_path, monkeypatch, "", "Permission Denied", 1)
+    (tmp_path / "proc/7").mkdir(parents=True)
+    if os.getuid() == 0:
+        os.chown(tmp_path / "proc/7", 4321, -1)
+    owner = (tmp_path / "proc/7").stat().st_uid
+    (tmp_path / "proc/sys/kernel/yama").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: owner if user is None else user)
+    with pytest.raises(_py_spy.Unreadable, match=message.format(owner=owner)):
+        _py_spy.threads_of(7, tmp_path)
+
+
+def test_without_py_spy_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert stacks.main(["--pid", "7"]) == 1
+    assert "pip install 'stallscope[stacks]'" in capsys.readouterr().err

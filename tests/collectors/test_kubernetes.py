@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors import owners
 from stallscope.collectors.base import Environment, KubernetesSettings, NotPresent
 from stallscope.collectors.kubernetes import Kubernetes
 from stallscope.collectors.owners import ERRORS, INFO, WORKLOAD, Owners
@@ -23,6 +22,7 @@ from tests.owners.machines import MIGS, UUIDS, gpu, mig, on
 from tests.web.certificates import needs_openssl
 
 pytestmark = needs_openssl
+PATIENCE = 60.0
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 POD = "/api/v1/namespaces/research/pods/resnet-0"
 PODS = answer("pods.json")
@@ -39,7 +39,7 @@ class Node:
         shutil.copytree(api.account, kubelet.root / api.account.relative_to(api.account.parents[4]))
         settings = KubernetesSettings("gpu-node-3", api.address)
         self.environment = Environment(root=kubelet.root, clock=self.clock, kubernetes=settings)
-        self.owners, self.kubernetes = Owners(self.environment), Kubernetes(self.environment)
+        self.owners, self.kubernetes = Owners(self.environment, PATIENCE), Kubernetes(self.environment)
         self.read: tuple[Sample, ...] = ()
 
     def show(self, *occupancies: Occupancy, seconds: float = 1.0) -> None:
@@ -77,8 +77,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def node(shared: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(owners, "_PODS_DEADLINE", (60.0, 60.0))
+def node(shared: ApiServer) -> Iterator[Node]:
     shared.answers.clear()
     shared.requests.clear()
     with kubelet_at() as kubelet:
@@ -199,6 +198,21 @@ def test_a_refusal_of_slices_prevents_no_workload(node: Node) -> None:
     assert node.environment.cluster.workloads.keys() == {("research", "resnet-0")}
 
 
+def test_a_refusal_of_one_pods_owner_prevents_no_other_workload(node: Node) -> None:
+    ray = pod("research", "a-0", container("worker", devices("nvidia.com/gpu", UUIDS[1])))
+    node.kubelet.hand_out(ray, PLUGGED)
+    node.api.answers.update(
+        {
+            "/api/v1/namespaces/research/pods/a-0": (200, PODS["a pod of a RayCluster"]),
+            "/apis/ray.io/v1/namespaces/research/rayclusters/tune-x1": (403, {}),
+            POD: (200, PODS["Kueue and Job"]),
+        }
+    )
+    with pytest.raises(KubernetesApiFailed, match="rayclusters"):
+        node.show()
+    assert {labels[3] for labels in node.workloads} == {"resnet-0"}
+
+
 def test_while_the_api_fails_facts_stay_and_requests_are_rare(node: Node) -> None:
     node.kubelet.hand_out(PLUGGED)
     node.api.answers[POD] = (200, PODS["Kueue and Job"])
@@ -221,7 +235,7 @@ def test_an_api_that_does_not_respond_leaves_owners_as_they_are(node: Node, tmp_
     environment = Environment(
         root=node.kubelet.root, clock=node.clock, occupancies=node.environment.occupancies, kubernetes=settings
     )
-    node.environment, node.owners, node.kubernetes = environment, Owners(environment), Kubernetes(environment)
+    node.environment, node.owners, node.kubernetes = environment, Owners(environment, PATIENCE), Kubernetes(environment)
     node.kubelet.hand_out(PLUGGED)
     with pytest.raises(KubernetesApiFailed, match="no response"):
         node.show()

@@ -14,6 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from stallscope.common.bundle import RUNBOOKS
 from tests.deploy.kubernetes_tools import program
 from tests.deploy.rendering import CHART, Object, helmed, of_kind, only, run
 from tests.deploy.test_kubernetes import configuration_of, operator_schema
@@ -33,6 +34,7 @@ VALUES: Object = {
     "hostPID": True,
     "hostNetwork": True,
     "prometheusUrl": "https://prometheus.example/path",
+    "runbooksUrl": "http://gpus.monitoring:19400/runbooks/",
     "extraEnv": [{"name": "TZ", "value": "UTC"}],
     "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
     "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
@@ -197,6 +199,16 @@ def test_rules_can_be_left_out_by_group(objects: list[Object]) -> None:
     assert all_names - names == {"stallscope-alerts-gpu-use", "stallscope-rules-canonical-dcgm"}
 
 
+def test_every_link_to_a_runbook_has_the_address_of_the_value(objects: list[Object]) -> None:
+    texts = {f"{each['kind']}/{each['metadata']['name']}": json.dumps(each) for each in objects}
+    linking = {name for name, text in texts.items() if "http://gpus.monitoring:19400/runbooks/" in text}
+    assert linking == {
+        f"{each['kind']}/{each['metadata']['name']}" for each in defaults() if RUNBOOKS in json.dumps(each)
+    } - {"PrometheusRule/stallscope-alerts-gpu-use"}
+    assert any(name.startswith("PrometheusRule/") for name in linking)
+    assert not any(RUNBOOKS in text or "/runbooks//" in text for text in texts.values())
+
+
 def test_thresholds_replace_those_of_the_bundle(objects: list[Object]) -> None:
     found, before = (_thresholds(each) for each in (objects, defaults()))
     assert found["input_warning"] == "vector(0.15)"
@@ -209,11 +221,23 @@ def _thresholds(objects: list[Object]) -> dict[str, str]:
     return {rule["labels"]["name"]: rule["expr"] for rule in group["rules"] if rule.get("labels")}
 
 
+def test_a_threshold_and_a_price_can_be_set_on_the_command_line() -> None:
+    operator = "prometheusOperator"
+    objects = helmed(
+        f"{operator}.enabled=true", f"{operator}.thresholds.input_warning=0.2", "grafanaSidecar.enabled=true"
+    )
+    assert _thresholds(objects)["input_warning"] == "vector(0.2)"
+    priced = helmed("grafanaSidecar.enabled=true", "grafanaSidecar.pricePerGpuHour=3")
+    (text,) = at(priced, "ConfigMap/stallscope-fleet:data").values()
+    assert [each["query"] for each in json.loads(text)["templating"]["list"] if "price" in each["name"]] == ["3"]
+
+
 def test_price_and_currency_are_the_defaults_of_the_dashboard_and_nothing_else_changes(objects: list[Object]) -> None:
     for each in of_kind(objects, "ConfigMap"):
         ((file, text),) = each["data"].items()
         found = json.loads(text)
-        expected = json.loads(at(defaults(), f"ConfigMap/{each['metadata']['name']}:data")[file])
+        before: str = at(defaults(), f"ConfigMap/{each['metadata']['name']}:data")[file]
+        expected = json.loads(before.replace(f"{RUNBOOKS}/", VALUES["runbooksUrl"]))
         for variable in expected["templating"]["list"]:
             own = {"price_per_gpu_hour": "1.75", "currency": "EUR"}.get(variable["name"])
             if own is not None:

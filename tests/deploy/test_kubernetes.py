@@ -189,6 +189,8 @@ class TestDaemonSet:
         objects = kustomized("overlays/kubernetes-api")
         assert only(objects, "ClusterRole")["rules"] == [
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
+            {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get"]},
+            {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get"]},
             {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]},
         ]
         (subject,) = only(objects, "ClusterRoleBinding")["subjects"]

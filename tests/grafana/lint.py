@@ -11,6 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from itertools import combinations
 
+from grafana.builders.bands import BANDS, OTHER
+from grafana.builders.field import LINE
 from grafana.builders.panel import COUNTS
 from stallscope.catalogue.metrics import FAMILIES, MetricType
 from tests.grafana.pages import (
@@ -22,6 +24,7 @@ from tests.grafana.pages import (
     label_values,
     marks,
     panels,
+    strings,
     variable_names,
     variables,
 )
@@ -46,6 +49,20 @@ _COUNTERS = frozenset(
     | {name for name in SERVER_SERIES if name.endswith("_total")}
 )
 _RATED = re.compile(r"\b(?:rate|irate|increase)\s*\(\s*(?P<metric>[\w:]+)\s*(?:\{[^}]*\})?\s*\[(?P<window>[^\]]*)\]")
+_CONTROLS = 5
+_FEW_BANDS = frozenset({"{{mode}}"})
+"""Labels with few values."""
+_FEW_ROWS = frozenset({"{{run}}", "{{event}}"})
+"""Names of rows for one value of a variable, or for a fixed number of events."""
+_ROWS = 16
+_LARGEST_NUMBER = 32
+PAGE_COLOURS = ("#FFFFFF", "#181B1F")
+"""Panels of Grafana's light and dark theme."""
+_LEAST_CONTRAST = 3
+_TABLE, _LONGEST_REMEDY, _DEFAULT_COLUMN = 1390, 660, 150
+"""Pixels of a table over the whole width of 1,440, of 93 letters, and of a column without a width."""
+_NOT_COUNTED = ("What to change", "MIG")
+"""The column of remedies, and one that only nodes with MIG instances have."""
 _BUILT_IN = re.compile(r"__\w+")
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)(?:[:.][^}]*)?\}|(?P<bare>[A-Za-z_]\w*))")
 _FIXED_WINDOWS_OF = frozenset({"stallscope_training_restarts_total", "stallscope_gpu_xid_events_total"})
@@ -200,6 +217,8 @@ def _texts(page: Json) -> Iterator[tuple[str, str]]:
     yield from asked(page)
     for panel in panels(page):
         yield f"title {panel['title']}", panel["title"]
+        for target in panel.get("targets", ()):
+            yield f"name of {panel['title']}", target["legendFormat"]
         if panel.get("repeat"):
             yield f"repetition of {panel['title']}", f"${panel['repeat']}"
         for link in links(panel):
@@ -369,6 +388,95 @@ def axes(page: Json) -> Iterator[str]:
             yield f"{panel['title']} has an axis up to 100 if all counts are zero"
 
 
+def events(page: Json) -> Iterator[str]:
+    """Check that annotations are moments rather than regions, and have no switch among the controls."""
+    for each in marks(page):
+        if not each["useValueForTime"] and not re.search(r"unless on \(.*\boffset 1m\b", each["expr"]):
+            yield f"annotation {each['name']} tints charts for as long as it lasts"
+        if not each["hide"]:
+            yield f"annotation {each['name']} has a switch"
+    shown = [variable["name"] for variable in variables(page) if not variable["hide"]]
+    if len(shown) > _CONTROLS:
+        yield f"{len(shown)} controls: {', '.join(shown)}"
+
+
+def colours(page: Json) -> Iterator[str]:
+    """Check that bands are few, limits have no colour of a series, and every colour contrasts with both themes."""
+    for panel in drawn(page):
+        if panel["type"] == "text":
+            continue
+        config = panel["fieldConfig"]
+        found = panel["targets"]
+        if config["defaults"]["custom"].get("stacking", {}).get("mode", "none") != "none":
+            few = len(found) == 2 and found[1]["legendFormat"] == OTHER and "topk(5," in found[0]["expr"]
+            if not few and found[0]["legendFormat"] not in _FEW_BANDS:
+                yield f"{panel['title']} may have more than {BANDS} bands"
+        for override in config["overrides"]:
+            given = {each["id"]: each["value"] for each in override["properties"]}
+            dashed = given.get("custom.lineStyle", {}).get("fill") == "dash"
+            if dashed and "color" in given and given["color"]["fixedColor"] != LINE:
+                yield f"{panel['title']} draws a limit in the colour of a series"
+        for colour in {text for text in strings(config) if re.fullmatch(r"#[0-9A-Fa-f]{6}", text)}:
+            if min(contrast(colour, page_colour) for page_colour in PAGE_COLOURS) < _LEAST_CONTRAST:
+                yield f"{panel['title']} has the colour {colour}, which one of the themes swallows"
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours, from 1 to 21 (WCAG)."""
+    darker, lighter = sorted(_luminance(colour) for colour in (one, other))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
+
+
+def linear(colour: str) -> tuple[float, ...]:
+    """Return the parts of a colour such as `#2A69BE` in linear light, from 0 to 1."""
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    return tuple(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+
+
+def remedies(page: Json) -> Iterator[str]:
+    """Check that a table leaves the column of remedies the width of the longest remedy, at 1,440 pixels."""
+    for panel in drawn(page):
+        headings = [
+            heading
+            for step in panel.get("transformations", ())
+            if step["id"] == "organize"
+            for heading in step["options"]["renameByName"].values()
+        ]
+        if "What to change" not in headings:
+            continue
+        widths = {
+            override["matcher"]["options"]: found["value"]
+            for override in panel["fieldConfig"]["overrides"]
+            for found in override["properties"]
+            if found["id"] == "custom.width"
+        }
+        others = [widths.get(heading, _DEFAULT_COLUMN) for heading in headings if heading not in _NOT_COUNTED]
+        if panel["gridPos"]["w"] < _WIDTH or sum(others) > _TABLE - _LONGEST_REMEDY:
+            yield f"{panel['title']} cuts remedies: its other columns take {sum(others)} pixels"
+
+
+def bounded(page: Json) -> Iterator[str]:
+    """Check that maps and timelines have few rows and fixed colours, and that numbers are of one moderate size."""
+    for panel in drawn(page):
+        kind = panel["type"]
+        if kind == "status-history" and panel["fieldConfig"]["defaults"]["color"]["mode"] != "thresholds":
+            yield f"{panel['title']} has a scale of the data's own"
+        if kind in ("status-history", "state-timeline"):
+            for target in panel["targets"]:
+                ranks = re.findall(r"\b(?:topk|bottomk)(?: by \([^)]*\))? ?\(\s*(\d+)", target["expr"])
+                few = ranks and max(map(int, ranks)) <= _ROWS
+                if not few and target["legendFormat"] not in _FEW_ROWS:
+                    yield f"{panel['title']} {target['refId']} may have any number of rows"
+        if kind == "stat" and not 0 < panel["options"].get("text", {}).get("valueSize", 0) <= _LARGEST_NUMBER:
+            yield f"{panel['title']} has letters as large as the panel"
+        if kind == "stat" and panel["options"]["textMode"] == "name":
+            yield f"{panel['title']} shows words as large as numbers"
+
+
 def size(text: str) -> Iterator[str]:
     """Check the size of a dashboard."""
     if len(text.encode()) > _BYTES:
@@ -389,5 +497,9 @@ RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     raw_on_first_screen,
     gaps,
     axes,
+    events,
+    colours,
+    remedies,
+    bounded,
 )
 """Rules that need only the dashboard; each yields its violations."""

@@ -2,12 +2,13 @@
 
 It needs Chromium, and a Grafana that shows the bundle's dashboards without a login. For each dashboard it prints
 
-- the queries and the seconds of the first screen, at 1,440 x 900,
+- the queries of the first screen at 1,440 x 900, and the seconds from the first query to the last answer,
 - labels of charts that overlap, texts of the column `What to change` that are cut, and panels with an error,
-- links of tables to a dashboard whose variables have no value.
+- links of tables to a dashboard whose variables have no value,
+- columns of tables that lie beyond the edge at 1,280 px.
 
-The exit status is 1 if there is any of the last four. With `--out`, it saves a picture of each dashboard with every row
-open, for each width and theme.
+The exit status is 1 if there is any of the last three lines. With `--out`, it saves a picture of each dashboard with
+every row open, for each width and theme.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from tests.browser import chromium
 from tests.grafana.pages import PAGES
 
 FIRST_SCREEN = (1440, 900)
-WIDTHS = (1600, 1280, 414)
+NARROW = 1280
+"""Width in pixels at which no table scrolls sideways."""
+WIDTHS = (1600, 1440, 1280, 414)
 THEMES = ("dark", "light")
 QUIET_SECONDS = 1.0
 """The page is complete once no query has run for this long."""
@@ -69,9 +72,13 @@ _FIND_CELLS = """
   const headings = [...table.querySelectorAll('[role=columnheader]')].map(each => each.innerText.trim());
   return [...table.querySelectorAll('[role=row]')].flatMap(row =>
     [...row.querySelectorAll('[role=cell]')].map((cell, index) => {
-      const inner = [...cell.querySelectorAll('*'), cell].find(each => each.scrollWidth > each.clientWidth + 1);
-      const link = cell.querySelector('a')?.getAttribute('href') ?? '';
-      return [headings[index] ?? '', cell.innerText.trim(), Boolean(inner), link];
+      const words = cell.firstElementChild ?? cell;
+      const end = cell.closest('[class*=panel-content]').getBoundingClientRect().right;
+      const isCut = words.scrollWidth > words.clientWidth + 1;
+      const isBeyond = cell.getBoundingClientRect().right > end + 1;
+      const link = cell.querySelector('a');
+      const isThere = link?.getBoundingClientRect().height > 0;
+      return [headings[index] ?? '', cell.innerText.trim(), isCut, isBeyond, isThere ? link.getAttribute('href') : ''];
     }));
 })
 """
@@ -89,6 +96,7 @@ class Seen:
     cut: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     empty_links: list[str] = field(default_factory=list)
+    sideways: list[str] = field(default_factory=list)
 
     @property
     def defects(self) -> list[str]:
@@ -100,6 +108,7 @@ class Seen:
                 ("text is cut", self.cut),
                 ("panel failed", self.failed),
                 ("link to an empty dashboard", self.empty_links),
+                (f"column beyond the edge at {NARROW} px", self.sideways),
             )
             for each in found
         ]
@@ -110,6 +119,7 @@ class _Queries:
 
     def __init__(self, page: Page) -> None:
         self.count = 0
+        self.first = 0.0
         self.latest = time.monotonic()
         page.on("request", self._sent)
         page.on("requestfinished", self._answered)
@@ -117,6 +127,7 @@ class _Queries:
 
     def _sent(self, request: Request) -> None:
         if "/api/ds/query" in request.url:
+            self.first = self.first or time.monotonic()
             self.count += len(json.loads(request.post_data or "{}").get("queries", ()))
         self._answered(request)
 
@@ -177,17 +188,21 @@ def look(browser: Browser, url: str, uid: str, given: str) -> Seen:
         uid: the dashboard.
         given: further parameters of its address, such as `from=now-1h`.
     """
-    started = time.monotonic()
     page, queries = _open(browser, url, uid, FIRST_SCREEN, "dark", given)
-    seen = Seen(uid, queries.count, round(queries.latest - started, 1))
+    seen = Seen(uid, queries.count, round(queries.latest - queries.first, 1))
     _open_rows(page, queries)
     for panel, labels in page.evaluate(_FIND_LABELS):
         seen.overlapping += [f"{panel}: {pair}" for pair in overlaps(labels)]
-    for heading, words, is_cut, link in page.evaluate(_FIND_CELLS):
-        if heading == "What to change" and is_cut:
+    for heading, words, is_cut, is_beyond, link in page.evaluate(_FIND_CELLS):
+        if heading == "What to change" and (is_cut or is_beyond):
             seen.cut.append(words)
         if is_empty_link(link):
             seen.empty_links.append(f"{heading} {words!r}: {link}")
+    page.set_viewport_size({"width": NARROW, "height": page.viewport_size["height"]})  # type: ignore[index]
+    queries.latest = time.monotonic()
+    queries.wait(page)
+    beyond = {heading for heading, _words, _cut, is_beyond, _link in page.evaluate(_FIND_CELLS) if is_beyond}
+    seen.sideways = sorted(beyond)
     seen.failed = [each.inner_text() for each in page.locator(_ERRORS).all()]
     page.context.close()
     return seen

@@ -11,6 +11,9 @@ from grafana.__main__ import FOLDER
 
 Json = dict[str, Any]
 
+GRAFANA = {"type": "grafana", "uid": "-- Grafana --"}
+"""The data source of annotations that Grafana itself stores."""
+
 PAGES: dict[str, Json] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))
 }
@@ -81,7 +84,7 @@ def variable_names(page: Json) -> set[str]:
 
 def marks(page: Json) -> Iterator[Json]:
     """Return the annotations that query Prometheus."""
-    return (each for each in page["annotations"]["list"] if not each.get("builtIn"))
+    return (each for each in page["annotations"]["list"] if each["datasource"] != GRAFANA)
 
 
 def label_values(variable: Json) -> LabelValues:

@@ -42,24 +42,20 @@ SHOWN_FOR = {
     ("stallscope-health", "Rejected reports per minute, by reason", "A"): "exporters",
     ("stallscope-host", "Alerts over time", "A"): "host",
     ("stallscope-host", "Firing alerts of this node and its GPUs", "A"): "host",
-    ("stallscope-host", "Firing alerts of this node and its GPUs", "B"): "host",
     ("stallscope-host", "Network: packet loss, over an hour", "A"): "host",
     ("stallscope-host", "OOM kills", "A"): "host",
     ("stallscope-host", "OOM kills", "B"): "host",
     ("stallscope-run", "Verdict, alerts, checkpoints and starts", "B"): "waiting",
     ("stallscope-run", "Verdict, alerts, checkpoints and starts", "C"): "saving",
-    ("stallscope-run", "Verdict, alerts, checkpoints and starts", "D"): "restarting",
     ("stallscope-run", "Firing alerts", "A"): "waiting",
-    ("stallscope-run", "Firing alerts", "B"): "waiting",
     ("stallscope-run", "Missing data", "A"): "unknown",
     ("stallscope-run", "Work that recurs every N steps", "A"): "saving",
-    ("stallscope-run", "Work that recurs every N steps", "B"): "stuttering",
-    ("stallscope-run", "Work that recurs every N steps", "C"): "saving",
     ("stallscope-run", "GPUs with regular dips", "A"): "saving",
     ("stallscope-run", "GPUs with regular dips", "B"): "saving",
     ("stallscope-run", "GPUs with regular dips", "C"): "saving",
     ("stallscope-run", "Step time", "D"): "stuttering",
     ("stallscope-run", "Scaling efficiency and load", "B"): "lopsided",
+    ("stallscope-run", "Lines of code by phase", "A"): "waiting",
     ("stallscope-run", "Loader workers", "C"): "waiting",
 }
 """Queries that return data only for a specific fault, not for a healthy run and its nodes."""
@@ -251,7 +247,7 @@ def marked(filled: FilledPrometheus, chosen: Chosen, mark: Json) -> list[dict[st
 ANSWERS = {
     ("stallscope-run", HEALTHY): "healthy: GPU-bound, well used. Nothing to fix; use a faster GPU or more GPUs.",
     ("stallscope-run", "straggling"): (
-        "straggling loses 31 % of its GPU time, 23 % to one cause for 28 min now: rank 3, GPU 1 of straggling1, "
+        "straggling loses 25 % of its GPU time, 23 % to one cause for 28 min now: rank 3, GPU 1 of straggling1, "
         "slowed by heat. Check airflow, fans and inlet temperature. (cluster operator)"
     ),
     ("stallscope-run", "starving"): (

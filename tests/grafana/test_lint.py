@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from grafana.builders import choices
-from grafana.builders.annotations import moments
+from grafana.builders.alerts import firing
+from grafana.builders.annotations import alert_marks
+from grafana.builders.bands import bands
 from grafana.builders.dashboard import Dashboard, Row
+from grafana.builders.field import by_name, fixed_colours, limit_line
 from grafana.builders.links import to_dashboard
-from grafana.builders.panel import Panel, stat, state_timeline, table, time_series
+from grafana.builders.panel import Panel, deviation, stat, state_timeline, table, time_series
 from grafana.builders.query import Query
 from grafana.builders.variables import datasource
 from tests.grafana import lint
@@ -33,11 +36,11 @@ def _counted() -> Panel:
 
 
 def _sound() -> Json:
-    """Return two panels above a closed row with three panels."""
+    """Return two panels above a closed row with six panels."""
     states = state_timeline(
         "States",
         "What each does.",
-        [Query(f"stallscope_gpu_up{{{choices.GPU}}}")],
+        [Query(f"topk(16, stallscope_gpu_up{{{choices.GPU}}})", "{{gpu}}")],
         mappings=[{"type": "value", "options": {}}],
     )
     gpus = f"count(gpu:up:max{{{choices.GPU}}})"
@@ -50,13 +53,33 @@ def _sound() -> Json:
     )
     link = to_dashboard("stallscope-gpu", "Open GPU", {"gpu": "${__field.labels.gpu}"})
     figure = stat("GPUs", "How many there are.", [Query(gpus)], unit="none", links=[link])
+    lost = time_series(
+        "Lost",
+        "By cause.",
+        bands(f"sum by (cause) (cause:gpus_lost:sum5m{{{choices.CLUSTER}}})", "cause"),
+        unit="none",
+        stacked=True,
+        overrides=[*limit_line("limit"), *fixed_colours({"other": "#808080"})],
+    )
+    differing = deviation("Differing", "How each differs.", [Query(f"topk(16, {_BUSY})", "{{gpu}}")])
+    remedies = table(
+        "Causes",
+        "Each with its remedy.",
+        [Query(f"gpu:verdict:ratio5m{{{choices.GPU}}}", table=True)],
+        columns={"gpu": "GPU", "cause": "What to change"},
+        unit="none",
+        overrides=[by_name("GPU", custom__width=60)],
+    )
     return Dashboard(
         uid="stallscope-example",
         title="Example",
         description="An example.",
         variables=(datasource(), choices.cluster(), choices.instance(), choices.gpu()),
-        rows=(Row("", (_counted(), figure)), Row("More", (_busy(), states, listed), collapsed=True)),
-        annotations=(moments("Alerts", f"ALERTS{{{choices.HOST}}}", title="t", colour="red"),),
+        rows=(
+            Row("", (_counted(), figure)),
+            Row("More", (_busy(), states, listed, lost, differing, remedies), collapsed=True),
+        ),
+        annotations=(alert_marks(firing(choices.HOST), colour="red"),),
     ).json()
 
 
@@ -75,6 +98,24 @@ def _closed(page: Json) -> Json:
     """Return a panel in the closed row."""
     panel: Json = page["panels"][-1]["panels"][0]
     return panel
+
+
+def _in_row(page: Json, place: int) -> Json:
+    """Return a panel in the closed row."""
+    panel: Json = page["panels"][-1]["panels"][place]
+    return panel
+
+
+def _annotation(page: Json) -> Json:
+    found: Json = page["annotations"]["list"][1]
+    return found
+
+
+def _colour(panel: Json, name: str, colour: str) -> None:
+    """Set the colour of the series of this name."""
+    (override,) = (each for each in panel["fieldConfig"]["overrides"] if each["matcher"]["options"] == name)
+    (found,) = (each for each in override["properties"] if each["id"] == "color")
+    found["value"]["fixedColor"] = colour
 
 
 def _custom(page: Json) -> Json:
@@ -148,6 +189,24 @@ def test_a_sound_dashboard_has_no_complaints() -> None:
         (lambda page: _custom(page).update(stacking={"mode": "percent"}), "Again has no range"),
         (lambda page: _custom(page).update(scaleDistribution={"type": "log"}), "Again labels ticks"),
         (lambda page: _first(page)["fieldConfig"]["defaults"]["custom"].pop("axisSoftMax"), "if all counts are zero"),
+        (lambda page: _annotation(page).update(expr=firing(choices.HOST)), "Alerts tints charts"),
+        (lambda page: _annotation(page).update(hide=False), "Alerts has a switch"),
+        (lambda page: page["templating"]["list"].extend(2 * page["templating"]["list"][1:2]), "6 controls"),
+        (lambda page: _in_row(page, 3)["targets"].pop(), "Lost may have more than 6 bands"),
+        (lambda page: _asks(_in_row(page, 3), "sum by (cause) (x)"), "Lost may have more than 6 bands"),
+        (lambda page: _colour(_in_row(page, 3), "limit", "#E72620"), "Lost draws a limit in the colour of a series"),
+        (lambda page: _colour(_in_row(page, 3), "other", "#EEEEEE"), "Lost has the colour #EEEEEE"),
+        (lambda page: _colour(_in_row(page, 3), "other", "#222222"), "Lost has the colour #222222"),
+        (lambda page: _in_row(page, 5)["gridPos"].update(w=12), "Causes cuts remedies"),
+        (lambda page: _in_row(page, 5)["fieldConfig"]["overrides"][-1]["properties"][0].update(value=800), "cuts rem"),
+        (lambda page: _asks(_in_row(page, 1), "gpu:up:max"), "States A may have any number of rows"),
+        (lambda page: _asks(_in_row(page, 4), "topk(40, gpu:up:max)"), "Differing A may have any number of rows"),
+        (
+            lambda page: _in_row(page, 4)["fieldConfig"]["defaults"].update(color={"mode": "continuous-YlRd"}),
+            "Differing has a scale of the data's own",
+        ),
+        (lambda page: page["panels"][1]["options"].pop("text"), "GPUs has letters as large as the panel"),
+        (lambda page: page["panels"][1]["options"].update(textMode="name"), "GPUs shows words as large as numbers"),
         (
             lambda page: page["panels"][-1]["panels"][1]["fieldConfig"]["defaults"].update(mappings=[]),
             "States has states without texts",

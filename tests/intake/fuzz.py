@@ -40,6 +40,7 @@ from stallscope.protocol.report import (
     STEP_BUCKET_COUNT,
     ReportError,
 )
+from stallscope.protocol.step_request import ACTIONS
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.exposition import Renderer
 from stallscope.sampling.reading import Distribution, checked
@@ -113,7 +114,7 @@ class Fuzzer:
                 udp=None,
                 state_file=self._folder / "state",
                 token_file=self._folder / "tokens" if self._random.random() < 0.2 else None,
-                trace_requests=True,
+                requests=ACTIONS,
             ),
             clock=self._clock,
             root=self._root,
@@ -149,8 +150,9 @@ class Fuzzer:
         except ReportError as error:
             self.outcomes[error.reason] += 1
         if chosen() < 0.001:
-            status, _answer = self.intake.traces.post(data, self._random.choice((None, 1001)))
-            self.outcomes[f"trace {status}"] += 1
+            action = self._random.choice(ACTIONS)
+            status, _answer = self.intake.step_requests.post(action, data, self._random.choice((None, 1001)))
+            self.outcomes[f"{action} {status}"] += 1
         self._clock.advance(self._random.choice((0.0, 0.01, 0.1, 0.5)))
         if chosen() < 0.002:
             self.intake.run_housekeeping()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ PATIENCE = 60.0
 SLICES = "/apis/resource.k8s.io/{}/resourceslices"
 POD = "/api/v1/namespaces/research/pods/resnet-0"
 PODS: dict[str, Any] = answer("pods.json")
+OWNERS: dict[str, Any] = answer("owners.json")
+CLUSTER = "/apis/ray.io/v1/namespaces/research/rayclusters/tune-x1"
+JOB_SET = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/research/jobsets/llama"
 NAMES = {
     ClaimedDevice("gpu.nvidia.com", "gpu-node-3", "gpu-8"): (UUIDS[0],),
     ClaimedDevice("gpu.nvidia.com", "gpu-node-3", "gpu-9"): ("0000:0f:00.0",),
@@ -31,10 +35,8 @@ WORKLOADS = {
     "Kueue and Job": Workload("team-a", "Job", "resnet"),
     "a plain pod of Kueue": Workload("team-a"),
     "PyTorchJob": Workload("", "PyTorchJob", "bert"),
-    "RayJob": Workload("", "RayJob", "tune"),
-    "RayCluster": Workload("", "RayCluster", "shared"),
-    "TrainJob": Workload("", "TrainJob", "llama"),
-    "JobSet": Workload("", "JobSet", "sweep"),
+    "a pod of a RayCluster": Workload("", "RayCluster", "tune-x1"),
+    "a pod of a JobSet": Workload("", "JobSet", "llama"),
     "Volcano": Workload("research", "Job", "gpt"),
     "Volcano's scheduler with another operator": Workload("research", "PyTorchJob", "bert"),
     "Deployment": Workload("", "Deployment", "serving"),
@@ -62,7 +64,7 @@ def client(server: ApiServer) -> KubernetesApi:
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_the_queue_and_the_topmost_owner_of_a_pod_are_found(name: str) -> None:
+def test_the_queue_and_the_owner_in_a_pods_metadata_are_found(name: str) -> None:
     assert PODS.keys() == WORKLOADS.keys()
     assert workload_of(PODS[name]["metadata"]) == WORKLOADS[name]
 
@@ -110,6 +112,42 @@ def test_only_the_metadata_of_a_pod_is_requested(server: ApiServer, client: Kube
     assert server.requests == [POD]
 
 
+@pytest.mark.parametrize(
+    ("owned", "path", "owner", "expected"),
+    [
+        (
+            "a pod of a RayCluster",
+            CLUSTER,
+            (200, OWNERS["RayCluster of a RayJob"]),
+            Workload("team-b", "RayJob", "tune"),
+        ),
+        (
+            "a pod of a RayCluster",
+            CLUSTER,
+            (200, OWNERS["RayCluster of its own"]),
+            Workload("", "RayCluster", "tune-x1"),
+        ),
+        ("a pod of a RayCluster", CLUSTER, (404, {}), Workload("", "RayCluster", "tune-x1")),
+        ("a pod of a JobSet", JOB_SET, (200, OWNERS["JobSet of a TrainJob"]), Workload("", "TrainJob", "llama")),
+        ("a pod of a JobSet", JOB_SET, (404, {}), Workload("", "JobSet", "llama")),
+    ],
+)
+def test_the_object_that_the_user_created_is_found(
+    owned: str, path: str, owner: tuple[int, Any], expected: Workload, server: ApiServer, client: KubernetesApi
+) -> None:
+    server.answers.update({POD: (200, PODS[owned]), path: owner})
+    assert client.workload("research", "resnet-0", PATIENCE) == expected
+    assert server.requests == [POD, path]
+
+
+def test_names_in_a_pods_metadata_do_not_lead_to_other_paths(server: ApiServer, client: KubernetesApi) -> None:
+    labels = {"jobset.sigs.k8s.io/jobset-name": "../../secrets/x?y"}
+    server.answers[POD] = (200, {"metadata": {"labels": labels}})
+    client.workload("research", "resnet-0", PATIENCE)
+    assert server.requests[1].startswith("/apis/jobset.x-k8s.io/v1alpha2/namespaces/research/jobsets/..%2F..%2Fsecrets")
+    assert server.requests[1].endswith("x%3Fy")
+
+
 def test_a_pod_that_is_gone_has_no_workload(client: KubernetesApi) -> None:
     assert client.workload("research", "resnet-0", PATIENCE) == Workload()
 
@@ -130,7 +168,7 @@ def test_a_cluster_without_dynamic_resource_allocation_has_no_devices(client: Ku
     [
         (
             (403, {}),
-            "refused with HTTP status 403; let the exporter's service account get pods and list resourceslices",
+            "refused with HTTP status 403; let the exporter's service account get pods, jobsets and rayclusters",
         ),
         ((500, {}), "the response cannot be read (HTTP status 500"),
         ((200, b"<html>"), "the response cannot be read (Expecting value"),
@@ -167,6 +205,24 @@ def test_a_server_that_is_not_the_clusters_gets_no_token(server: ApiServer, tmp_
     with pytest.raises(KubernetesApiFailed, match="certificate verify failed"):
         KubernetesApi(tmp_path, server.address, "n").workload("research", "resnet-0", PATIENCE)
     assert server.requests == []
+
+
+def test_certificates_are_not_checked_as_strictly_as_python_3_13_does(
+    server: ApiServer, client: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ssl.SSLContext] = []
+    create = ssl.create_default_context
+
+    def strict(cafile: str) -> ssl.SSLContext:
+        made.append(create(cafile=cafile))
+        made[0].verify_flags |= ssl.VERIFY_X509_STRICT
+        return made[0]
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    client.workload("research", "resnet-0", PATIENCE)
+    assert not made[0].verify_flags & ssl.VERIFY_X509_STRICT
+    assert made[0].verify_mode is ssl.CERT_REQUIRED
+    assert made[0].check_hostname
 
 
 def test_without_a_token_the_remedy_is_to_mount_it(tmp_path: Path) -> None:

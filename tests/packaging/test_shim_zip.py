@@ -81,8 +81,7 @@ class Doors:
         application = Application(
             self,
             post_report=self.intake.post,
-            post_trace=self.intake.traces.post,
-            post_stacks=self.intake.stack_requests.post,
+            post_request=self.intake.post_request,
             status_page=lambda _refreshing: b"",
             release=lambda _seconds: "",
         )

@@ -104,3 +104,19 @@ def test_a_place_fits_into_labels() -> None:
     place = place_of((Frame("/a/" + "x" * 500 + "/data.py", 1, "f" * 500),))
     assert place.location.endswith("/data.py:1")
     assert max(map(len, place)) == 128
+
+
+@pytest.mark.parametrize(
+    ("file", "location"),
+    [
+        ("/home/me/stallscope/train.py", "stallscope/train.py:7"),
+        ("/venv/lib/python3.11/site-packages/stallscope/integrations/pytorch.py", "project/main.py:5"),
+        ("/tmp/torchinductor_me/xy/cxyz.py", "project/main.py:5"),
+        ("<frozen runpy>", "project/main.py:5"),
+        ("/tmp/ipykernel_4242/123456.py", "notebook cell:7"),
+        ("<ipython-input-3-abc>", "notebook cell:7"),
+        ("train.py", "train.py:7"),
+    ],
+)
+def test_the_user_s_own_code_is_told_from_other_code_by_its_path(file: str, location: str) -> None:
+    assert place_of((Frame(file, 7, "f"), Frame("/home/me/project/main.py", 5, "<module>"))).location == location

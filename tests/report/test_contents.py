@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from math import isfinite
+from math import inf, isfinite
 from typing import TypeVar
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from stallscope.analysis.runs import Run, find_run
 from stallscope.catalogue.causes import CAUSES
 from stallscope.clients.prometheus import Prometheus, PrometheusError, RangeSeries, Series
-from stallscope.report import html, json, markdown
+from stallscope.report import html, json, markdown, steps
 from stallscope.report.contents import PARTS, build
 from stallscope.report.document import (
     Document,
@@ -30,6 +30,7 @@ from stallscope.report.document import (
     Value,
 )
 from stallscope.report.options import Options
+from stallscope.report.queries import Queries
 from stallscope.report.subject import of_everything, of_nodes, of_run
 from stallscope.report.words import percent
 from tests.filled_prometheus import FilledPrometheus
@@ -320,6 +321,18 @@ def test_a_rank_that_is_gone_is_named(report_of: Report) -> None:
     assert "had ended" not in words(report_of("straggling"), "ranks")
 
 
+def test_a_rank_that_differed_by_its_stack_is_named_with_its_line(
+    server: Prometheus, run_of: FindRun, report_of: Report
+) -> None:
+    labels = {"rank": "3", "location": "job/dataset.py:12", "function": "load", "call": "read"}
+    told = Saying(server, "rank:odd_stack:info", Series(labels, 300.0))
+    assert (
+        "While most ranks waited at another place of the code: rank 3 (GPU 1 of broken1:19400) was in read at "
+        "job/dataset.py:12 for 5 min."
+    ) in words(build(of_run(server, run_of("broken")), told, PRICES), "ranks")
+    assert "While most ranks" not in words(report_of("broken"), "ranks")
+
+
 def test_dips_have_their_interval_in_steps_and_events_as_frequent(report_of: Report) -> None:
     (pause,) = part("saving").case.story.runs[0].work[0].state.pauses
     assert pause.phase == "checkpoint"
@@ -362,11 +375,22 @@ def test_alerts_on_a_lost_gpu_of_the_run_are_kept(report_of: Report) -> None:
     assert ("GpuLost", "GPU 1 of broken1:19400") in names
 
 
-def test_percentiles_of_steps_are_bucket_limits(report_of: Report) -> None:
-    document = report_of("stuttering")
-    limits = [(row["Over"], row["At most"]) for row in table(document, "steps", "Percentiles")]
-    assert limits == [(0.2, 0.5), (1.0, 2.0), (1.0, 2.0)]
-    assert 0.32 < number(facts(document, "steps")["Mean step time"].value) < 0.5
+def test_percentiles_of_steps_are_estimates_as_on_dashboards(
+    report_of: Report, run_of: FindRun, server: Prometheus, filled: FilledPrometheus
+) -> None:
+    rows = table(report_of("stuttering"), "steps", "Percentiles")
+    assert [(row["Over"], row["At most"]) for row in rows] == [(0.2, 0.5), (1.0, 2.0), (1.0, 2.0)]
+    queries = Queries(server, of_run(server, run_of("stuttering")), Options())
+    counts = queries.integral(f"sum by (le) (run:step_seconds_bucket:rate5m{{{queries.subject.run_matchers}}})")
+    for row in rows:
+        (expected,) = server.query(f"histogram_quantile({row['Percentile']}, {counts})", at=filled.end)
+        assert row["Estimate"] == pytest.approx(expected.value)
+
+
+def test_a_percentile_in_the_last_bucket_has_no_estimate() -> None:
+    table = steps._percentiles([steps._Bucket(0.2, 0.5, 60.0), steps._Bucket(1000.0, inf, 40.0)])
+    assert table.rows[0][1] == pytest.approx(0.2 + 0.3 * 50 / 60)
+    assert table.rows[1][1:] == (None, 1000.0, None)
 
 
 def test_outliers_are_counted_priced_and_dated(report_of: Report, filled: FilledPrometheus) -> None:

@@ -104,6 +104,8 @@ def test_gpu_hours_and_lost_time_agree_in_reports_and_comparison(numbers: Number
     assert found.compared.time_lost == pytest.approx(lost / hours)
     shares = {cause: row["Share"] for cause, row in columns(found.report, "Time lost by cause").items()}
     assert {cause: share for cause, share in found.compared.lost.items() if share} == pytest.approx(shares)
+    # Causes overlap, but nothing is lost without a cause.
+    assert lost / hours <= 1.01 * sum(map(number, shares.values()))
 
 
 def test_the_hours_of_a_run_as_an_owner_are_those_of_its_report(
@@ -156,6 +158,17 @@ def test_a_run_that_restarted_made_more_steps_than_it_reached(numbers: NumbersOf
     found = numbers("restarting")
     made, reached = fact(found.report, "", "Steps"), fact(found.report, "", "Step reached")
     assert made > 2 * reached
+
+
+def test_a_young_run_has_no_rate_rather_than_one_that_is_too_low(
+    server: Prometheus, filled: FilledPrometheus, numbers: NumbersOf
+) -> None:
+    young = read_figures(server, find_run(server, "healthy", filled.start - 60, filled.start + 180))
+    assert (young.young, young.samples, young.gpu_busy) == (True, None, None)
+    assert young.step_seconds == pytest.approx(numbers("healthy").compared.step_seconds, rel=0.01)
+    older = read_figures(server, find_run(server, "healthy", filled.start - 60, filled.start + 600))
+    assert not older.young
+    assert older.samples == pytest.approx(numbers("healthy").compared.samples, rel=0.01)
 
 
 def observed(filled: FilledPrometheus, instance: str) -> Node:

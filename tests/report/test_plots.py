@@ -6,11 +6,15 @@ import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from stallscope.catalogue.causes import CAUSES, COLOURS, REMAINDER_COLOURS
+from stallscope.catalogue.causes import CAUSES, REMAINDERS
+from stallscope.catalogue.metrics import OUTSIDE_PHASES, PHASES
+from stallscope.report import html
+from stallscope.report.colours import FURTHER, colour_of, contrast
 from stallscope.report.document import (
     Areas,
     Bars,
@@ -23,6 +27,7 @@ from stallscope.report.document import (
     Plot,
     Series,
     Span,
+    States,
 )
 from stallscope.report.plots import NOTHING, Drawing, colours_of, draw
 from stallscope.report.thinning import bucketed, extremes, prevailing
@@ -31,6 +36,7 @@ from tests.report import example
 
 WORDS = Words(example.ordinary())
 MOST_CHARACTERS = 60_000
+PAGE = (Path(html.__file__).parent / "page.html.jinja").read_text(encoding="utf-8")
 MINUTES = tuple(example.START + 60.0 * minute for minute in range(600))
 
 
@@ -77,7 +83,7 @@ def test_few_points_are_as_visible_as_many(known: int) -> None:
         Areas(MINUTES, (Series("healthy", values),)),
         Lines(MINUTES, (Series("healthy", values),), "share"),
     ):
-        assert REMAINDER_COLOURS["healthy"].lower() in drawn(plot).svg
+        assert colour_of("healthy") in drawn(plot).svg
 
 
 def pieces(drawing: Drawing, colour: str) -> int:
@@ -136,12 +142,35 @@ def test_a_name_that_looks_like_svg_stays_unchanged() -> None:
     assert text in texts(drawn(Bars((text,), (Series("lost", (0.5,)),))))
 
 
-def test_causes_have_their_fixed_colours_and_are_distinct() -> None:
-    names = ["input_bound", "input_disk_bound", "input_few_workers", "comm_bound", "healthy", "my own phase"]
-    colours = colours_of(names)
-    assert colours[0] == COLOURS[CAUSES["input_bound"].domain].lower()
-    assert colours[4] == REMAINDER_COLOURS["healthy"].lower()
-    assert len(set(colours)) == len(names)
+NAMES = (*CAUSES, *REMAINDERS, *PHASES, *OUTSIDE_PHASES)
+
+
+def test_a_cause_has_the_same_colour_in_every_plot() -> None:
+    alone = {name: colours_of([name])[0] for name in NAMES}
+    for order in (NAMES, NAMES[::-1]):
+        assert dict(zip(order, colours_of(["my own phase", *order])[1:], strict=True)) == alone
+    lines = (Series("input_few_workers", (0.1, 0.2)), Series("input_bound", (0.2, 0.3)))
+    both = drawn(Lines((0.0, 1.0), lines, "share")).legend
+    assert [key.colour for key in both] == [alone["input_few_workers"], alone["input_bound"]]
+    span = States(("run",), ((Span(0.0, 1.0, "input_few_workers"),),), 0.0, 1.0)
+    assert drawn(span).legend[0].colour == alone["input_few_workers"]
+
+
+def test_causes_and_phases_have_distinct_colours() -> None:
+    for names in (set(CAUSES), {*PHASES, *OUTSIDE_PHASES}):
+        assert len({colour_of(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#f6f7f9", "#181e25", "#0f1318"])
+def test_every_colour_has_a_contrast_of_3_to_1_to_the_page(page: str) -> None:
+    assert page in PAGE or page == "#ffffff"
+    colours = [*map(colour_of, NAMES), *FURTHER]
+    assert min(contrast(colour, page) for colour in colours) >= 3
+
+
+def test_contrast_is_that_of_the_guidelines() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
 def test_a_legend_names_each_colour_and_a_single_line_has_none() -> None:

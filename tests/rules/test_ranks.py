@@ -208,6 +208,8 @@ def test_what_slows_a_straggler_is_no_second_cause_of_the_run(rulebook: Rulebook
         story,
         {
             f"count by (cause) ({SHARE} > 0)": [({"cause": "straggler_hw"}, 1)],
+            f"abs(run:time_lost:ratio5m - on (run) sum by (run) ({SHARE})) > 0.001": [],
+            "count(run:time_lost:ratio5m > 0.1)": [({}, 1)],
             'count by (rank) (rank_cause:time_lost:ratio5m{cause="thermal_throttle"})': [({"rank": "0"}, 1)],
         },
     )

@@ -294,7 +294,7 @@ def test_instances_of_a_card_are_parts_of_it_and_a_free_gpu_belongs_to_nobody(ru
     rulebook.check(
         story,
         {
-            # A process of nobody known holds the last instance.
+            # A process with an unknown owner holds the last instance.
             in_percent("owner:gpus_held:sum"): [({"namespace": "lab", "user": "ada"}, 25), ({}, 25)],
         },
         rule_files=TOTALS,

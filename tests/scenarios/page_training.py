@@ -32,6 +32,8 @@ _IN_STEP = (
 )
 _ON_DEVICE = ("host_copy", "forward", "backward", "communication", "optimizer")
 _OUTSIDE = ("evaluation", "initialization", "restore")
+_SLOW_LINES = {"data/augment.py:41": 0.62, "data/read.py:7": 0.2}
+"""Lines of code in which a rank waits for data, with their share."""
 _PERIODS = 10.0
 """Periods of a cgroup's quota in a second."""
 
@@ -212,6 +214,7 @@ class _Page:
             name: (course.durations[:, self._rank, COLUMN[name]] > 0).astype(np.float64)
             for name in ("checkpoint", *_OUTSIDE)
         }
+        total = sum(spent[-1] for spent in seconds.values())
         for phase, spent in seconds.items():
             used = spent > 0
             if not used.any():
@@ -227,6 +230,11 @@ class _Page:
             )
             self._add("phase_occurrences_total", occurred, used, phase=phase)
             self._add("phase_max_seconds", most[phase], used, phase=phase)
+            if phase == "data_wait" and spent[-1] > 0.1 * total:  # else no stacks are sampled
+                for location, share in _SLOW_LINES.items():
+                    self._add(
+                        "code_seconds_total", share * spent, used, phase=phase, location=location, function="load"
+                    )
             if run.phases and run.device_events and phase in _ON_DEVICE:
                 self._add("phase_gpu_seconds_total", spent, used, phase=phase)
 

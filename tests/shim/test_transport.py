@@ -394,3 +394,21 @@ def test_without_a_token_nothing_that_signs_is_loaded() -> None:
     script = "import sys; from stallscope.shim.transport import transport; transport({}); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"hashlib", "hmac", "stallscope.protocol.signature", "stallscope.shim.signing"} & set(loaded)
+
+
+def test_a_descriptor_goes_with_the_next_report_that_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "report.sock"
+    sender = Datagrams([(socket.AF_UNIX, str(path))])
+    with open(os.devnull) as file:
+        sender.passed = file.fileno()
+        assert sender(b"no listener") == "absent"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+            listener.bind(str(path))
+            assert [sender(b"first"), sender(b"second")] == [None, None]
+            found = [socket.recv_fds(listener, 100, 4)[:2] for _ in range(2)]
+            assert [(data, len(files)) for data, files in found] == [(b"first", 1), (b"second", 0)]
+            os.close(found[0][1][0])
+            sender.passed = 100_000  # closed by the program
+            assert sender(b"third") is None
+            assert socket.recv_fds(listener, 100, 4)[:2] == (b"third", [])
+    sender.close()

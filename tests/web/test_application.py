@@ -49,8 +49,7 @@ class Node:
         self.application = Application(
             self.sampler,
             post_report=self.intake.post,
-            post_trace=self.intake.traces.post,
-            post_stacks=self.intake.stack_requests.post,
+            post_request=self.intake.post_request,
             status_page=self._status_page,
             release=self._release,
             telemetry_path="/metrics",
@@ -240,7 +239,7 @@ def test_another_machine_may_report_only_where_that_is_allowed(node: Node, caplo
 
 
 def test_traces_are_asked_for_with_post_by_those_who_may_report(node: Node) -> None:
-    node.intake.traces.allowed = True
+    node.intake.step_requests.allowed = ("trace",)
     node.intake.post(json.dumps(REPORT).encode())
     body = b'{"run": "resnet50", "steps": 2}'
     assert node.ask("/api/v1/trace")[0].status == 405
@@ -306,8 +305,7 @@ def test_with_signed_reports_another_machine_may_send_nothing_else(node: Node) -
     application = Application(
         node.sampler,
         post_report=node.intake.post,
-        post_trace=node.intake.traces.post,
-        post_stacks=node.intake.stack_requests.post,
+        post_request=node.intake.post_request,
         status_page=node._status_page,
         release=node._release,
         allow_remote_reports=True,
@@ -315,14 +313,14 @@ def test_with_signed_reports_another_machine_may_send_nothing_else(node: Node) -
     )
     statuses = {
         path: application.answer(Request("POST", path, {}, json.dumps(REPORT).encode()), "192.0.2.7")
-        for path in ("/api/v1/report", "/api/v1/trace", "/-/release", "/-/resume")
+        for path in ("/api/v1/report", "/api/v1/trace", "/api/v1/stop", "/-/release", "/-/resume")
     }
-    assert [answer.status for answer in statuses.values()] == [204, 403, 403, 403]
+    assert [answer.status for answer in statuses.values()] == [204, 403, 403, 403, 403]
     assert b"nothing but signed reports" in statuses["/-/release"].body
     assert not node.released
 
 
-@pytest.mark.parametrize("path", ["/", "/api/v1/report", "/api/v1/trace", "/-/release", "/-/resume"])
+@pytest.mark.parametrize("path", ["/", "/api/v1/report", "/api/v1/trace", "/api/v1/stop", "/-/release", "/-/resume"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_what_is_switched_off_is_not_there_and_says_what_would_bring_it(node: Node, path: str, method: str) -> None:
     node.application.switched_off = {path: "--web.enable-it"}
@@ -385,8 +383,7 @@ def test_the_page_is_where_the_telemetry_path_says(tmp_path: Path) -> None:
     application = Application(
         sampler,
         post_report=lambda _body, _client: (204, b""),
-        post_trace=lambda _body, _owner: (202, b""),
-        post_stacks=lambda _body, _owner: (202, b""),
+        post_request=lambda *_: (202, b""),
         status_page=lambda _refreshing: b"",
         release=lambda _seconds: "",
         telemetry_path="/telemetry",

@@ -64,13 +64,12 @@ class Node:
 
     def __init__(self) -> None:
         self.released: list[float | None] = []
-        self.intake = Intake(IntakeSettings(socket=None, udp=None, trace_requests=True))
+        self.intake = Intake(IntakeSettings(socket=None, udp=None, requests=("trace", "stop")))
         self.control = Control()
         self.application = Application(
             Sampler(),
             post_report=self.intake.post,
-            post_trace=self.intake.traces.post,
-            post_stacks=self.intake.stack_requests.post,
+            post_request=self.intake.post_request,
             status_page=lambda _refreshing: b"",
             release=self._release,
             control=self.control,
@@ -134,12 +133,13 @@ def test_a_connection_that_is_closed_at_once_is_nobodys(node: Node, abruptly: bo
 
 
 @as_root
-def test_the_user_who_trains_may_request_traces_of_the_own_run_alone(node: Node) -> None:
+@pytest.mark.parametrize("action", ["trace", "stop"])
+def test_the_user_who_trains_may_send_requests_to_the_own_run_alone(action: str, node: Node) -> None:
     for run, uid in (("resnet50", TRAINER), ("others", STRANGER), ("network", None)):
         report = json.dumps({**REPORT, "run": run}).encode()
         node.intake.registry.accept(report, "unix" if uid else "http", uid=uid)
     statuses = {
-        (uid, run): node.post_as(uid, "/api/v1/trace", json.dumps({"run": run, "steps": 1}))[0]
+        (uid, run): node.post_as(uid, f"/api/v1/{action}", json.dumps({"run": run, "steps": 1}))[0]
         for uid in (0, TRAINER, STRANGER)
         for run in ("resnet50", "others", "network")
     }
@@ -190,7 +190,7 @@ def test_a_member_by_the_groups_list_counts_and_a_user_without_a_name_does_not(m
     assert not Control("").includes(daemon.pw_uid)
 
 
-@pytest.mark.parametrize("path", ["/-/release", "/-/resume", "/api/v1/trace"])
+@pytest.mark.parametrize("path", ["/-/release", "/-/resume", "/api/v1/trace", "/api/v1/stop"])
 @pytest.mark.parametrize("client", ["192.0.2.7", "127.0.0.1"])
 def test_who_is_not_seen_by_the_kernel_needs_a_user_of_the_web_configuration(
     node: Node, path: str, client: str, caplog: pytest.LogCaptureFixture

@@ -37,7 +37,7 @@ def test_tells_node_state_version_and_the_way_to_the_metrics() -> None:
     assert page.one("h1").text == "node1 ready"
     assert __version__ in page.one("footer").text
     addresses = [link.attributes["href"] for link in page.one("nav").all("a")]
-    assert addresses == ["#runs", "#gpus", "#sources", "/m", "/-/healthy", "/-/ready"]
+    assert addresses == ["#runs", "#gpus", "#sources", "/m", "/-/healthy", "/-/ready", "/runbooks/"]
     assert shown(ready=False).one("h1").text == "node1 starting"
 
 

@@ -275,3 +275,9 @@ def test_a_prometheus_that_does_not_answer_is_told_with_the_age_of_what_is_shown
     assert "Verdict: Waiting for data: disk." in page.text
     page = shown(verdicts=judged(age=None, problem="no answer within 5 s"))
     assert "no answer within 5 s. No verdict is known meanwhile." in page.text
+
+
+def test_a_standstill_is_shown_with_the_rank_that_differs() -> None:
+    where = "7 ranks wait in all_reduce at job/trainer.py:88; rank 3 is in <b>read</b> at job/dataset.py:12"
+    assert f"Standstill: {where}." in run(held(), stacks={"resnet50": where}).text
+    assert "Standstill" not in run(held(), stacks={"another": where}).text

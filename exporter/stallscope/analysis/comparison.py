@@ -12,13 +12,13 @@ from math import hypot
 from typing import NamedTuple
 
 from stallscope.analysis.batch_size import BatchSizeStudy, Measured, StudyError, study_batch_sizes
-from stallscope.analysis.run_figures import SHORT_SECONDS, RunFigures, Work
+from stallscope.analysis.run_figures import WINDOW_SECONDS, RunFigures, Work
 from stallscope.analysis.scaling import Scaling, scaling
 
 UNEXPLAINED = "unexplained"
 """Pseudo-cause for the part of a difference that no recorded cause explains."""
 
-_FEW_SECONDS = 3 * SHORT_SECONDS
+_FEW_SECONDS = 3 * WINDOW_SECONDS
 """Training time below which a note doubts the means: they are of fewer than three windows."""
 _TOLERANCE = 0.02
 """Relative difference up to which values count as equal: means of a few minutes scatter by as much."""

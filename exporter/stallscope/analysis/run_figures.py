@@ -23,8 +23,10 @@ from stallscope.analysis.runs import Run, references
 
 Work = Literal["samples", "tokens", "steps"]
 """The unit of work that is counted."""
-SHORT_SECONDS = 300.0
-"""The window of the rules. Means over less time depend mostly on how the window fills."""
+WINDOW_SECONDS = 300.0
+"""The window of the rules."""
+LEAST_SECONDS = WINDOW_SECONDS + 120.0
+"""Time with steps from which on rates of work are known: a window, and the interval of the rules that record them."""
 _RANK = "cluster, job, instance, run, rank"
 
 
@@ -38,9 +40,11 @@ class RunFigures:
     name: str
     """Displayed name, unique within a comparison."""
     seconds: float
-    """Length of the training time: from the fifth minute of steps on, if there is more."""
+    """Length of the training time: from the fifth minute of steps on, except of a young run."""
     end: float | None = None
     """Unix time at the end of the training time."""
+    young: bool = False
+    """True while the windows of the rules include a time without steps: rates of work are unknown."""
     running: bool = False
     """True if the run goes on, so that the means may change."""
     gpus: float | None = None
@@ -89,20 +93,21 @@ class RunFigures:
 def read_figures(server: Server, run: Run) -> RunFigures:
     """Read the values of one run.
 
-    If there is more, the first five minutes of steps are left out of the training time: until then, the windows of the
-    rules include a time without steps.
+    The first five minutes of steps are left out of the training time: until then, the windows of the rules include a
+    time without steps.
 
     Raises:
         PrometheusError: the server gave no valid response.
     """
     run_matchers = matchers_of(run)
     start, end = _steps(server, run_matchers, run.start, run.end)
-    start = max(start, min(start + SHORT_SECONDS, end - SHORT_SECONDS))
+    young = end - start < LEAST_SECONDS
+    start = start if young else start + WINDOW_SECONDS
     last = last_live(server, run)
     found = [
         each
         for query, at in (
-            (_of_training(run_matchers, run.matchers, end - start), end),
+            (_of_training(run_matchers, run.matchers, end - start, young=young), end),
             (_of_whole_time(run_matchers, last - run.start, last), last),
         )
         for each in server.query(query, at=at)
@@ -111,7 +116,7 @@ def read_figures(server: Server, run: Run) -> RunFigures:
     figures: dict[str, Any] = {each.labels["figure"]: each.value for each in found if "figure" in each.labels}
     lost = {each.labels["cause"]: each.value for each in found if "cause" in each.labels}
     figures |= {"cluster": run.cluster, "namespace": run.namespace}
-    return RunFigures(run.name, end - start, end=end, running=run.goes_on, lost=lost, **figures)
+    return RunFigures(run.name, end - start, end=end, young=young, running=run.goes_on, lost=lost, **figures)
 
 
 def with_distinct_names(runs: Sequence[RunFigures]) -> list[RunFigures]:
@@ -139,19 +144,20 @@ def _steps(server: Server, run: str, start: float, end: float) -> tuple[float, f
     return (min(found), max(found)) if found else (start, end)
 
 
-def _of_training(run: str, ranks: str, seconds: float) -> str:
+def _of_training(run: str, ranks: str, seconds: float, *, young: bool) -> str:
     """Return PromQL for the values of the training time, each with a label `figure`."""
     window, step = _window(seconds), f"run:step:seconds5m{{{run}}}"
+    rates = {} if young else {work: _mean(f"run:{work}:rate5m", run, window) for work in ("samples", "tokens")}
+    if seconds >= 2 * WINDOW_SECONDS:
+        # Windows that overlap repeat one another: only one in five minutes counts.
+        scatter = f"avg(stddev_over_time({step}[{window}]) / avg_over_time({step}[{window}]))"
+        rates["step_uncertainty"] = f"{scatter} / {(seconds / WINDOW_SECONDS) ** 0.5:.3f}"
     return _named(
+        **rates,
         gpus=_median("run:gpus:count", run, window),
         ranks=_median("run:ranks:count", run, window),
         batch=_median("run:batch_size:sum", run, window),
-        samples=_mean("run:samples:rate5m", run, window),
-        tokens=_mean("run:tokens:rate5m", run, window),
         step_seconds=_mean("run:step:seconds5m", run, window),
-        # Windows that overlap repeat one another: only one in five minutes counts.
-        step_uncertainty=f"avg(stddev_over_time({step}[{window}]) / avg_over_time({step}[{window}]))"
-        f" / {max(1.0, seconds / SHORT_SECONDS) ** 0.5:.3f}",
         operations=f"{_rate('flops', run, ranks)} / ({_rate('samples', run, ranks)} > 0)",
         memory_peak=f"max(last_over_time(rank:allocator_peak:ratio{{{run}}}[5m]))",
     )

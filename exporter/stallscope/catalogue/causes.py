@@ -1642,5 +1642,6 @@ def colour_of(cause: str) -> str:
     if CAUSES[cause].tier == "harmless":
         return REMAINDER_COLOURS["healthy"]
     domain = CAUSES[cause].domain
-    alike = [each.name for each in CAUSES.values() if each.domain == domain]
-    return SHADES[domain][alike.index(cause) % len(SHADES[domain])]
+    place = [each.name for each in CAUSES.values() if each.domain == domain].index(cause)
+    # The first cause of a kind is the general one, and often occurs together with another of its kind.
+    return SHADES[domain][0 if place == 0 else 1 + (place - 1) % 2]

@@ -927,7 +927,7 @@ EXPORTER_FAMILIES = (
         values={
             "reason": (
                 *("too_large", "not_json", "version", "missing_field", "bad_field", "bad_name"),
-                *("too_many_values", "too_many_phases", "too_many_gpus"),
+                *("too_many_values", "too_many_phases", "too_many_gpus", "too_many_lines"),
                 *("future", "run_limit", "rank_limit", "series_limit", "memory_limit", "superseded", "not_owner"),
                 *("unsigned", "unknown_token", "expired", "bad_signature", "replayed"),
             )

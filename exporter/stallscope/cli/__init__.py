@@ -18,7 +18,7 @@ from stallscope.common.version import __version__
 
 GROUPS = {
     "observe": ("gpus", "top"),
-    "train": ("pick", "run", "stacks", "trace"),
+    "train": ("pick", "run", "stacks", "stop", "trace"),
     "understand": ("compare", "frames", "report"),
     "set up": ("completion", "doctor", "exporter", "record", "up"),
 }

@@ -13,7 +13,7 @@ from stallscope.cli._parser import Parser
 from stallscope.clients.client_certificate import ClientCertificate
 from stallscope.clients.exporter import Answer, ExporterClient, ExporterError
 from stallscope.common.formatting import readable
-from stallscope.protocol.trace_request import MAX_RANKS
+from stallscope.protocol.step_request import MAX_RANKS
 
 _TIMEOUT = 5.0
 _LONGEST_ANSWER = 16 << 20
@@ -25,20 +25,21 @@ class Refused(Exception):
     """An exporter rejected the request or did not respond; the message is one line."""
 
 
-def add_flags(parser: Parser, verb: str) -> None:
+def add_flags(parser: Parser, verb: str = "") -> None:
     """Add the flags that select ranks and exporters.
 
     Args:
         parser: the parser of the command.
-        verb: what is done with the ranks, for the help.
+        verb: what is done with the ranks, for the help; empty for a command that is for all ranks.
     """
-    parser.add_argument(
-        "--rank",
-        type=rank_numbers,
-        default=[],
-        metavar="RANKS",
-        help=f"{verb} only these ranks: 0, 0-3 or 0,8,16-23 (default: all)",
-    )
+    if verb:
+        parser.add_argument(
+            "--rank",
+            type=rank_numbers,
+            default=[],
+            metavar="RANKS",
+            help=f"{verb} only these ranks: 0, 0-3 or 0,8,16-23 (default: all)",
+        )
     parser.add_argument(
         "--exporter.url",
         "--exporter",

@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
 def _compare(server: Prometheus, parsed: Any) -> Comparison:
     from stallscope.analysis.comparison import compare
     from stallscope.analysis.over_time import require_rules
-    from stallscope.analysis.run_figures import SHORT_SECONDS, read_figures, with_distinct_names
+    from stallscope.analysis.run_figures import LEAST_SECONDS, read_figures, with_distinct_names
     from stallscope.analysis.runs import RunError, find_run
     from stallscope.clients.prometheus import PrometheusError
 
@@ -114,10 +114,10 @@ def _compare(server: Prometheus, parsed: Any) -> Comparison:
                     raise _RefusedError(f"{same!r} and {text!r} are the same run; name another")
                 figures.append(read_figures(server, run))
                 require_rules(server, server.name, start, end)
-                if figures[-1].seconds < SHORT_SECONDS:
+                if figures[-1].young:
                     raise _RefusedError(
                         f"{text!r} is too short: it has {figures[-1].seconds / 60:.1f} min of recorded steps; compare "
-                        f"runs of at least {SHORT_SECONDS / 60:.0f} min, the window of the rules"
+                        f"runs of at least {LEAST_SECONDS / 60:.0f} min, because the rules average over five"
                     )
                 advance()
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stallscope.collectors.base import Collector, KubernetesSettings
     from stallscope.drivers.device import Driver
+    from stallscope.protocol.stacks import Stack
     from stallscope.sampling.reading import Sample
     from stallscope.simulation.simulation import Simulation
     from stallscope.view.verdicts import VerdictWatch
@@ -64,6 +65,7 @@ class Exporter:
         from stallscope.intake.authentication import TokenError
         from stallscope.intake.service import Intake, IntakeSettings
         from stallscope.sampling.sampler import Sampler
+        from stallscope.web import runbooks
         from stallscope.web.application import Application
         from stallscope.web.control import Control
         from stallscope.web.http.refusals import Refusals
@@ -83,7 +85,7 @@ class Exporter:
                     token_file=configuration.report_token_file,
                     token_window=configuration.report_token_window,
                     socket_needs_token=configuration.report_socket_token,
-                    trace_requests=configuration.allow_trace_requests,
+                    requests=_allowed_requests(configuration),
                 )
             )
         except TokenError as problem:
@@ -115,8 +117,7 @@ class Exporter:
         self._application = Application(
             self.sampler,
             post_report=self.intake.post,
-            post_trace=self.intake.traces.post,
-            post_stacks=self.intake.stack_requests.post,
+            post_request=self.intake.post_request,
             status_page=self._render_status_page,
             release=self.release,
             telemetry_path=configuration.telemetry_path,
@@ -125,6 +126,7 @@ class Exporter:
             switched_off=_switched_off(configuration),
             refusals=refusals,
             control=self._control,
+            runbooks=runbooks.load(),
         )
         self.sampler.add_collector("requests", refusals.collect)
         self.sampler.add_collector("configuration", self._collect_reloads)
@@ -240,7 +242,7 @@ class Exporter:
         if self.intake.authentication is not None:
             self.intake.authentication.window = self.configuration.report_token_window
             self.intake.authentication.read_if_changed()
-        self.intake.traces.allowed = self.configuration.allow_trace_requests
+        self.intake.step_requests.allowed = _allowed_requests(self.configuration)
         self._switch_sources()
         if self._security is not None:
             self._security.read_if_changed()
@@ -352,6 +354,7 @@ class Exporter:
 
     def _look(self) -> ExporterState:
         from stallscope.collectors.gpu.source import GpuCollector
+        from stallscope.view.stack_groups import grouped, sentence
         from stallscope.web.status.exporter_state import ExporterState
 
         snapshot = self.sampler.snapshot
@@ -365,9 +368,17 @@ class Exporter:
                 for held in self.intake.registry.held
                 if held.report.failure
             },
+            stacks={run: sentence(grouped(ranks)) for run, ranks in self._standstills().items()},
             reads_gpus=any(isinstance(source, GpuCollector) for source in list(self._running.values())),
             simulated=self.configuration.scenario,
         )
+
+    def _standstills(self) -> dict[str, dict[int, list[Stack]]]:
+        """Return the stacks of ranks at a standstill by run and rank."""
+        found: dict[str, dict[int, list[Stack]]] = {}
+        for (run, rank), stack in self.intake.stacks.standstills.items():
+            found.setdefault(run, {})[rank] = [stack]
+        return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -445,14 +456,28 @@ def _limits(configuration: Configuration) -> Any:
     return Limits(runs=configuration.report_max_runs, ranks=configuration.report_max_ranks)
 
 
+def _allowed_requests(configuration: Configuration) -> tuple[str, ...]:
+    """Return the actions that may be requested of runs."""
+    allowed = {"trace": configuration.allow_trace_requests, "stop": configuration.allow_stop_requests}
+    return tuple(action for action, is_allowed in allowed.items() if is_allowed)
+
+
 def _switched_off(configuration: Configuration) -> dict[str, str]:
     """Return the disabled paths, with the setting that enables each."""
-    from stallscope.web.application import RELEASE_PATH, REPORT_PATH, RESUME_PATH, STATUS_PATH, TRACE_PATH
+    from stallscope.web.application import (
+        RELEASE_PATH,
+        REPORT_PATH,
+        RESUME_PATH,
+        STATUS_PATH,
+        STOP_PATH,
+        TRACE_PATH,
+    )
 
     switches = {
         STATUS_PATH: (configuration.enable_status_page, "--web.enable-status-page"),
         REPORT_PATH: (configuration.enable_reports, "--web.enable-reports"),
         TRACE_PATH: (configuration.allow_trace_requests, "--report.allow-trace-requests"),
+        STOP_PATH: (configuration.allow_stop_requests, "--report.allow-stop-requests"),
         RELEASE_PATH: (configuration.enable_release, "--web.enable-release"),
         RESUME_PATH: (configuration.enable_release, "--web.enable-release"),
     }

@@ -92,8 +92,8 @@ def main(arguments: Sequence[str]) -> int:
     options = SummaryOptions()
     try:
         options.choose(os.environ.get(SUMMARY, "").strip() or FORMS[1])
-    except ValueError as problem:
-        return _fail(f"{SUMMARY}: {problem}")
+    except ValueError as problem:  # a variable of the cluster must not keep a training from starting
+        print(f"stallscope run: {SUMMARY}: {problem}; the summary is text", file=sys.stderr)
     flags: dict[str, Callable[[str], object]] = {
         "--name": lambda name: os.environ.update(STALLSCOPE_RUN=name),
         "--summary": options.choose,

@@ -12,6 +12,7 @@ from typing import Any
 from stallscope.cli import _requests
 from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
+from stallscope.cli._py_spy import Unreadable, threads_of
 from stallscope.common.formatting import ago, readable, without_password
 from stallscope.protocol.stack_request import MAX_INTERVAL
 from stallscope.protocol.stacks import MAX_SAMPLES, Frame, Stack
@@ -30,22 +31,25 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
         "stacks",
-        usage="stallscope stacks RUN [flags]",
+        usage="stallscope stacks RUN [flags]\n       stallscope stacks --pid PID [--json]",
         description="Group the ranks of a run by their Python stacks, and name the ranks that differ from the others. "
         "A rank at a standstill has left its stack. A running rank takes samples on request, within about ten "
         "seconds. Only files, lines and names of functions leave the training. On this node, users can see the stacks "
         "of their own runs; root, the exporter's user and members of its --web.control-group can see those of every "
         "run. Requests from another node need --web.allow-remote-reports and a user or client certificate in the "
-        "exporter's --web.config.file. Ranks must report through the exporter's UNIX socket.",
+        "exporter's --web.config.file. Ranks must report through the exporter's UNIX socket. With --pid, py-spy reads "
+        "the stacks of one process, which needs no shim, but the permission to attach to it.",
         examples={
             "stallscope stacks resnet50": "a run on this node",
             "stallscope stacks llama --exporter.url node1:19400 --exporter.url node2:19400": "a run on two nodes",
             "stallscope stacks resnet50 --samples 5 --interval 10": "a rank that is slow now and then",
+            "stallscope stacks --pid 4242": "a process without the shim; needs the extra stallscope[stacks]",
         },
         notes="Exit status: 0 if stacks are shown, 1 if an exporter refused or no rank has a stack, 2 for an invalid "
         "command line.",
     )
-    made.add_argument("run", metavar="RUN", help="the run's name, as in the label run of its metrics")
+    made.add_argument("run", metavar="RUN", nargs="?", help="the run's name, as in the label run of its metrics")
+    made.add_argument("--pid", type=_pid, metavar="PID", help="read this process with py-spy instead of a run")
     made.add_argument(
         "--samples",
         type=_samples,
@@ -66,7 +70,12 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         0 if stacks are shown, 1 if an exporter refused or no rank has a stack, 2 for an invalid command line.
     """
-    parsed = parser().parse_args(arguments)
+    made = parser()
+    parsed = made.parse_args(arguments)
+    if (parsed.run is None) == (parsed.pid is None):
+        made.error("expected a RUN or --pid")
+    if parsed.pid is not None:
+        return _show_process(parsed.pid, as_json=parsed.json)
     nodes = [_Node(address, parsed) for address in parsed.exporter or [DEFAULT_EXPORTER]]
     for node in nodes:
         node.begin()
@@ -84,6 +93,24 @@ def main(arguments: Sequence[str]) -> int:
         if node.problem:
             print(f"stallscope stacks: {node.shown}: {node.problem}", file=sys.stderr)
     return int(not found.groups or any(node.problem for node in nodes))
+
+
+def _show_process(pid: int, *, as_json: bool) -> int:
+    try:
+        threads = threads_of(pid)
+    except Unreadable as problem:
+        print(f"stallscope stacks: {problem}", file=sys.stderr)
+        return 1
+    if as_json:
+        documents = [{**thread._asdict(), "stack": [frame._asdict() for frame in thread.stack]} for thread in threads]
+        print(json.dumps({"pid": pid, "threads": documents}, indent=2))
+        return 0
+    for thread in threads:
+        states = ["runs" if thread.is_active else "waits", *(["has the GIL"] if thread.has_gil else [])]
+        print(f"{readable(thread.name, _TEXT_LENGTH)} ({', '.join(states)}):")
+        for line in _frame_lines(thread.stack):
+            print(line)
+    return 0
 
 
 class _Node:
@@ -187,13 +214,17 @@ def _lines(groups: Iterable[Group], odd: Sequence[int], ranks: dict[int, dict[st
         silent = max(now - ranks[rank]["reported"] for rank in group.ranks)
         if all(ranks[rank]["standstill"] for rank in group.ranks):
             yield f"  last report {ago(silent)}"
-        for frame in group.stack[:_MAX_FRAMES]:
-            yield f"  {readable(frame.function, _TEXT_LENGTH)} at {readable(frame.file, _TEXT_LENGTH)}:{frame.line}"
-        if len(group.stack) > _MAX_FRAMES:
-            yield f"  … {len(group.stack) - _MAX_FRAMES} more"
+        yield from _frame_lines(group.stack)
     without = sorted(ranks.keys() - shown)
     if without:
         yield f"{_numbers(without)}: no stack; the rank reports over a network, or has STALLSCOPE_STACKS=0"
+
+
+def _frame_lines(stack: Stack) -> Iterator[str]:
+    for frame in stack[:_MAX_FRAMES]:
+        yield f"  {readable(frame.function, _TEXT_LENGTH)} at {readable(frame.file, _TEXT_LENGTH)}:{frame.line}"
+    if len(stack) > _MAX_FRAMES:
+        yield f"  … {len(stack) - _MAX_FRAMES} more"
 
 
 def _numbers(ranks: Sequence[int]) -> str:
@@ -224,6 +255,12 @@ def _document(run: str, found: Any, nodes: Iterable[_Node]) -> dict[str, Any]:
         ],
         "exporters": [{"exporter": node.shown, "problem": node.problem, "ranks": node.ranks} for node in nodes],
     }
+
+
+def _pid(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"expected a process number, got {text!r}")
+    return int(text)
 
 
 def _samples(text: str) -> int:

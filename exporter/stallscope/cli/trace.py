@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from stallscope.cli import _requests
+from stallscope.cli import _requests, _step_requests
 from stallscope.cli._parser import Parser
-from stallscope.clients.address import default_exporter
-from stallscope.common.formatting import without_password
-from stallscope.protocol.trace_request import MAX_STEPS
-
-_PATH = "/api/v1/trace"
+from stallscope.protocol.step_request import MAX_STEPS
 
 
 def parser() -> Parser:
@@ -35,15 +29,11 @@ def parser() -> Parser:
         },
         notes="Exit status: 0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.",
     )
-    made.add_argument("run", metavar="RUN", help="the run's name, as in the label run of its metrics")
-    made.add_argument(
-        "--steps", type=_steps, default=1, metavar="NUMBER", help=f"steps to trace, 1 to {MAX_STEPS} (default: 1)"
+    _step_requests.add_flags(
+        made, "first step to trace, counted from 0 (default: the first step that all ranks can still trace)"
     )
     made.add_argument(
-        "--first-step",
-        type=_first_step,
-        metavar="NUMBER",
-        help="first step to trace, counted from 0 (default: the first step that all ranks can still trace)",
+        "--steps", type=_steps, default=1, metavar="NUMBER", help=f"steps to trace, 1 to {MAX_STEPS} (default: 1)"
     )
     _requests.add_flags(made, "trace")
     return made
@@ -56,45 +46,16 @@ def main(arguments: Sequence[str]) -> int:
         0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.
     """
     parsed = parser().parse_args(arguments)
-    wanted = {"run": parsed.run, "steps": parsed.steps, "ranks": parsed.rank}
-    first = parsed.first_step
-    answers: list[dict[str, Any]] = []
-    for address in parsed.exporter or [default_exporter()]:
-        exporter = without_password(address)
-        try:
-            request = wanted if first is None else {**wanted, "first_step": first}
-            answer = _requests.post(address, _PATH, request, parsed.certificate, "trace")
-            if type(answer.get("first_step")) is not int:
-                raise _requests.Refused("not a Stallscope exporter")
-        except _requests.Refused as refused:
-            answer = {"problem": str(refused)}
-        else:
-            first = answer["first_step"]  # so that ranks on the other nodes trace the same steps
-            if not parsed.json:
-                print(_summary(exporter, answer))
-        answers.append({"exporter": exporter, **answer})
-        if answer.get("problem"):
-            print(f"stallscope trace: {exporter}: {answer['problem']}", file=sys.stderr)
-    if parsed.json:
-        print(json.dumps(answers, indent=2))
-    return int(any(answer.get("problem") for answer in answers))
+    return _step_requests.send("trace", parsed, {"steps": parsed.steps, "ranks": parsed.rank}, _summary)
 
 
-def _summary(exporter: str, answer: dict[str, Any]) -> str:
+def _summary(answer: dict[str, Any]) -> str:
     first, steps = answer["first_step"], answer["steps"]
     numbers = f"step {first}" if steps == 1 else f"steps {first} to {first + steps - 1}"
-    ranks = answer["ranks"]
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
-    return f"{exporter}: {who} will trace {numbers}, in about {answer['seconds']:.0f} s"
+    return f"{_step_requests.ranks_of(answer)} will trace {numbers}, in about {answer['seconds']:.0f} s"
 
 
 def _steps(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_STEPS):
         raise argparse.ArgumentTypeError(f"expected an integer from 1 to {MAX_STEPS}, got {text!r}")
-    return int(text)
-
-
-def _first_step(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise argparse.ArgumentTypeError(f"expected a step number, got {text!r}")
     return int(text)

@@ -8,6 +8,7 @@ the failure of this source alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stallscope.collectors.base import Collector, Environment, NotPresent, register
@@ -99,10 +100,15 @@ class Kubernetes(Collector):
             for pod in pods
             if (known := self._workloads.get(pod)) is None or now - known[0] >= _REFRESH_SECONDS
         }
-        try:
-            for pod in sorted(due, key=lambda pod: (due[pod], pod))[:_MOST_REQUESTS]:
-                self._workloads[pod] = now, api.workload(*pod, _TIMEOUT_SECONDS)
-                if self.environment.clock.monotonic() - now > _TIMEOUT_SECONDS:
-                    break  # a slow server gets the rest of the requests at the next reading
-        finally:
-            cluster.workloads = {pod: workload for pod, (_, workload) in self._workloads.items()}
+        problem = None
+        for pod in sorted(due, key=lambda pod: (due[pod], pod))[:_MOST_REQUESTS]:
+            # A refusal of one pod must not prevent requests for the others.
+            problem = self._problem_of(partial(self._request_pod, pod), api, now) or problem
+            if self.environment.clock.monotonic() - now > _TIMEOUT_SECONDS:
+                break  # a slow server gets the rest of the requests at the next reading
+        cluster.workloads = {pod: workload for pod, (_, workload) in self._workloads.items()}
+        if problem is not None:
+            raise problem
+
+    def _request_pod(self, pod: Pod, api: KubernetesApi, now: float) -> None:
+        self._workloads[pod] = now, api.workload(*pod, _TIMEOUT_SECONDS)

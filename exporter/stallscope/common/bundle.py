@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
+"""Address of the runbooks: one page for each alert, `NAME.md`. `make runbooks` changes it everywhere."""
 FOLDERS = ("prometheus", "alerts", "grafana")
 
 _PACKAGE = Path(__file__).parents[1]

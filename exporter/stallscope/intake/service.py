@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.intake.refusal_log import RefusalLog
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
 from stallscope.intake.stacks import StackFiles, StackRequests
-from stallscope.intake.traces import TraceRequests
+from stallscope.intake.step_requests import StepRequests
 from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
+from stallscope.protocol.request_name import STACKS
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
 
@@ -67,8 +69,8 @@ class IntakeSettings:
     """Largest difference between a signature's time and this machine's clock, in seconds."""
     socket_needs_token: bool = False
     """True if reports through the UNIX socket must be signed too."""
-    trace_requests: bool = False
-    """True if requests for traces are accepted."""
+    requests: Collection[str] = ()
+    """Actions that may be requested of ranks, out of `step_request.ACTIONS`."""
     batches: BatchLimits = field(default_factory=BatchLimits)
 
 
@@ -95,7 +97,7 @@ class Intake:
         self._refusals = RefusalLog(clock)
         self.registry = RunRegistry(settings.limits, expiry=settings.expiry, clock=clock, root=root)
         folder = None if settings.socket is None else settings.socket.parent
-        self.traces = TraceRequests(self.registry, folder, allowed=settings.trace_requests, clock=clock)
+        self.step_requests = StepRequests(self.registry, folder, allowed=settings.requests, clock=clock)
         self.stacks = StackFiles(self.registry, clock=clock)
         self.stack_requests = StackRequests(self.registry, self.stacks, folder, clock=clock)
         receivers: list[Receiver] = []
@@ -139,7 +141,7 @@ class Intake:
     def stop(self, timeout: float = 1.0) -> None:
         """Close the receivers and write the state file."""
         self._dispatcher.stop(timeout)
-        self.traces.close()
+        self.step_requests.close()
         self.stack_requests.close()
         self._stopping.set()
         if self._thread is not None:
@@ -159,7 +161,7 @@ class Intake:
             client: address of the client, for the log.
 
         Returns:
-            HTTP status and body: 204 without a body; 200 with a request for traces; or 4xx with a JSON object of
+            HTTP status and body: 204 without a body; 200 with requests to the rank; or 4xx with a JSON object of
             `error`, the reason, and `message`.
         """
         try:
@@ -169,14 +171,30 @@ class Intake:
                 self._refusals.log(f"HTTP from {client}" if client else "HTTP", error)
             answer = json.dumps({"error": error.reason, "message": error.message})
             return _STATUS.get(error.reason, 400), answer.encode()
-        request = self.traces.answer(report)
-        return (200, request) if request else (204, b"")
+        requests = self.step_requests.answer(report)
+        return (200, requests) if requests else (204, b"")
+
+    def post_request(self, kind: str, body: bytes, owner: int | None, sender: str) -> tuple[int, bytes]:
+        """Accept a request to a run: stacks, or one of `step_request.ACTIONS`.
+
+        Args:
+            kind: of the request.
+            body: the request.
+            owner: uid that must own the ranks' processes; None for any.
+            sender: who sends the request, for the log.
+
+        Returns:
+            HTTP status and JSON.
+        """
+        if kind == STACKS:
+            return self.stack_requests.post(body, owner)
+        return self.step_requests.post(kind, body, owner, sender)
 
     def run_housekeeping(self) -> None:
         """Find lost ranks, drop expired ones, and save the runs every ten seconds."""
         try:
             self.registry.check_processes()
-            self.traces.drop_expired()
+            self.step_requests.drop_expired()
             self.stacks.refresh()
             self.stack_requests.drop_expired()
             if self._clock.monotonic() - self._saved_at >= _SAVE_INTERVAL:

@@ -21,10 +21,10 @@ from stallscope.intake.pending import PassedFile
 from stallscope.intake.quotas import Key
 from stallscope.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
 from stallscope.intake.runs import Held, RunRegistry
-from stallscope.protocol import stack_request, trace_request
+from stallscope.protocol import stack_request, step_request
 from stallscope.protocol.report import Report
 from stallscope.protocol.stack_request import StackRequest
-from stallscope.protocol.stacks import MAX_SAMPLES, Capture, parse, place_of
+from stallscope.protocol.stacks import MAX_SAMPLES, Capture, Stack, parse, place_of
 from stallscope.protocol.vocabulary import STACKS_SIZE
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
@@ -47,6 +47,10 @@ class Left(NamedTuple):
     capture: Capture
     at: float
     """Unix time."""
+
+    def is_standstill(self, held: Held) -> bool:
+        """Return whether the rank has made no report since."""
+        return self.capture.standstill and self.at >= held.arrived
 
 
 class _Entry:
@@ -111,17 +115,22 @@ class StackFiles:
         entry = self._entries.get(key)
         return None if entry is None else entry.left
 
-    def collect(self) -> list[Sample]:
-        """Return the place of each rank that has made no report since it left its stack. Reads memory only."""
-        entries = self._entries
-        samples = []
-        for held in self._alive() if entries else ():
+    @property
+    def standstills(self) -> dict[Key, Stack]:
+        """The stack of each rank that has made no report since it left it."""
+        found = {}
+        for held in self._alive() if self._entries else ():
             key = (held.report.run, held.report.rank)
             left = self.of(key)
-            if left is not None and left.capture.standstill and left.at >= held.arrived:
-                place = place_of(left.capture.stacks[-1])
-                samples.append(Sample(STACK_INFO, (key[0], str(key[1]), *place), 1))
-        return samples
+            if left is not None and left.is_standstill(held):
+                found[key] = left.capture.stacks[-1]
+        return found
+
+    def collect(self) -> list[Sample]:
+        """Return the place of each of these ranks. Reads memory only."""
+        return [
+            Sample(STACK_INFO, (run, str(rank), *place_of(stack)), 1) for (run, rank), stack in self.standstills.items()
+        ]
 
     def _alive(self) -> list[Held]:
         return [held for held in self._registry.held if held.ended is None]
@@ -191,9 +200,9 @@ class StackRequests:
         document = document_of(body, "run, a string, and samples, a number")
         run, now = document["run"], self._clock.time()
         try:
-            samples = trace_request.whole(document.get("samples"), "samples", 0, MAX_SAMPLES)
+            samples = step_request.whole(document.get("samples"), "samples", 0, MAX_SAMPLES)
             interval = stack_request.seconds(document.get("interval", 1.0), "interval", stack_request.MAX_INTERVAL)
-            wanted = trace_request.rank_numbers(document.get("ranks", []))
+            wanted = step_request.rank_numbers(document.get("ranks", []))
         except ValueError as problem:
             raise Refusal(400, "bad_request", str(problem)) from None
         ranks = live_ranks(self._registry, run, wanted)
@@ -216,7 +225,7 @@ class StackRequests:
             "rank": held.report.rank,
             "reported": held.arrived,
             "taken": left.at if left is not None else None,
-            "standstill": left is not None and left.capture.standstill and left.at >= held.arrived,
+            "standstill": left is not None and left.is_standstill(held),
             "stacks": [[list(frame) for frame in stack] for stack in stacks],
             "samples": [stacks.index(stack) for stack in samples],
         }

@@ -1,7 +1,7 @@
 """Read a pod's metadata and the devices of a node from the Kubernetes API, as the pod's service account.
 
-The account may `get` pods and `list` resourceslices, nothing else. Of a pod only its metadata is requested. This module
-is imported only with `--kubernetes.node`, because ssl takes memory.
+The account may `get` pods, jobsets and rayclusters, and `list` resourceslices, nothing else. Of the first three only
+the metadata is requested. This module is imported only with `--kubernetes.node`, because ssl takes memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ _QUEUES = (
 )
 """Labels and annotations with the queue of a pod."""
 _JOB_SETS = "jobset.sigs.k8s.io/jobset-name"
-_TRAIN_JOBS = "trainer.kubeflow.org/"
+_MADE_BY_OTHERS = {
+    "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets/{}",  # by a TrainJob
+    "RayCluster": "/apis/ray.io/v1/namespaces/{}/rayclusters/{}",  # by a RayJob or a RayService
+}
+"""Kinds of owners that are often not created by the user, and their paths in the API."""
 _UUID = "uuid"
 _PCI_ADDRESSES = ("pciBusID", "pciAddr", "pciAddress")
 
@@ -56,10 +60,14 @@ class KubernetesApi:
         """Return queue and owner of a pod; an empty workload if the pod is gone.
 
         Raises:
-            KubernetesApiFailed: the API did not return the pod.
+            KubernetesApiFailed: the API did not return the pod or its owner.
         """
-        found = self._get(f"/api/v1/namespaces/{quote(namespace, '')}/pods/{quote(pod, '')}", seconds)
-        return Workload() if found is None else workload_of(_mapping(found.get("metadata")))
+        found = self._workload("/api/v1/namespaces/{}/pods/{}", namespace, pod, seconds)
+        if found.kind not in _MADE_BY_OTHERS:
+            return found
+        above = self._workload(_MADE_BY_OTHERS[found.kind], namespace, found.name, seconds)
+        owner = above if above.kind else found
+        return Workload(found.queue or above.queue, owner.kind, owner.name)
 
     def device_names(self, seconds: float) -> Mapping[ClaimedDevice, tuple[str, ...]]:
         """Return UUID or PCI address of each device that drivers have published for this node.
@@ -74,6 +82,11 @@ class KubernetesApi:
                 return devices_of(found)
         return {}
 
+    def _workload(self, path: str, namespace: str, name: str, seconds: float) -> Workload:
+        """Return what the metadata of an object contains; an empty workload if the object is gone."""
+        found = self._get(path.format(quote(namespace, ""), quote(name, "")), seconds)
+        return Workload() if found is None else workload_of(_mapping(found.get("metadata")))
+
     def _get(self, path: str, seconds: float) -> Mapping[str, Any] | None:
         """Return the object at a path; None if there is none."""
         host, port = self._address
@@ -81,6 +94,8 @@ class KubernetesApi:
         try:
             token = (self._account / "token").read_text(encoding="ascii").strip()
             context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+            # Python 3.13 rejects certificates without a key usage or an authority key identifier, but many have none.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         except (OSError, ValueError) as problem:
             raise KubernetesApiFailed(
                 f"service account: {problem}; mount its token (automountServiceAccountToken: true)"
@@ -101,8 +116,8 @@ class KubernetesApi:
             return None
         if response.status in (401, 403):
             raise KubernetesApiFailed(
-                f"{resource}: refused with HTTP status {response.status}; let the exporter's service account get pods "
-                "and list resourceslices"
+                f"{resource}: refused with HTTP status {response.status}; let the exporter's service account get pods, "
+                "jobsets and rayclusters, and list resourceslices"
             )
         try:
             if response.status != 200 or len(body) > _MOST_BYTES:
@@ -115,20 +130,17 @@ class KubernetesApi:
 
 
 def workload_of(metadata: Mapping[str, Any]) -> Workload:
-    """Return queue and owner of a pod with this metadata."""
+    """Return queue and owner of an object with this metadata."""
     labels, annotations = _mapping(metadata.get("labels")), _mapping(metadata.get("annotations"))
     queue = next((text for name in _QUEUES for each in (labels, annotations) if (text := _text(each, name))), "")
-    return Workload(queue, *_creator(metadata, labels))
+    return Workload(queue, *_owner(metadata, labels))
 
 
-def _creator(metadata: Mapping[str, Any], labels: Mapping[str, Any]) -> tuple[str, str]:
-    """Return kind and name of the object that the user created: the topmost known owner."""
-    kind, name = _text(labels, "ray.io/originated-from-crd"), _text(labels, "ray.io/originated-from-cr-name")
-    if kind and name:
-        return kind, name
+def _owner(metadata: Mapping[str, Any], labels: Mapping[str, Any]) -> tuple[str, str]:
+    """Return kind and name of the topmost owner that the metadata contains."""
     job_set = _text(labels, _JOB_SETS)
-    if job_set:  # a TrainJob has a JobSet of the same name
-        return ("TrainJob" if any(each.startswith(_TRAIN_JOBS) for each in labels) else "JobSet"), job_set
+    if job_set:
+        return "JobSet", job_set
     for owner in _mappings(metadata.get("ownerReferences")):
         if owner.get("controller") is True:
             kind, name = _text(owner, "kind"), _text(owner, "name")

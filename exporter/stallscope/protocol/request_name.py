@@ -5,6 +5,7 @@ from __future__ import annotations
 from zlib import crc32
 
 TRACE = "trace"
+STOP = "stop"
 STACKS = "stacks"
 
 

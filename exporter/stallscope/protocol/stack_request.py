@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from stallscope.protocol import trace_request
+from stallscope.protocol import step_request
 from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.stacks import MAX_SAMPLES
 
@@ -60,9 +60,9 @@ def parse(data: bytes) -> StackRequest:
         raise ValueError("run is not a string")
     return StackRequest(
         run=run,
-        samples=trace_request.whole(document.get("samples"), "samples", 1, MAX_SAMPLES),
+        samples=step_request.whole(document.get("samples"), "samples", 1, MAX_SAMPLES),
         interval=seconds(document.get("interval"), "interval", MAX_INTERVAL),
-        ranks=trace_request.rank_numbers(document.get("ranks", [])),
+        ranks=step_request.rank_numbers(document.get("ranks", [])),
         expires=seconds(document.get("expires"), "expires", _HIGHEST),
     )
 

@@ -28,8 +28,13 @@ _FILE, _LINE, _FUNCTION = '  File "', '", line ', " in "
 _OWN = ("/stallscope/shim/stacks.py",)
 """Files of the code that takes a stack."""
 
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/stallscope/")
+_LIBRARIES = (
+    *("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/torchinductor_"),
+    *("/stallscope/shim/", "/stallscope/integrations/", "/stallscope/cli/", "/stallscope/__main__.py"),
+)
 """Parts of the paths of code that the user has not written."""
+_CELLS = ("/ipykernel_", "<ipython-input-")
+"""Parts of the paths of notebook cells; the process alone knows their numbers."""
 
 
 class Frame(NamedTuple):
@@ -108,7 +113,8 @@ def place_of(stack: Stack) -> Place:
     """Return where a thread with this stack is. The stack must not be empty."""
     position = user_frame(stack)
     frame = stack[position]
-    location = f"{'/'.join(frame.file.rsplit('/', 2)[-2:])}:{frame.line}"
+    is_cell = any(part in frame.file for part in _CELLS)
+    location = f"{'notebook cell' if is_cell else '/'.join(frame.file.rsplit('/', 2)[-2:])}:{frame.line}"
     call = stack[position - 1].function if position else ""
     return Place(location[-MAX_LABEL_LENGTH:], frame.function[:MAX_LABEL_LENGTH], call[:MAX_LABEL_LENGTH])
 

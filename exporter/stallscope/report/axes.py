@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, MaxNLocator
 
 from stallscope.common.formatting import readable
+from stallscope.report.colours import colour_of
 from stallscope.report.document import Kind, Mark
 from stallscope.report.svg import INK, RULE, SOFT
 from stallscope.report.thinning import Matrix
-from stallscope.report.words import LONGEST_TEXT, Words, colour_of, plain, title_of
+from stallscope.report.words import LONGEST_TEXT, Words, plain, title_of
 
 WIDTH = 760
 """Width of a drawing in its own units, in which the font size is 11."""

@@ -37,7 +37,7 @@ from stallscope.report.queries import Queries, Server
 from stallscope.report.subject import Subject
 from stallscope.view.verdicts import CodeLine
 
-PARTS = 19
+PARTS = 20
 """Maximum number of calls of `progress` for a report."""
 
 _Answer = TypeVar("_Answer")

@@ -11,9 +11,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from stallscope.common.formatting import readable
 from stallscope.common.version import __version__
+from stallscope.report.colours import colour_of
 from stallscope.report.document import Document, Figure, Recommendation
 from stallscope.report.plots import Drawing, draw
-from stallscope.report.words import LONGEST_TEXT, Words, colour_of, runbook_of, title_of
+from stallscope.report.words import LONGEST_TEXT, Words, runbook_of, title_of
 
 _TEMPLATE = "page.html.jinja"
 _TEXTS = ("text", "cause", "time")

@@ -240,7 +240,7 @@ def _totals(uses: _Uses, known: float | None, options: Options) -> Facts:
             "Free",
             None if known is None else max(0.0, known - held) / 3600,
             "gpu_hours",
-            "held by nobody: capacity, not waste",
+            "not held: capacity, not waste",
             key="free_gpu_hours",
         ),
         Fact("Energy", energy, "joules", "of held GPUs", key="energy_joules"),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex, to_rgb, to_rgba
+from matplotlib.colors import to_hex, to_rgba
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from stallscope.report.axes import (
@@ -31,6 +31,7 @@ from stallscope.report.axes import (
     shortened,
     time_axis,
 )
+from stallscope.report.colours import FURTHER, colour_of
 from stallscope.report.document import (
     Areas,
     Bars,
@@ -41,7 +42,7 @@ from stallscope.report.document import (
     Series,
     States,
 )
-from stallscope.report.svg import CARD, INK, inline_svg
+from stallscope.report.svg import CARD, INK, SOFT, inline_svg
 from stallscope.report.thinning import (
     Matrix,
     bucketed,
@@ -52,7 +53,7 @@ from stallscope.report.thinning import (
     prevailing,
     spacing,
 )
-from stallscope.report.words import Words, colour_of, plain, title_of, unit_of
+from stallscope.report.words import Words, plain, title_of, unit_of
 
 _MOST_BUCKETS = 240
 """Points of a line: more than one in three units are not visible."""
@@ -60,10 +61,6 @@ _MOST_VERTICES = 3000
 _MOST_CELLS = 60_000
 _MOST_ROWS = 256
 _MOST_SPANS = 1200
-_OTHERS = ("#1590ae", "#c2640c", "#7577f2", "#d6427f", "#5f962a", "#9a63f0", "#0c8bd0", "#c04a63")
-"""Colours for names without a colour of their own; medium lightness for contrast on light and dark backgrounds."""
-_SHADES = (0.0, -0.35, 0.35, -0.55, 0.55, -0.18, 0.18, -0.7, 0.7)
-"""Shades for causes that share a colour in one plot: darker below zero, lighter above."""
 _SCALE = mpl.colormaps["viridis"].resampled(16)
 
 
@@ -112,16 +109,12 @@ def draw(plot: Plot, key: str, words: Words) -> Drawing:
 
 
 def colours_of(names: Sequence[str]) -> list[str]:
-    """Return a distinct colour for each name; causes of one domain are shades of one colour."""
-    others = cycle(_OTHERS)
-    taken: dict[str, int] = {}
+    """Return the colour of each name; names without a colour of their own get distinct ones."""
+    further = cycle(FURTHER)
     found: dict[str, str] = {}
     for name in names:
         if name not in found:
-            base = colour_of(name) or next(others)
-            shade = _SHADES[taken.get(base, 0) % len(_SHADES)]
-            taken[base] = taken.get(base, 0) + 1
-            found[name] = _shaded(base, shade)
+            found[name] = colour_of(name) or next(further)
     return [found[name] for name in names]
 
 
@@ -137,8 +130,6 @@ def _bars(plot: Bars, key: str, words: Words) -> Drawing:
     alone = len(plot.parts) == 1
     named = {part.label or title_of(part.name) for part in plot.parts} <= {title_of(row) for row in plot.rows}
     colours = colours_of([part.name for part in plot.parts])
-    if named:  # row labels identify the causes, so that they may share a colour
-        colours = [colour_of(part.name) or colour for part, colour in zip(plot.parts, colours, strict=True)]
     starts = np.zeros(len(labels))
     for colour, widths in zip(colours, values / scale, strict=True):
         shown = [colour_of(row) or colour for row in plot.rows] if alone else colour
@@ -245,6 +236,7 @@ def _heat_map(plot: HeatMap, key: str, words: Words) -> Drawing:
     picture[~np.isfinite(values)] = 0.0
     end = float(times[0] + spacing(times) * len(times))
     draw_picture(axes, picture, float(times[0]), end)
+    axes.spines[:].set(visible=True, color=SOFT)  # the ends of the scale resemble a dark or a light page
     time_axis(axes, float(times[0]), end, words)
     row_axis(axes, rows, height)
     legend = [
@@ -266,7 +258,7 @@ def _histogram(plot: Histogram, key: str, words: Words) -> Drawing:
     scale, unit = unit_of(plot.kind, float(edges[-1]), words.currency)
     marks = [mark for mark in plot.marks if edges[0] <= mark.at <= edges[-1]]
     drawing, axes = canvas(170, marks, named=False)
-    axes.stairs(counts, edges / scale, fill=True, color=_OTHERS[0], edgecolor=CARD, linewidth=0.6)
+    axes.stairs(counts, edges / scale, fill=True, color=FURTHER[0], edgecolor=CARD, linewidth=0.6)
     if plot.logarithmic:
         axes.set_xscale("log")
     axes.set_xlim(edges[0] / scale, edges[-1] / scale)
@@ -348,9 +340,3 @@ def _range(values: Matrix, least: float | None, greatest: float | None) -> tuple
 
 def _box(left: float, right: float, row: int) -> list[tuple[float, float]]:
     return [(left, row - 0.42), (left, row + 0.42), (right, row + 0.42), (right, row - 0.42)]
-
-
-def _shaded(colour: str, shade: float) -> str:
-    towards = 1.0 if shade > 0 else 0.0
-    red, green, blue = (part + (towards - part) * abs(shade) for part in to_rgb(colour))
-    return to_hex((red, green, blue))

@@ -22,7 +22,7 @@ from stallscope.report.words import zone
 
 SCRAPES_SECONDS = 120.0
 """Shortest interval that contains enough scrapes for the increase of a counter."""
-TRAINING_TIME = "mean of the training time, without the first five minutes"
+TRAINING_TIME = "mean of the training time, from its sixth minute on"
 """Note on the means of `Queries.figures`."""
 _MAX_POINTS_MANY_SERIES = 1440
 """Points if many series are summed: a day by the minute. Recorded values cover five minutes anyway."""

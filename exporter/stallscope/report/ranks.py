@@ -9,10 +9,10 @@ from typing import NamedTuple
 from stallscope.analysis.runs import Run
 from stallscope.catalogue.metrics import GONE_STATES
 from stallscope.clients.expressions import any_of
-from stallscope.common.formatting import duration
+from stallscope.common.formatting import duration, readable
 from stallscope.report.document import Block, Column, Notice, Paragraph, Table, Value
 from stallscope.report.queries import Queries
-from stallscope.report.words import title_of
+from stallscope.report.words import LONGEST_TEXT, title_of
 
 KEY = "ranks"
 TITLE = "Ranks"
@@ -116,7 +116,7 @@ def blocks(queries: Queries, found: Ranks) -> list[Block]:
         return [
             Paragraph(f"The run has one rank, {found.name(next(iter(found.places)))}: there is nothing to compare.")
         ]
-    blocks: list[Block] = _gone(queries, found)
+    blocks: list[Block] = [*_gone(queries, found), *_standstill(queries, found)]
     blocks += [
         Notice(
             "warning",
@@ -151,6 +151,20 @@ def _gone(queries: Queries, found: Ranks) -> list[Block]:
     ]
     more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
     return [Notice("critical", f"Ranks that had ended at the end of this time: {'; '.join(said[:_NAMED])}{more}.")]
+
+
+def _standstill(queries: Queries, found: Ranks) -> list[Block]:
+    """Report where ranks were in their code while most others waited at another place."""
+    differed = queries.seconds_present(f"rank:odd_stack:info{{{queries.subject.run_matchers}}}")
+    said: list[tuple[float, str]] = []
+    for each in queries.instant(f"topk({_NAMED}, max by (rank, location, function, call) ({differed}))"):
+        place = f"{each.labels.get('call') or each.labels.get('function', '')} at {each.labels.get('location', '')}"
+        rank = found.name(each.labels.get("rank", ""))
+        said.append((-each.value, f"{rank} was in {readable(place, LONGEST_TEXT)} for {duration(each.value)}"))
+    if not said:
+        return []
+    places = "; ".join([words for _, words in sorted(said)])
+    return [Notice("critical", f"While most ranks waited at another place of the code: {places}.")]
 
 
 def _table(queries: Queries, found: Ranks) -> Table:

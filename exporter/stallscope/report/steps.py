@@ -136,6 +136,7 @@ def _steps_of_first(queries: Queries, found: Ranks) -> tuple[float | None, float
 def _facts(queries: Queries, found: Ranks) -> Facts:
     which, window = queries.subject.run_matchers, queries.window
     made, reached = _steps_of_first(queries, found)
+    figures = queries.figures
     planned = queries.value(f"max(last_over_time(run:steps_planned:max{{{which}}}[{window}]))")
     return Facts(
         (
@@ -143,28 +144,43 @@ def _facts(queries: Queries, found: Ranks) -> Facts:
             Fact(
                 "Step reached", reached, "count", f"of {plain(planned)} planned" if planned else "", key="step_reached"
             ),
-            Fact("Mean step time", queries.figures.step_seconds, "seconds", TRAINING_TIME, key="step_seconds"),
+            Fact(
+                "Mean step time",
+                figures.step_seconds,
+                "seconds",
+                "" if figures.young else TRAINING_TIME,
+                key="step_seconds",
+            ),
         ),
     )
 
 
 def _percentiles(buckets: list[_Bucket]) -> Table:
-    """Return the limits of each percentile, not interpolated, since the distribution within a bucket is unknown."""
+    """Return estimates of percentiles, with the limits of their buckets."""
     total = sum(bucket.number for bucket in buckets)
     rows: list[tuple[Value, ...]] = []
     for share in _SHARES:
         below = 0.0
         for bucket in buckets:
-            below += bucket.number
-            if below >= share * total:
+            if below + bucket.number >= share * total:
                 longest = bucket.at_most if bucket.at_most < inf else None
-                rows.append(("Median" if share == 0.5 else f"{100 * share:.0f} %", bucket.over, longest))
+                part = (share * total - below) / bucket.number
+                # As `histogram_quantile` does, which dashboards use.
+                estimate = None if longest is None else bucket.over + part * (longest - bucket.over)
+                rows.append((share, estimate, bucket.over, longest))
                 break
+            below += bucket.number
     return Table(
-        (Column("Percentile"), Column("Over", "seconds"), Column("At most", "seconds")),
+        (
+            Column("Percentile", "share", key="percentile_ratio"),
+            Column("Estimate", "seconds", key="seconds"),
+            Column("Over", "seconds", "limit of its bucket", key="over_seconds"),
+            Column("At most", "seconds", "limit of its bucket", key="at_most_seconds"),
+        ),
         tuple(rows),
         title="Percentiles of step time, all ranks",
-        note="A percentile is between two bucket limits of the histogram, which has three buckets per decade.",
+        note="Estimates interpolate within a bucket of the histogram, which has three buckets per decade.",
+        key="step_percentiles",
     )
 
 

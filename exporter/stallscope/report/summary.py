@@ -194,13 +194,15 @@ def _work(queries: Queries) -> Facts:
         done, rate = _done(queries, unit), queries.figures.rate(unit)
         if done:
             facts.append(Fact(unit.capitalize(), done, "count", "in this time, including repeated steps", key=unit))
-            facts.append(
-                Fact(f"{unit.capitalize()} per second", rate, "per_second", TRAINING_TIME, key=f"{unit}_per_second")
-            )
+            note = "known after seven minutes" if queries.figures.young else TRAINING_TIME
+            facts.append(Fact(f"{unit.capitalize()} per second", rate, "per_second", note, key=f"{unit}_per_second"))
     if not facts:
         facts.append(Fact("Samples", None, "count", "the run reports no samples or tokens"))
+    figures = queries.figures
+    if figures.gpus:
+        note = "mean of its GPUs" if figures.gpu_busy is not None else "known after five minutes"
+        facts.append(Fact("GPU busy", figures.gpu_busy, "share", note, key="gpu_busy_ratio"))
     facts += [
-        Fact("GPU busy", queries.figures.gpu_busy, "share", "mean of its GPUs", key="gpu_busy_ratio"),
         Fact(
             "Goodput",
             queries.value(f"avg({queries.over_time('avg_over_time', goodput)})"),

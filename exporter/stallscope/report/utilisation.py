@@ -127,6 +127,7 @@ def _table(queries: Queries, shown: list[Gpu], busy: dict[str, float], number: i
     note = (
         "Percentiles are of the utilization at each scrape, not of means. A dip between two scrapes shows only in the "
         "time below 10 %, which the exporter counts at the driver's own rate."
+        + (" Means leave out the first five minutes of the run." if queries.subject.run is not None else "")
     )
     if number > len(shown):
         note += f" {len(shown)} of {number} GPUs: the least busy, and those of stragglers."

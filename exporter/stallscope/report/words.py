@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from stallscope.catalogue.causes import CAUSES, COLOURS, PHASE_COLOURS, REMAINDER_COLOURS, REMAINDERS
+from stallscope.catalogue.causes import CAUSES, PHASE_COLOURS, REMAINDERS
 from stallscope.catalogue.metrics import OUTSIDE_PHASES
+from stallscope.common.bundle import RUNBOOKS
 from stallscope.common.formatting import count, duration, readable
 from stallscope.report.document import Document, Kind, Value
 
@@ -32,7 +33,6 @@ _DURATIONS = ((3600.0, "h", 2.0), (60.0, "min", 5.0), (1.0, "s", 1.0), (1e-3, "m
 """Units of durations on an axis: seconds, name, and the minimum length of the axis in that unit."""
 
 _LONGEST_CURRENCY = 12
-_RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 
 
 class UnknownZone(ValueError):
@@ -98,17 +98,10 @@ def title_of(name: str) -> str:
     return readable(name)
 
 
-def colour_of(name: str) -> str:
-    """Return the colour of a cause, a remainder or a phase; empty for other names."""
-    if name in CAUSES:
-        return COLOURS[CAUSES[name].domain]
-    return REMAINDER_COLOURS.get(name) or PHASE_COLOURS.get(name, "")
-
-
 def runbook_of(name: str) -> str:
     """Return the address of a cause's runbook; empty without one."""
     alert = CAUSES[name].alert if name in CAUSES else None
-    return f"{_RUNBOOKS}/{alert}.md" if alert else ""
+    return f"{RUNBOOKS}/{alert}.md" if alert else ""
 
 
 def plain(value: float) -> str:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Protocol
 
+    from stallscope.shim.step_requests import StepRequests
     from stallscope.shim.tracing.trace import Tracer
     from stallscope.shim.transport import Sender
 
@@ -94,8 +95,9 @@ class Run:
 
     Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_TOKEN_FILE,
     STALLSCOPE_CA_FILE, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
-    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR; STALLSCOPE_STACKS=0
-    turns samples of stacks off, STALLSCOPE_DISABLE=1 everything, STALLSCOPE_STRICT=1 raises what would be logged.
+    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR, STALLSCOPE_ALLOW_STOP;
+    STALLSCOPE_STACKS=0 turns samples of stacks off, STALLSCOPE_DISABLE=1 everything, STALLSCOPE_STRICT=1 raises what
+    would be logged.
 
     A simulated rank is a run with a clock and a sender of its own:
 
@@ -189,6 +191,7 @@ class Run:
             self._work_steps = 0
             self._watchers: list[Callable[[], object]] = []
             self.tracer: Tracer | None = None
+            self.step_requests: StepRequests | None = None
             self._listeners: list[Callable[[int], object]] = []
             self._optimizer: int | None = None
             self._followed = 0
@@ -221,6 +224,8 @@ class Run:
                 self.on_step(self._report_warm_up)
             if clock is None and os.environ.get("STALLSCOPE_TRACE_DIR"):
                 self.trace()
+            if clock is None and switched_on("STALLSCOPE_ALLOW_STOP"):
+                self._allow_stop()
         except Exception as error:
             self.silence()
             tolerate(error, "starting a run")
@@ -321,6 +326,14 @@ class Run:
             tolerate(error, "tracing")
         else:
             trace(self, **selection)
+
+    def _allow_stop(self) -> None:
+        try:
+            from stallscope.shim.stopping import Stopper  # most runs never need it
+        except ImportError as error:
+            tolerate(error, "allowing stop requests")
+        else:
+            Stopper(self)
 
     def finish(self, state: str = "finished") -> None:
         """End the run as `finished`, `failed` or `terminated` and send the last report; calls after it do nothing."""
@@ -735,14 +748,16 @@ class Run:
                 self._refresh()
                 now = timeline.now()
             if self.hot_lines is not None:
-                self._refresh_lines(now, last)
+                self._refresh_lines(self.hot_lines, now, last)
             payload = self._written(now).encode()
             if len(payload) > self._room:
                 payload = self._shortened(payload)
             if self._stored is not None:
                 self._stored.store(payload, timeline.steps >= WARM_UP)
             if not last and not self._scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
-                self._sender.passed = stacks.attach(self._session, timeline.activity, self.name, self.rank)
+                self._sender.passed = max(
+                    self._sender.passed, stacks.attach(self._session, timeline.activity, self.name, self.rank)
+                )
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and not self._scripted:
                 patience = time.monotonic() + _LAST_WORDS
@@ -762,14 +777,13 @@ class Run:
         if cause is not None and cause != "absent":
             warn(f"a report could not be sent ({cause}); the next one includes its values", f"dropped: {cause}")
 
-    def _refresh_lines(self, now: float, last: bool) -> None:
-        if self.hot_lines is None:
-            return
+    def _refresh_lines(self, hot_lines: HotLines, now: float, last: bool) -> None:
         try:
             self.timeline.book(now)
-            self.hot_lines.refresh(now, last=last)
+            hot_lines.refresh(now, last=last)
         except Exception as error:
             self.hot_lines = None
+            hot_lines.close()
             tolerate(error, "finding lines of code")
 
     def _shortened(self, payload: bytes) -> bytes:

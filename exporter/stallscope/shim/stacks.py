@@ -33,7 +33,7 @@ from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.vocabulary import SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
 from stallscope.shim.request_file import RequestFile
 from stallscope.shim.termination import is_default
-from stallscope.shim.tolerance import tolerate, warn
+from stallscope.shim.tolerance import switched_off, tolerate, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -180,7 +180,12 @@ class Watch:
     def resume_native(self) -> None:
         """Set the timer of faulthandler again, after a fork."""
         if not _programs_timer and self._set_at is not None and self._is_intact():
-            _later(self._timeout + _NATIVE_SECONDS, file=self._file)
+            # The timer's thread blocks all signals, but only once it runs: it would take one meant for the main thread.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            try:
+                _later(self._timeout + _NATIVE_SECONDS, file=self._file)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def close(self) -> None:
         """Stop both timers, close the file, and restore the signal's action."""
@@ -274,7 +279,7 @@ def _escaped(text: str) -> str:
 
 def _is_possible() -> bool:
     """Return whether this process can have both timers."""
-    if os.environ.get("STALLSCOPE_STACKS", "").strip().lower() in ("0", "false", "no", "off"):
+    if switched_off("STALLSCOPE_STACKS"):
         return False
     if not hasattr(os, "memfd_create") or sys.implementation.name != "cpython":
         return False

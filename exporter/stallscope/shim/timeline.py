@@ -208,6 +208,7 @@ class Timeline:
         "_special",
         "_step_began",
         "_tokens",
+        "after_step",
         "counts",
         "current",
         "due",
@@ -255,6 +256,8 @@ class Timeline:
         """Functions that draw batches: their time is moved from `other` to `data_wait` after it was booked."""
         self.listener: Callable[[], None] | None = None
         """Called at each boundary, before a report that is due."""
+        self.after_step: Callable[[], object] | None = None
+        """Called once at the end of the current boundary. What it raises reaches the program."""
         self.interval = interval
         """Seconds between reports; what one report may come early."""
         self.held = False
@@ -343,6 +346,9 @@ class Timeline:
                 self.publish(now)
         except Exception as error:
             tolerate(error, "marking a step")
+        if self.after_step is not None:
+            action, self.after_step = self.after_step, None
+            action()
 
     def settle(self) -> None:
         """Book the events that are noted and not booked yet. Required before the timeline is read or changed."""

@@ -56,7 +56,7 @@ class Datagrams:
         """Fewest seconds between two reports."""
         self.sign = sign
         self.passed = -1
-        """Descriptor that goes with the next report if it leaves through a UNIX socket, or -1."""
+        """Descriptor that goes with the next report that leaves through a UNIX socket, or -1."""
         self.passes = any(family == socket.AF_UNIX for family, _address in targets)
         """True if there is a UNIX socket to pass descriptors through."""
         self._used = -1
@@ -153,10 +153,12 @@ class Datagrams:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, self.passed.to_bytes(4, sys.byteorder))
         try:
             sender.sendmsg([payload], [rights], 0, address)
-        except BlockingIOError:
-            raise
+        except (BlockingIOError, FileNotFoundError, ConnectionError):
+            raise  # the next report takes it
         except OSError:
+            self.passed = -1
             return False
+        self.passed = -1
         return True
 
 

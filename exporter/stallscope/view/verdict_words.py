@@ -117,8 +117,11 @@ def root_words(cause: str) -> str:
     """Return a root cause in words that follow the rank; for an unknown cause its name."""
     if cause in ROOT_WORDS:
         return ROOT_WORDS[cause]
-    title = CAUSES[cause].title if cause in CAUSES else cause
-    # Keep the capitals of abbreviations such as GPU or NVLink.
+    return in_sentence(CAUSES[cause].title if cause in CAUSES else cause)
+
+
+def in_sentence(title: str) -> str:
+    """Return a title as part of a sentence; abbreviations such as GPU or NVLink keep their capitals."""
     return title[:1].lower() + title[1:] if title[1:2].islower() else title
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from stallscope.configuration import parse_release_time
@@ -20,7 +21,9 @@ STATUS_PATH = "/"
 REPORT_PATH = "/api/v1/report"
 TRACE_PATH = "/api/v1/trace"
 STACKS_PATH = "/api/v1/stacks"
+STOP_PATH = "/api/v1/stop"
 RELEASE_PATH = "/-/release"
+RUNBOOKS_PATH = "/runbooks/"
 RESUME_PATH = "/-/resume"
 
 _READING = ("GET", "HEAD")
@@ -38,8 +41,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'
 _STATUS_HEADERS = ("Cache-Control: no-store", f"Content-Security-Policy: {_POLICY}", "Referrer-Policy: no-referrer")
 _REFRESHING_HEADERS = (*_STATUS_HEADERS, f"Refresh: {REFRESH_SECONDS}")
 
-PostRequest = Callable[[bytes, int | None], tuple[int, bytes]]
-"""Takes the body of a request to a run, and the uid whose runs alone it may name, or None; returns status and JSON."""
+_REQUESTS = {TRACE_PATH: ("trace", "traces"), STACKS_PATH: ("stacks", "stacks"), STOP_PATH: ("stop", "a stop")}
+"""Kinds of requests to a run by path, and what they are for."""
 
 
 class Pages(Protocol):
@@ -61,8 +64,7 @@ class Application:
         pages: Pages,
         *,
         post_report: Callable[[bytes, str], tuple[int, bytes]],
-        post_trace: PostRequest,
-        post_stacks: PostRequest,
+        post_request: Callable[[str, bytes, int | None, str], tuple[int, bytes]],
         status_page: Callable[[bool], bytes],
         release: Callable[[float | None], str],
         telemetry_path: str = "/metrics",
@@ -71,26 +73,27 @@ class Application:
         switched_off: Mapping[str, str] | None = None,
         refusals: Refusals | None = None,
         control: Control | None = None,
+        runbooks: Mapping[str, bytes] | None = None,
     ) -> None:
         """Tie the paths to what answers them.
 
         Args:
             pages: gives the metrics.
             post_report: takes a report's body and the client's address; returns status and JSON.
-            post_trace: takes the body of a request for traces, and the uid whose runs alone it may name, or None;
-                returns the same.
-            post_stacks: takes the body of a request for stacks in the same way.
+            post_request: takes the kind and the body of a request to a run, the uid whose runs alone it may name, or
+                None, and the sender; returns the same.
             status_page: renders the status page; its argument is true if browsers should reload it.
             release: releases GPUs for this many seconds, the configured time for None, acquires them again for 0;
                 returns a message.
             telemetry_path: where the metrics are.
             allow_remote_reports: whether other machines may post reports and, with a user or a client certificate,
-                request traces and stacks and release GPUs; may be changed later.
+                send requests to runs and release GPUs; may be changed later.
             signed_reports: true if signatures identify the senders of reports; then other machines may post nothing
                 else, since nothing else has one.
             switched_off: paths that are not answered, with the setting that would answer them; may be replaced later.
             refusals: counts refused requests.
             control: the users that may release GPUs and request traces; root and this process's by default.
+            runbooks: pages by the name of their file, served below `/runbooks/`.
         """
         self.allow_remote_reports = allow_remote_reports
         self.switched_off: Mapping[str, str] = switched_off or {}
@@ -99,7 +102,7 @@ class Application:
         self._control = control or Control()
         self._pages = pages
         self._post_report = post_report
-        self._requests = {TRACE_PATH: (post_trace, "traces"), STACKS_PATH: (post_stacks, "stacks")}
+        self._post_request = post_request
         self._status_page = status_page
         self._release = release
         self._telemetry_path = telemetry_path
@@ -109,6 +112,8 @@ class Application:
             STATUS_PATH: self._answer_status_page,
             telemetry_path: self._answer_metrics,
         }
+        for name, page in (runbooks or {}).items():
+            self._readable[RUNBOOKS_PATH + name] = partial(_answer_runbook, page)
 
     def answer(self, request: Request, client: str) -> Response:
         """Answer one request of the client with that address."""
@@ -117,8 +122,8 @@ class Application:
             return problem(404, "off", f"{path} is switched off here; {setting} switches it on")
         if path == REPORT_PATH:
             return self._answer_report(request, client)
-        if path in self._requests:
-            return self._answer_request(request, client, *self._requests[path])
+        if path in _REQUESTS:
+            return self._answer_request(request, client, *_REQUESTS[path])
         if path in (RELEASE_PATH, RESUME_PATH):
             return self._answer_release(request, client)
         readable = self._readable.get(path)
@@ -163,10 +168,10 @@ class Application:
         status, body = self._post_report(_OVERSIZED if request.oversized else request.body, client)
         return Response(status, JSON if body else "", body)
 
-    def _answer_request(self, request: Request, client: str, post: PostRequest, kind: str) -> Response:
-        what = f"requests for {kind}"
+    def _answer_request(self, request: Request, client: str, kind: str, thing: str) -> Response:
+        what = f"requests for {thing}"
         if request.method != "POST":
-            return problem(405, "method", f"{kind} are requested with POST", "Allow: POST")
+            return problem(405, "method", f"{what} are sent with POST", "Allow: POST")
         if (refusal := self._refusal(request, client, what)) is not None:
             return problem(403, *refusal)
         controls, uid = self._controls(request, client)
@@ -174,7 +179,8 @@ class Application:
             return problem(403, *self._without_control(request, client, what, uid))
         if request.oversized:
             return problem(413, "too_large", f"the body is longer than {MAX_BYTES} bytes")
-        status, body = post(request.body, None if controls else uid)
+        sender = client if uid is None else f"user {uid}"
+        status, body = self._post_request(kind, request.body, None if controls else uid, sender)
         return Response(status, JSON, body)
 
     def _answer_release(self, request: Request, client: str) -> Response:
@@ -232,6 +238,10 @@ class Application:
         if refusal is not None:
             self._refusals.count("forbidden", client, refusal[1])
         return refusal
+
+
+def _answer_runbook(page: bytes, _request: Request) -> Response:
+    return Response(200, HTML, page, (f"Content-Security-Policy: {_POLICY}", "Cache-Control: max-age=3600"))
 
 
 def _is_direct(request: Request, client: str) -> bool:

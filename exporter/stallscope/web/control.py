@@ -1,4 +1,4 @@
-"""Who may release GPUs and request traces: root, this exporter's user, and the members of one group.
+"""Who may release GPUs and send requests to runs: root, this exporter's user, and the members of one group.
 
 A user is the one that the kernel reports for the client's socket, so that the address 127.0.0.1 alone permits nothing.
 """
@@ -16,7 +16,7 @@ class Control:
         self.group = group
 
     def includes(self, uid: int) -> bool:
-        """Return True for a user who may release GPUs, and request traces of every run."""
+        """Return True for a user who may release GPUs, and send requests to every run."""
         return uid in (0, os.geteuid()) or (bool(self.group) and _is_member(uid, self.group))
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+from pathlib import Path
 
+from stallscope.shim import hot_lines
 from tests.shim.hot_lines.measuring import PROGRAMS, Found, measure
 from tests.shim.loops import children
+
+README = Path(hot_lines.__file__).with_name("README.md")
+_BEGIN = "<!-- lines: written by `python -m tests.shim.hot_lines --write` -->\n"
+_END = "<!-- /lines -->\n"
 
 
 def main() -> int:
@@ -18,6 +24,7 @@ def main() -> int:
     parser.add_argument("--burst", type=float, default=10.0, help="seconds of a burst (default: 10)")
     parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time (default: 2)")
     parser.add_argument("--lines", action="store_true", help="also print the lines that were found")
+    parser.add_argument("--write", action="store_true", help="write the table into the shim's README")
     arguments = parser.parse_args()
     programs = [
         path
@@ -28,9 +35,12 @@ def main() -> int:
         parser.error("no program has such a name")
     children.LIMIT = 120.0
     found = measure(programs, window=arguments.window, burst=arguments.burst, jobs=arguments.jobs)
-    print("| program | phase | planted line | place | share of the phase |\n|---|---|---|---|---|")
-    for each in found:
-        print(_row(each))
+    table = "| program | phase | planted line | place | share of the phase |\n|---|---|---|---|---|\n"
+    table += "".join(f"{_row(each)}\n" for each in found)
+    print(table, end="")
+    if arguments.write:
+        before, _, rest = README.read_text().partition(_BEGIN)
+        README.write_text(f"{before}{_BEGIN}{table}{_END}{rest.partition(_END)[2]}")
     for each in found if arguments.lines else ():
         for line in sorted(each.lines, key=lambda line: -line.seconds):
             print(f"{each.program.stem}: {line.location} {line.function}, {line.seconds / each.seconds:.0%}")

@@ -54,3 +54,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end }}
 {{- mergeOverwrite $handler .default .value | toYaml }}
 {{- end }}
+
+{{/* The text of a file, with links to the runbooks at another address if there is one. */}}
+{{- define "stallscope.linked" -}}
+{{- $text := index . 0 | toString }}
+{{- with index . 1 }}
+{{- $text = $text | replace "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks" (trimSuffix "/" .) }}
+{{- end }}
+{{- $text }}
+{{- end }}

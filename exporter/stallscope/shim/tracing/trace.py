@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from stallscope.common.file_trust import folder_problem
 from stallscope.shim.gpu_counters import Exporter
 from stallscope.shim.lifetime import current
+from stallscope.shim.step_requests import requests_of
 from stallscope.shim.tolerance import amount, complain, tolerate, warn
-from stallscope.shim.tracing import trace_wishes
 from stallscope.shim.tracing.recording import Recording
 from stallscope.shim.tracing.trace_file import folder_of, trace_document, write
 
 if TYPE_CHECKING:
+    from stallscope.protocol.step_request import StepRequest
     from stallscope.shim.run import Run
 
 DIRECTORY = "stallscope-traces"
@@ -49,8 +50,7 @@ class Tracer:
         self._torch_profiler = False
         self._exporter: Exporter | None = None
         self._listening = False
-        self._wishes: trace_wishes.Wishes | None = None
-        self._wished: range = range(0)
+        self._requested: range = range(0)
         self._recording: Recording | None = None
         self._step = 0
         self._profiler: Any = None
@@ -89,13 +89,7 @@ class Tracer:
 
     def obey(self) -> None:
         """Trace requests from outside as well."""
-        if self._wishes is not None:
-            return
-        wishes = self._wishes = trace_wishes.Wishes(self._run)
-        self._run.watch(lambda: self._wish(wishes.look()))
-        sender: Any = self._run.sender
-        if hasattr(sender, "hear"):
-            sender.hear = lambda answer: self._wish(wishes.hear(answer))
+        requests_of(self._run).handle("trace", self._request)
 
     def close(self) -> None:
         """Stop recording; also called when the run ends within a traced step."""
@@ -106,10 +100,9 @@ class Tracer:
         if profiler is not None:
             profiler.stop()
 
-    def _wish(self, steps: range | None) -> None:
-        if steps is not None:
-            self._wished = steps
-            self._listen()
+    def _request(self, request: StepRequest) -> None:
+        self._requested = range(request.first_step, request.first_step + request.steps)
+        self._listen()
 
     def _listen(self) -> None:
         if not self._listening:
@@ -123,7 +116,7 @@ class Tracer:
                 self._end()
             if self._chosen(step):
                 self._begin(step)
-            elif step >= self._wished.stop and not self._selecting:
+            elif step >= self._requested.stop and not self._selecting:
                 self._listening = False
         except Exception as error:
             tolerate(error, "tracing a step")
@@ -136,7 +129,7 @@ class Tracer:
     def _chosen(self, step: int) -> bool:
         if self._every_steps and step % self._every_steps == 0:
             return True
-        if step in self._steps or step in self._wished:
+        if step in self._steps or step in self._requested:
             return True
         if self._every_seconds and (now := self._run.timeline.now()) >= self._next_time:
             self._next_time = now + self._every_seconds

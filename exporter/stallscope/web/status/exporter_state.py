@@ -28,6 +28,8 @@ class ExporterState(NamedTuple):
     statuses: tuple[CollectorStatus, ...]
     failures: Mapping[RankKey, str] = {}
     """Failure of a rank's process, if it reported one."""
+    stacks: Mapping[str, str] = {}
+    """For each run with ranks at a standstill, where these are in their code, as a sentence."""
     reads_gpus: bool = True
     """True if a GPU collector is enabled."""
     simulated: str = ""

@@ -12,7 +12,14 @@ from stallscope.common.version import __version__
 from stallscope.view.model import Node, runs_of
 from stallscope.view.observer import node_of
 from stallscope.view.verdicts import VerdictWatch
-from stallscope.web.application import HEALTHY_PATH, READY_PATH, REFRESH_SECONDS, RELEASE_PATH, RESUME_PATH
+from stallscope.web.application import (
+    HEALTHY_PATH,
+    READY_PATH,
+    REFRESH_SECONDS,
+    RELEASE_PATH,
+    RESUME_PATH,
+    RUNBOOKS_PATH,
+)
 from stallscope.web.status.exporter_state import ExporterState, SnapshotSamples
 from stallscope.web.status.gpus import MAX_GPUS, gpu_section, shown_first
 from stallscope.web.status.history import History
@@ -112,6 +119,7 @@ class StatusPage:
             (attribute(self._telemetry_path, 1000), "Metrics"),
             (HEALTHY_PATH, "Health"),
             (READY_PATH, "Readiness"),
+            (RUNBOOKS_PATH, "Runbooks"),
         )
         return (
             '<nav aria-label="Sections and other pages"><ul role="list">'

@@ -19,6 +19,8 @@ SILENT_SECONDS = 30.0
 """Seconds of silence that are shown: a rank reports twice a second at most, and in a long step not at all."""
 _STATES: Mapping[str, str] = {"running": "good", "failed": "bad", "lost": "bad"}
 """How a state looks that is better or worse than any other."""
+_STACKS_LENGTH = 500
+"""Characters of the sentence on stacks."""
 _OWN_COLOURS = 3
 """Colours for phases that users name."""
 
@@ -41,7 +43,7 @@ def run_section(look: ExporterState, node: Node, selection: Selection, verdicts:
 def _article(run: Run, ranks: tuple[Rank, ...], look: ExporterState, node: Node, verdicts: Verdicts | None) -> str:
     return (
         f'<article class="card run"><h3><span>{foreign(run.name.run, 128)}</span> {_states(run)}</h3>'
-        f"<p>{_presence(run, look)}</p>{_judged(run, verdicts)}{_progress(run)}"
+        f"<p>{_presence(run, look)}</p>{_judged(run, verdicts)}{_standstill(run, look)}{_progress(run)}"
         f'<dl class="facts wide">{_facts(run, node)}</dl>'
         f"{_phases(run)}{_ranks(run, ranks, look, node)}</article>"
     )
@@ -55,6 +57,13 @@ def _judged(run: Run, verdicts: Verdicts | None) -> str:
         return verdict_line(verdict, with_gpus=run.has_gpus)
     why = why_unjudged(run, verdicts)
     return f'<p class="quiet">{why}</p>' if why else ""
+
+
+def _standstill(run: Run, look: ExporterState) -> str:
+    where = look.stacks.get(run.name.run, "")
+    return (
+        f'<p class="verdict warn"><strong>Standstill:</strong> {foreign(where, _STACKS_LENGTH)}.</p>' if where else ""
+    )
 
 
 def _states(run: Run) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stallscope.intake.runs import RunRegistry
-from stallscope.intake.traces import TraceRequests
-from stallscope.protocol import trace_request
+from stallscope.intake.step_requests import StepRequests
+from stallscope.protocol import step_request
 from stallscope.protocol.report import STEP_BUCKET_COUNT, Report
 from stallscope.sampling.clock import ScriptedClock
 
@@ -21,8 +21,8 @@ BUCKET = 6
 
 
 @pytest.fixture
-def requests(registry: RunRegistry, tmp_path: Path, clock: ScriptedClock) -> TraceRequests:
-    return TraceRequests(registry, tmp_path, allowed=True, clock=clock)
+def requests(registry: RunRegistry, tmp_path: Path, clock: ScriptedClock) -> StepRequests:
+    return StepRequests(registry, tmp_path, allowed=("trace", "stop"), clock=clock)
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def report(registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock)
     return send
 
 
-def ask(requests: TraceRequests, **request: Any) -> tuple[int, dict[str, Any]]:
-    status, answer = requests.post(json.dumps(request).encode())
+def ask(requests: StepRequests, action: str = "trace", **request: Any) -> tuple[int, dict[str, Any]]:
+    status, answer = requests.post(action, json.dumps(request).encode())
     return status, json.loads(answer)
 
 
 def test_the_first_step_lies_ahead_of_the_furthest_rank_by_the_time_of_two_reports(
-    requests: TraceRequests, report: Callable[..., Report]
+    requests: StepRequests, report: Callable[..., Report]
 ) -> None:
     report(step=1000)
     report(step=1010, rank=1)
@@ -63,30 +63,30 @@ def test_the_first_step_lies_ahead_of_the_furthest_rank_by_the_time_of_two_repor
 
 
 def test_steps_done_since_the_last_report_are_reckoned_with(
-    requests: TraceRequests, report: Callable[..., Report], clock: ScriptedClock
+    requests: StepRequests, report: Callable[..., Report], clock: ScriptedClock
 ) -> None:
     report(step=1000)
     clock.advance(0.5)
     assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 10 + 60 + 1
 
 
-def test_ranks_that_report_seldom_get_longer_notice(requests: TraceRequests, report: Callable[..., Report]) -> None:
+def test_ranks_that_report_seldom_get_longer_notice(requests: StepRequests, report: Callable[..., Report]) -> None:
     report(step=1000, sequence=20)
     assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
 
 
-def test_ranks_that_report_over_http_get_longer_notice(requests: TraceRequests, report: Callable[..., Report]) -> None:
+def test_ranks_that_report_over_http_get_longer_notice(requests: StepRequests, report: Callable[..., Report]) -> None:
     requests.answer(report(step=1000))
     assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
 
 
 def test_the_request_is_next_to_the_socket_readable_for_all_and_writable_for_its_owner(
-    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
+    requests: StepRequests, report: Callable[..., Report], tmp_path: Path
 ) -> None:
     report()
     _status, told = ask(requests, run="resnet50", steps=2, ranks=[0], first_step=7000)
-    file = tmp_path / trace_request.file_name("resnet50")
-    request = trace_request.parse(file.read_bytes())
+    file = tmp_path / step_request.file_name("trace", "resnet50")
+    request = step_request.parse(file.read_bytes())
     assert (request.run, request.first_step, request.steps, request.ranks) == ("resnet50", 7000, 2, (0,))
     assert request.expires == told["expires"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
@@ -94,18 +94,18 @@ def test_the_request_is_next_to_the_socket_readable_for_all_and_writable_for_its
 
 
 def test_a_report_is_answered_with_the_request_for_its_rank_alone(
-    requests: TraceRequests, report: Callable[..., Report]
+    requests: StepRequests, report: Callable[..., Report]
 ) -> None:
     first, second = report(), report(rank=1)
     assert requests.answer(first) == b""
     ask(requests, run="resnet50", steps=2, ranks=[1])
     assert requests.answer(first) == b""
-    assert trace_request.parse(requests.answer(second)).steps == 2
+    assert step_request.parse(requests.answer(second)).steps == 2
     assert requests.answer(report(run="other")) == b""
 
 
 def test_a_request_expires_with_its_file(
-    requests: TraceRequests, report: Callable[..., Report], clock: ScriptedClock, tmp_path: Path
+    requests: StepRequests, report: Callable[..., Report], clock: ScriptedClock, tmp_path: Path
 ) -> None:
     told = report()
     ask(requests, run="resnet50", steps=2)
@@ -118,7 +118,7 @@ def test_a_request_expires_with_its_file(
 
 
 def test_no_request_outlives_the_exporter(
-    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
+    requests: StepRequests, report: Callable[..., Report], tmp_path: Path
 ) -> None:
     report()
     ask(requests, run="resnet50", steps=2)
@@ -127,23 +127,23 @@ def test_no_request_outlives_the_exporter(
 
 
 def test_a_link_in_place_of_the_file_is_not_followed(
-    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
+    requests: StepRequests, report: Callable[..., Report], tmp_path: Path
 ) -> None:
     report()
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    file = tmp_path / trace_request.file_name("resnet50")
+    file = tmp_path / step_request.file_name("trace", "resnet50")
     for each in (file, file.with_suffix(".part")):
         each.symlink_to(victim)
     assert ask(requests, run="resnet50", steps=2)[1]["problem"] == ""
     assert victim.read_text() == "precious"
-    assert trace_request.parse(file.read_bytes()).steps == 2
+    assert step_request.parse(file.read_bytes()).steps == 2
     assert not file.is_symlink()
 
 
 @pytest.mark.parametrize("folder", ["of another user", "that everybody may write"])
 def test_no_request_is_written_into_a_folder_that_is_not_trusted(
-    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path, folder: str
+    requests: StepRequests, report: Callable[..., Report], tmp_path: Path, folder: str
 ) -> None:
     if folder == "of another user" and os.getuid() != 0:
         pytest.skip("only root can give a folder away")
@@ -163,10 +163,10 @@ def test_no_request_is_written_into_a_folder_that_is_not_trusted(
 
 
 def test_nothing_is_taken_unless_it_is_allowed(
-    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
+    requests: StepRequests, report: Callable[..., Report], tmp_path: Path
 ) -> None:
     report()
-    requests.allowed = False
+    requests.allowed = ("stop",)
     status, answer = ask(requests, run="resnet50", steps=2)
     assert (status, answer["error"]) == (403, "off")
     assert "--report.allow-trace-requests" in answer["message"]
@@ -188,7 +188,7 @@ def test_nothing_is_taken_unless_it_is_allowed(
     ],
 )
 def test_a_wrong_request_is_refused_with_what_is_expected(
-    requests: TraceRequests, report: Callable[..., Report], fields: dict[str, Any], status: int, message: str
+    requests: StepRequests, report: Callable[..., Report], fields: dict[str, Any], status: int, message: str
 ) -> None:
     report()
     refused, answer = ask(requests, **fields)
@@ -198,11 +198,11 @@ def test_a_wrong_request_is_refused_with_what_is_expected(
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"run": 3, "steps": 1}'])
 @pytest.mark.usefixtures("nothing_collected")
-def test_what_is_no_request_is_refused(requests: TraceRequests, body: bytes) -> None:
-    assert requests.post(body)[0] == 400
+def test_what_is_no_request_is_refused(requests: StepRequests, body: bytes) -> None:
+    assert requests.post("trace", body)[0] == 400
 
 
-def test_an_ended_run_is_asked_for_nothing(requests: TraceRequests, report: Callable[..., Report]) -> None:
+def test_an_ended_run_is_asked_for_nothing(requests: StepRequests, report: Callable[..., Report]) -> None:
     report(state="finished")
     assert ask(requests, run="resnet50", steps=1)[0] == 404
 
@@ -212,7 +212,48 @@ def test_a_folder_that_can_t_be_written_is_told(
 ) -> None:
     report()
     status, request = ask(
-        TraceRequests(registry, Path("/proc/nowhere"), allowed=True, clock=clock), run="resnet50", steps=1
+        StepRequests(registry, Path("/proc/nowhere"), allowed=("trace", "stop"), clock=clock), run="resnet50", steps=1
     )
     assert status == 202  # ranks that report over HTTP still receive the request
     assert "can't be written" in request["problem"]
+
+
+def test_a_stop_is_for_the_same_step_of_all_ranks_and_travels_next_to_a_trace(
+    requests: StepRequests, report: Callable[..., Report], tmp_path: Path, clock: ScriptedClock
+) -> None:
+    first, second = report(), report(rank=1)
+    status, told = ask(requests, "stop", run="resnet50")
+    assert (status, told["ranks"], told["world_size"], told["created"]) == (202, [0, 1], 8, clock.time())
+    ask(requests, run="resnet50", steps=2, ranks=[1])
+    assert [step_request.parse(line).action for line in requests.answer(second).splitlines()] == ["stop", "trace"]
+    (line,) = requests.answer(first).splitlines()
+    assert step_request.parse(line).first_step == told["first_step"]
+    assert len(list(tmp_path.glob("stop-*"))) == len(list(tmp_path.glob("trace-*"))) == 1
+    clock.advance(5000)
+    requests.drop_expired()
+    assert not list(tmp_path.glob("*-*"))
+
+
+def test_a_stop_needs_its_own_permission(requests: StepRequests, report: Callable[..., Report]) -> None:
+    report()
+    requests.allowed = ("trace",)
+    status, answer = ask(requests, "stop", run="resnet50")
+    assert (status, answer["error"]) == (403, "off")
+    assert "--report.allow-stop-requests" in answer["message"]
+
+
+def test_the_log_names_who_requested_a_stop(
+    requests: StepRequests, report: Callable[..., Report], caplog: pytest.LogCaptureFixture
+) -> None:
+    report()
+    caplog.set_level("INFO")
+    requests.post("stop", b'{"run": "resnet50"}', None, "user 1001")
+    (record,) = [each for each in caplog.records if each.getMessage() == "stop requested"]
+    assert record.__dict__["fields"]["sender"] == "user 1001"
+
+
+def test_the_time_since_the_last_step_is_told(
+    requests: StepRequests, report: Callable[..., Report], clock: ScriptedClock
+) -> None:
+    report(first_step=clock.time() - 90, last_step=clock.time() - 70)
+    assert ask(requests, "stop", run="resnet50")[1]["silent"] == 70.0

@@ -5,19 +5,22 @@ from typing import Any
 
 import pytest
 
-from stallscope.protocol.trace_request import MAX_BYTES, TraceRequest, encode, file_name, parse
+from stallscope.protocol.step_request import MAX_BYTES, StepRequest, encode, file_name, parse
 
-WISH = TraceRequest("resnet50", 20_012, 5, (0, 3), 1_700_000_700.0)
+REQUEST = StepRequest("trace", "resnet50", 20_012, 5, (0, 3), 1_700_000_100.0, 1_700_000_700.0)
 
 
-def test_a_wish_reads_as_it_was_written() -> None:
-    assert parse(encode(WISH)) == WISH
+def test_a_request_reads_as_it_was_written() -> None:
+    assert parse(encode(REQUEST)) == REQUEST
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"version": 2},
+        {"action": "reboot"},
+        {"action": None},
+        {"action": []},
         {"run": ""},
         {"run": 7},
         {"first_step": -1},
@@ -28,13 +31,14 @@ def test_a_wish_reads_as_it_was_written() -> None:
         {"ranks": 3},
         {"ranks": ["3"]},
         {"ranks": [0] * 1025},
+        {"created": None},
         {"expires": "soon"},
         {"expires": float("nan")},
     ],
 )
-def test_what_is_no_wish_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_request_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        parse(json.dumps({**json.loads(encode(WISH)), **change}).encode())
+        parse(json.dumps({**json.loads(encode(REQUEST)), **change}).encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"[" * 8000, b" " * (MAX_BYTES + 1)])
@@ -46,11 +50,11 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("run", ["resnet50", "../../etc/passwd", "a/b", "\udcff", "x" * 1000, "日本"])
 def test_any_run_has_a_plain_file_name(run: str) -> None:
-    name = file_name(run)
+    name = file_name("trace", run)
     assert "/" not in name
     assert name.startswith("trace-")
-    assert len(name) == len(file_name("a"))
+    assert len(name) == len(file_name("trace", "a"))
 
 
 def test_runs_have_files_of_their_own() -> None:
-    assert len({file_name(f"run {number}") for number in range(1000)}) == 1000
+    assert len({file_name(action, f"run {number}") for number in range(1000) for action in ("trace", "stop")}) == 2000

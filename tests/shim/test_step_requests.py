@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +12,12 @@ from typing import Any
 import pytest
 
 import stallscope
-from stallscope.protocol.trace_request import TraceRequest, encode, file_name
+from stallscope.protocol.step_request import StepRequest, encode, file_name
 from stallscope.sampling.clock import ScriptedClock
+from stallscope.shim import stopping
 from stallscope.shim.request_file import beside_socket, mistrust
-from stallscope.shim.tracing.trace_wishes import Wishes
+from stallscope.shim.step_requests import requests_of
+from stallscope.shim.stopping import Stopper
 from tests.shim.conftest import Desk
 
 
@@ -37,33 +42,68 @@ def run(room: Path, clock: ScriptedClock) -> stallscope.Run:
 
 
 def wish(**changes: Any) -> bytes:
-    return encode(TraceRequest("job", 5, 2, (), time.time() + 3600)._replace(**changes))
+    now = time.time()
+    return encode(StepRequest("trace", "job", 5, 2, (), now, now + 3600)._replace(**changes))
 
 
-def put(room: Path, data: bytes, mode: int = 0o644) -> Path:
+def put(room: Path, data: bytes, mode: int = 0o644, action: str = "trace") -> Path:
     """As the exporter does: a new file each time."""
-    path = room / file_name("job")
+    path = room / file_name(action, "job")
     draft = room / "draft"
     draft.write_bytes(data)
     draft.chmod(mode)
     return draft.replace(path)
 
 
+class Taken:
+    """The requests that a run has taken."""
+
+    def __init__(self, run: stallscope.Run) -> None:
+        self.requests = requests_of(run)
+        self._steps: list[range] = []
+        self.requests.handle("trace", lambda it: self._steps.append(range(it.first_step, it.first_step + it.steps)))
+
+    def look(self) -> list[range]:
+        """Look for files, and return the steps of new requests."""
+        self.requests.look()
+        return self.take()
+
+    def take(self) -> list[range]:
+        """Return the steps of new requests."""
+        steps, self._steps[:] = list(self._steps), []
+        return steps
+
+
 def test_a_wish_beside_the_socket_is_found_once(room: Path, run: stallscope.Run) -> None:
-    wishes = Wishes(run)
-    assert wishes.look() is None
+    taken = Taken(run)
+    assert taken.look() == []
     put(room, wish())
-    assert wishes.look() == range(5, 7)
-    assert wishes.look() is None
+    assert taken.look() == [range(5, 7)]
+    assert taken.look() == []
     put(room, wish(first_step=9))
-    assert wishes.look() == range(9, 11)
+    assert taken.look() == [range(9, 11)]
 
 
-def test_a_wish_in_the_answer_to_reports_is_heard_once(run: stallscope.Run) -> None:
-    wishes = Wishes(run)
+def test_each_wish_in_the_answers_to_reports_is_heard_once(run: stallscope.Run) -> None:
+    taken = Taken(run)
     told = wish()
-    assert wishes.hear(told) == range(5, 7)
-    assert wishes.hear(told) is None
+    taken.requests.hear(told)
+    taken.requests.hear(told)
+    taken.requests.hear(told + b"\n" + wish(first_step=9))
+    assert taken.take() == [range(5, 7), range(9, 11)]
+
+
+def test_a_handler_that_fails_disturbs_nobody(room: Path, run: stallscope.Run) -> None:
+    requests_of(run).handle("trace", lambda _: 1 / 0)
+    put(room, wish())
+    requests_of(run).look()
+
+
+def test_a_wish_for_what_is_not_allowed_is_left_alone(room: Path, run: stallscope.Run) -> None:
+    taken = Taken(run)
+    put(room, wish(action="stop"), action="stop")
+    taken.requests.hear(wish(action="stop"))
+    assert taken.look() == []
 
 
 def test_a_wish_in_the_answer_to_a_report_is_acted_on_at_once(
@@ -82,44 +122,44 @@ def test_a_wish_in_the_answer_to_a_report_is_acted_on_at_once(
 )
 def test_a_wish_for_others_is_left_alone(changes: dict[str, Any], room: Path, run: stallscope.Run) -> None:
     put(room, wish(**changes))
-    assert Wishes(run).look() is None
+    assert Taken(run).look() == []
 
 
 def test_a_wish_for_some_ranks_is_for_each_of_them(room: Path, run: stallscope.Run) -> None:
     put(room, wish(ranks=(1, 3)))
-    assert Wishes(run).look() == range(5, 7)
+    assert Taken(run).look() == [range(5, 7)]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b"[" * 8000, b" " * 9000])
 @pytest.mark.usefixtures("nothing_collected")
 def test_what_is_no_wish_is_left_alone(data: bytes, room: Path, run: stallscope.Run) -> None:
     put(room, data)
-    assert Wishes(run).look() is None
+    assert Taken(run).look() == []
 
 
 def test_a_file_that_others_may_write_is_not_trusted(
     room: Path, run: stallscope.Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(room, wish(), mode=0o666)
-    assert Wishes(run).look() is None
+    assert Taken(run).look() == []
     assert "others than its owner may write it" in caplog.text
 
 
 def test_a_folder_that_everybody_may_write_is_not_trusted(room: Path, run: stallscope.Run) -> None:
     put(room, wish())
     room.chmod(0o777)
-    assert Wishes(run).look() is None
+    assert Taken(run).look() == []
 
 
 def test_no_link_is_followed(room: Path, run: stallscope.Run, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(wish())
-    (room / file_name("job")).symlink_to(tmp_path / "elsewhere")
-    assert Wishes(run).look() is None
+    (room / file_name("trace", "job")).symlink_to(tmp_path / "elsewhere")
+    assert Taken(run).look() == []
 
 
 def test_a_pipe_in_the_file_s_place_delays_nobody(room: Path, run: stallscope.Run) -> None:
-    os.mkfifo(room / file_name("job"))
-    assert Wishes(run).look() is None
+    os.mkfifo(room / file_name("trace", "job"))
+    assert Taken(run).look() == []
 
 
 def status(path: Path, uid: int, mode: int) -> os.stat_result:
@@ -151,7 +191,9 @@ def test_whom_a_wish_is_taken_from(
     [("", "/run/stallscope"), ("unix:///a/b.sock", "/a"), ("udp://localhost", ""), ("http://localhost:19400", "")],
 )
 def test_wishes_stand_beside_the_socket_that_takes_reports(address: str, folder: str) -> None:
-    assert beside_socket(address, file_name("job")) == (f"{folder}/{file_name('job')}" if folder else "")
+    assert beside_socket(address, file_name("stop", "job")) == (
+        f"{folder}/{file_name('stop', 'job')}" if folder else ""
+    )
 
 
 def train(run: stallscope.Run, clock: ScriptedClock, steps: int) -> None:
@@ -214,3 +256,98 @@ def test_the_environment_allows_it_without_a_line_of_code(
         for _ in range(4):
             run.step()
     assert (tmp_path / "traces/job/rank3-step2.trace.json").exists()
+
+
+@pytest.fixture
+def stoppable(run: stallscope.Run, monkeypatch: pytest.MonkeyPatch) -> stallscope.Run:
+    monkeypatch.setattr(stopping, "_callback", None)
+    Stopper(run)
+    return run
+
+
+def stop(run: stallscope.Run, **changes: Any) -> bytes:
+    """A request made now by the run's clock."""
+    return wish(action="stop", steps=1, created=run.wall_time() + 1, **changes)
+
+
+def test_the_function_of_on_stop_is_called_once_before_the_requested_step(
+    room: Path, stoppable: stallscope.Run, clock: ScriptedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[int] = []
+
+    @stallscope.on_stop
+    def note() -> None:
+        called.append(stoppable.steps_done)
+
+    put(room, stop(stoppable, first_step=10), action="stop")
+    train(stoppable, clock, 20)
+    assert called == [10]
+    assert stoppable.timeline.listener is None
+    assert "a stop of run job was requested through the exporter" in caplog.text
+
+
+def test_what_the_function_raises_reaches_the_program(
+    room: Path, stoppable: stallscope.Run, clock: ScriptedClock
+) -> None:
+    @stallscope.on_stop
+    def leave() -> None:
+        raise LookupError("enough")
+
+    put(room, stop(stoppable, first_step=3), action="stop")
+    with pytest.raises(LookupError, match="enough"):
+        train(stoppable, clock, 20)
+    assert stoppable.steps_done == 3
+
+
+def test_without_a_function_the_process_gets_sigterm(
+    room: Path, stoppable: stallscope.Run, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(signal, "raise_signal", lambda number: raised.append((number, stoppable.steps_done)))
+    put(room, stop(stoppable, first_step=4), action="stop")
+    train(stoppable, clock, 10)
+    assert raised == [(signal.SIGTERM, 4)]
+
+
+def test_a_stop_that_comes_late_is_obeyed_at_the_next_step(
+    room: Path, stoppable: stallscope.Run, clock: ScriptedClock
+) -> None:
+    called: list[int] = []
+    stallscope.on_stop(lambda: called.append(stoppable.steps_done))
+    train(stoppable, clock, 10)
+    put(room, stop(stoppable, first_step=4), action="stop")
+    train(stoppable, clock, 10)
+    (step,) = called
+    assert 11 <= step <= 13
+
+
+def test_a_stop_of_an_earlier_life_does_not_end_the_restarted_run(
+    room: Path, stoppable: stallscope.Run, clock: ScriptedClock
+) -> None:
+    called: list[int] = []
+    stallscope.on_stop(lambda: called.append(stoppable.steps_done))
+    put(room, wish(action="stop", created=clock.time() - 5, first_step=4), action="stop")
+    train(stoppable, clock, 10)
+    assert called == []
+
+
+STOPPED = """
+import sys, time
+import stallscope
+with stallscope.Run("job", rank=3, interval=0.0) as run:
+    print(len(sys.argv), flush=True)
+    for _ in range(200):
+        time.sleep(0.01)
+        run.step()
+"""
+
+
+@pytest.mark.parametrize("consent", ["1", "0"])
+def test_a_program_ends_by_sigterm_only_with_its_consent(consent: str, room: Path) -> None:
+    environment = {**os.environ, "STALLSCOPE_ALLOW_STOP": consent}
+    with subprocess.Popen([sys.executable, "-c", STOPPED], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        put(room, wish(action="stop", first_step=5, created=time.time() + 1), action="stop")
+        process.wait(60)
+    assert process.returncode == (-signal.SIGTERM if consent == "1" else 0)

@@ -1,12 +1,14 @@
-"""The request for traces of some steps, in the form that travels from the exporter to the training.
+"""A request to the ranks of a run, in the form that travels from the exporter to the training.
 
-Training that reports over UNIX or UDP datagrams gets no answer, so it looks at a file beside the exporter's socket;
-training that reports over HTTP finds the request in the response to its report. Both have the same JSON object:
+Training that reports over UNIX or UDP datagrams gets no answer. It reads a file next to the exporter's socket, one for
+each action. Training that reports over HTTP finds the requests in the response to its report, one in each line. Both
+have the same JSON object:
 
-    {"version": 1, "run": "resnet50", "first_step": 20012, "steps": 5, "ranks": [0, 3], "expires": 1700000700.0}
+    {"version": 1, "action": "trace", "run": "resnet50", "first_step": 20012, "steps": 5, "ranks": [0, 3],
+     "created": 1700000100.0, "expires": 1700000700.0}
 
-Steps are numbered as in traces: by how many were done before. No ranks are all ranks. Both ends share this file; it
-needs the standard library alone.
+Steps have the number of steps done before them. No ranks are all ranks. Both ends share this file; it needs the
+standard library alone.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from stallscope.protocol.request_name import TRACE, request_name
+from stallscope.protocol.request_name import STOP, TRACE, request_name
 
 VERSION = 1
+ACTIONS = (TRACE, STOP)
+"""Requests that ranks may receive: write traces of some steps; end before the first step."""
 MAX_BYTES = 8192
 """Longest request."""
 MAX_STEPS = 100
@@ -26,24 +30,27 @@ MAX_RANKS = 1024
 _HIGHEST = 2**53
 
 
-class TraceRequest(NamedTuple):
-    """Which steps of which ranks are to be traced."""
+class StepRequest(NamedTuple):
+    """An action, and the steps and ranks of a run that it applies to."""
 
+    action: str
     run: str
     first_step: int
     steps: int
     ranks: tuple[int, ...]
     """Empty for all ranks."""
+    created: float
+    """Unix time of the request."""
     expires: float
     """Unix time after which the request is void."""
 
 
-def encode(request: TraceRequest) -> bytes:
+def encode(request: StepRequest) -> bytes:
     """Encode a request."""
     return json.dumps({"version": VERSION, **request._asdict()}, separators=(",", ":")).encode()
 
 
-def parse(data: bytes) -> TraceRequest:
+def parse(data: bytes) -> StepRequest:
     """Parse and check a request.
 
     Raises:
@@ -57,18 +64,26 @@ def parse(data: bytes) -> TraceRequest:
         raise ValueError("nested too deeply") from None
     if type(document) is not dict or document.get("version") != VERSION:
         raise ValueError(f"no JSON object of version {VERSION}")
-    run, expires = document.get("run"), document.get("expires")
+    action, run = document.get("action"), document.get("run")
+    if action not in ACTIONS:
+        raise ValueError(f"action is {action!r:.80}; expected one of {', '.join(ACTIONS)}")
     if type(run) is not str or not run:
         raise ValueError("run is not a string")
-    if not isinstance(expires, (int, float)) or not 0 < expires < _HIGHEST:
-        raise ValueError("expires is not a Unix time")
-    return TraceRequest(
+    return StepRequest(
+        action=action,
         run=run,
         first_step=whole(document.get("first_step"), "first_step", 0, _HIGHEST),
         steps=whole(document.get("steps"), "steps", 1, MAX_STEPS),
         ranks=rank_numbers(document.get("ranks", [])),
-        expires=float(expires),
+        created=_unix_time(document.get("created"), "created"),
+        expires=_unix_time(document.get("expires"), "expires"),
     )
+
+
+def _unix_time(value: Any, name: str) -> float:
+    if not isinstance(value, (int, float)) or not 0 < value < _HIGHEST:
+        raise ValueError(f"{name} is not a Unix time")
+    return float(value)
 
 
 def whole(value: Any, name: str, lowest: int, highest: int) -> int:
@@ -93,6 +108,6 @@ def rank_numbers(value: Any) -> tuple[int, ...]:
     return tuple([whole(rank, "a rank", 0, _HIGHEST) for rank in value])
 
 
-def file_name(run: str) -> str:
-    """Return the name of the file next to the socket with a run's request."""
-    return request_name(TRACE, run)
+def file_name(action: str, run: str) -> str:
+    """Return the name of the file next to the socket for a request to a run."""
+    return request_name(action, run)

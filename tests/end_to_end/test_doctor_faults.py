@@ -142,8 +142,16 @@ def broken(
         ],
         alertmanagers=[f"127.0.0.1:{free_port()}"],
     ) as server:
-        until(lambda: len(server.ask("query", query="stallscope_build_info")["data"]["result"]) == 4)
-        until(lambda: server.ask("rules")["data"]["groups"] and "many" in str(server.ask("rules")))
+
+        def number_of(expression: str) -> int:
+            return len(server.ask("query", query=expression)["data"]["result"])
+
+        def has_failed_rule() -> bool:
+            groups = server.ask("rules")["data"]["groups"]
+            return any(rule["health"] == "err" for group in groups for rule in group["rules"])
+
+        until(lambda: number_of("stallscope_build_info") == 4 and number_of('up{job="stallscope"} == 0') == 1)
+        until(lambda: number_of("exporter:unusable:info") and has_failed_rule())
         yield server
 
 
@@ -165,7 +173,7 @@ def test_faults_of_jobs_rules_and_alerts_are_found_in_a_real_prometheus(broken: 
         ("thresholds", "thresholds are missing"),
         ("freshness", "the rules record nothing"),
         ("pages", "cannot be used: scraped_twice"),
-        ("alertmanagers", "the alert Watchdog does not fire"),
+        ("alertmanagers", "the alert StallscopeWatchdog does not fire"),
         ("alertmanagers", "does not respond to this machine"),
     ):
         assert words in told[check]
