@@ -188,6 +188,18 @@ class Scenario:
 
 _STEADY = Workload(data_wait=0.01, host_copy=0.008, forward=0.35, backward=0.62, communication=0.06, optimizer=0.05)
 _CALM = HostLoad(cpu=0.32)
+_SMALL = Workload(
+    data_wait=0.0005,
+    host_copy=0.0005,
+    forward=0.012,
+    backward=0.022,
+    communication=0.001,
+    optimizer=0.003,
+    samples=8,
+    allocator=Allocator(0.2, 0.28, 0.3),
+    kernels={"memory": 0.3, "sm": 0.3, "occupancy": 0.12, "dram": 0.15, "tensor": 0.1, "power": 0.3},
+    memory_share=0.3,
+)
 _IDLE = Workload(data_wait=1.0, host_copy=0, forward=0, backward=0, communication=0, optimizer=0, memory_share=0.3)
 
 _FAULTY = (1,)
@@ -488,6 +500,14 @@ SCENARIOS: dict[str, Scenario] = {
                 fault=fault,
             )
             for name, description, fault in _FAULTS
+        ),
+        Scenario(
+            name="small_batch",
+            description="Batches of 8 samples: short steps of kernels that are too small for the GPU.",
+            expected="small_batch",
+            workload=_SMALL,
+            host=_CALM,
+            fault=LoadChange(_SMALL, _CALM),  # from the start, since the steps before would be outliers
         ),
         Scenario(
             name="idle_allocated",
