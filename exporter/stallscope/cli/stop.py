@@ -45,8 +45,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _summary(answer: dict[str, Any]) -> str:
-    told = f"{_step_requests.ranks_of(answer)} will stop before step {answer['first_step']}"
+    sentence = f"{_step_requests.ranks_of(answer)} will stop before step {answer['first_step']}"
     silent = answer.get("silent", 0.0)
     if silent > _SILENT_SECONDS:
-        return f"{told}, if they make steps again: the last step was {silent:.0f} s ago"
-    return f"{told}, in about {answer['seconds']:.0f} s"
+        return f"{sentence}, if they make steps again: the last step was {silent:.0f} s ago"
+    return f"{sentence}, in about {answer['seconds']:.0f} s"

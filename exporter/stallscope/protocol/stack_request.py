@@ -9,16 +9,12 @@ Each rank takes `samples` stacks of its training thread, `interval` seconds apar
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from stallscope.protocol import step_request
 from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.stacks import MAX_SAMPLES
 
-VERSION = 1
-MAX_BYTES = 8192
-"""Longest request."""
 MAX_INTERVAL = 60.0
 """Largest number of seconds between two samples."""
 _HIGHEST = 2**53
@@ -38,7 +34,7 @@ class StackRequest(NamedTuple):
 
 def encode(request: StackRequest) -> bytes:
     """Encode a request."""
-    return json.dumps({"version": VERSION, **request._asdict()}, separators=(",", ":")).encode()
+    return step_request.encoded(request._asdict())
 
 
 def parse(data: bytes) -> StackRequest:
@@ -47,19 +43,9 @@ def parse(data: bytes) -> StackRequest:
     Raises:
         ValueError: it is invalid; the message has the reason.
     """
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"longer than {MAX_BYTES} bytes")
-    try:
-        document = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if type(document) is not dict or document.get("version") != VERSION:
-        raise ValueError(f"no JSON object of version {VERSION}")
-    run = document.get("run")
-    if type(run) is not str or not run:
-        raise ValueError("run is not a string")
+    document = step_request.document_of(data)
     return StackRequest(
-        run=run,
+        run=document["run"],
         samples=step_request.whole(document.get("samples"), "samples", 1, MAX_SAMPLES),
         interval=seconds(document.get("interval"), "interval", MAX_INTERVAL),
         ranks=step_request.rank_numbers(document.get("ranks", [])),

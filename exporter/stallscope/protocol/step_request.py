@@ -47,7 +47,7 @@ class StepRequest(NamedTuple):
 
 def encode(request: StepRequest) -> bytes:
     """Encode a request."""
-    return json.dumps({"version": VERSION, **request._asdict()}, separators=(",", ":")).encode()
+    return encoded(request._asdict())
 
 
 def parse(data: bytes) -> StepRequest:
@@ -55,6 +55,32 @@ def parse(data: bytes) -> StepRequest:
 
     Raises:
         ValueError: it is invalid; the message has the reason.
+    """
+    document = document_of(data)
+    action = document.get("action")
+    if action not in ACTIONS:
+        raise ValueError(f"action is {action!r:.80}; expected one of {', '.join(ACTIONS)}")
+    return StepRequest(
+        action=action,
+        run=document["run"],
+        first_step=whole(document.get("first_step"), "first_step", 0, _HIGHEST),
+        steps=whole(document.get("steps"), "steps", 1, MAX_STEPS),
+        ranks=rank_numbers(document.get("ranks", [])),
+        created=_unix_time(document.get("created"), "created"),
+        expires=_unix_time(document.get("expires"), "expires"),
+    )
+
+
+def encoded(fields: dict[str, Any]) -> bytes:
+    """Encode the fields of a request of any kind."""
+    return json.dumps({"version": VERSION, **fields}, separators=(",", ":")).encode()
+
+
+def document_of(data: bytes) -> dict[str, Any]:
+    """Return the fields of an encoded request of any kind; only `version` and `run` are checked.
+
+    Raises:
+        ValueError: it is no request; the message has the reason.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"longer than {MAX_BYTES} bytes")
@@ -64,20 +90,10 @@ def parse(data: bytes) -> StepRequest:
         raise ValueError("nested too deeply") from None
     if type(document) is not dict or document.get("version") != VERSION:
         raise ValueError(f"no JSON object of version {VERSION}")
-    action, run = document.get("action"), document.get("run")
-    if action not in ACTIONS:
-        raise ValueError(f"action is {action!r:.80}; expected one of {', '.join(ACTIONS)}")
+    run = document.get("run")
     if type(run) is not str or not run:
         raise ValueError("run is not a string")
-    return StepRequest(
-        action=action,
-        run=run,
-        first_step=whole(document.get("first_step"), "first_step", 0, _HIGHEST),
-        steps=whole(document.get("steps"), "steps", 1, MAX_STEPS),
-        ranks=rank_numbers(document.get("ranks", [])),
-        created=_unix_time(document.get("created"), "created"),
-        expires=_unix_time(document.get("expires"), "expires"),
-    )
+    return document
 
 
 def _unix_time(value: Any, name: str) -> float:

@@ -58,7 +58,7 @@ _KEPT_SECONDS = 5.0
 """Seconds for which requested stacks stay; the exporter reads once a second."""
 _LONGEST = 86400.0
 _MAX_REQUEST = 8192
-"""Bytes of the longest request, as in `protocol.stack_request`: importing that takes longer than all of the shim."""
+"""Bytes of the longest request, as in `protocol.step_request`: importing that takes longer than all of the shim."""
 _MAX_FRAMES = 100
 _MAX_TEXT = 500
 _DESCRIPTOR = 200
