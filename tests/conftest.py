@@ -58,6 +58,9 @@ settings.load_profile("no deadline")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that none of them is left over when all others are done."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "filled" in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
     seconds: dict[Path, float] = {}
     for item in items:
         for mark in item.iter_markers("slow"):

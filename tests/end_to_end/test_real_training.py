@@ -112,9 +112,13 @@ class Workshop:
             return  # a second try
         without = ("", "insufficient_data", cause)
         stack.wait_for(lambda: stack.verdict(run) not in without, PATIENCE, f"run {run} is {cause} before its fault")
-        for process in [process for process in self._processes if process[0] not in (run, *keep)]:
-            os.kill(self._processes.pop(process), signal.SIGKILL)
+        self.end(*({name for name, _ in self._processes} - {run, *keep}))
         self.trigger(run).touch()
+
+    def end(self, *runs: str) -> None:
+        """End runs that have shown what they were to show, so that the others have the machine to themselves."""
+        for process in [process for process in self._processes if process[0] in runs]:
+            os.kill(self._processes.pop(process), signal.SIGKILL)
 
     def start(self, training: Training) -> None:
         self._processes[training.run, training.rank] = self._trainers.start(training)
@@ -191,6 +195,7 @@ def test_a_rank_that_is_stopped_stalls_its_run(workshop: Workshop) -> None:
     workshop.await_steps("stopped", 25)
     workshop.signal("stopped", signal.SIGSTOP, rank=1)
     workshop.await_outcome("stopped", "stalled")
+    workshop.end("stopped")
 
 
 def test_a_rank_that_is_killed_again_and_again_is_a_restart_loop(workshop: Workshop) -> None:
@@ -201,10 +206,12 @@ def test_a_rank_that_is_killed_again_and_again_is_a_restart_loop(workshop: Works
         workshop.start(RESTARTED)
         workshop.await_value(f'stallscope_training_restarts_total{{run="restarted"}} == {restarts}')
     workshop.await_outcome("restarted", "restart_loop")
+    workshop.end("restarted")
 
 
 def test_a_loss_that_is_no_number(workshop: Workshop) -> None:
     workshop.await_outcome("diverging", "loss_nonfinite")
+    workshop.end("diverging")
 
 
 def test_a_slow_transform_without_workers(workshop: Workshop) -> None:
@@ -217,6 +224,7 @@ def test_a_processor_quota_on_the_loader(workshop: Workshop) -> None:
         pytest.skip(workshop.why_no_quota)
     with workshop.on_an_idle_host():
         workshop.await_outcome("quota", "input_cgroup_throttled")
+    workshop.end("quota")
 
 
 def test_a_run_beside_them_that_lacks_nothing_is_healthy_and_raises_no_alert(workshop: Workshop) -> None:
