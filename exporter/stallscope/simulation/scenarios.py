@@ -614,7 +614,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="long_init",
-            description="A job without a step so far, which was started 19 minutes ago; found after three minutes.",
+            description="A job without a step so far, which was started 19 minutes ago; found after two minutes.",
             expected="long_init",
             workload=replace(_STEADY, pause=Pause("initialization", 86_400.0, 0.0)),
             host=_CALM,
