@@ -109,6 +109,67 @@ def test_a_pause_is_a_phase_of_all_ranks() -> None:
         assert report.phases["checkpoint"].max == pytest.approx(15.0, abs=0.1)
 
 
+def test_a_restart_is_a_new_process_that_goes_on_from_a_checkpoint() -> None:
+    told: list[Report] = []
+    clock = ScriptedClock()
+    simulation = Simulation.named("restart_loop", clock=clock, gpus=1, deliver=lambda data: told.append(parse(data)))
+    simulation.advance(60.0)
+    (first,) = {report.session for report in told}
+    assert told[-1].state == "running"
+    simulation.advance(20.0)
+    failed = next(report for report in told if report.state == "failed")
+    starting = told[-1]
+    assert failed.session == first != starting.session
+    assert (starting.state, starting.activity) == ("starting", "initialization")
+    simulation.advance(45.0)
+    running = told[-1]
+    assert (running.session, running.state) == (starting.session, "running")
+    assert running.phases["initialization"].seconds == pytest.approx(45.0)
+    steps = running.gauges["step"] - running.phases["forward"].occurrences
+    assert failed.gauges["step"] - 50 <= steps <= failed.gauges["step"]
+
+
+def test_a_job_in_initialization_reports_its_age_and_makes_no_step() -> None:
+    clock = ScriptedClock(10_000.0)
+    told: list[Report] = []
+    simulation = Simulation.named("long_init", clock=clock, gpus=1, deliver=lambda data: told.append(parse(data)))
+    simulation.advance(600.0)
+    assert {(report.state, report.activity) for report in told} == {("starting", "initialization")}
+    assert told[-1].start == 10_000.0 - 1_140.0
+
+
+def test_steps_grow_from_the_onset_on() -> None:
+    (report, _) = reports("step_time_drift", ONSET + 3600.0)
+    assert report.phases["forward"].max > 1.6 * 0.35
+
+
+def test_a_quota_stops_the_ranks_in_a_share_of_its_periods() -> None:
+    for report in reports("input_cgroup_throttled", ONSET + 300.0):
+        stopped = report.counters["cpu_throttled_periods"]
+        assert stopped == pytest.approx(0.6 * report.counters["cpu_periods"], rel=0.05)
+        assert report.gauges["cpu_limit_cores"] == 2.0
+    assert all("cpu_periods" not in report.counters for report in reports("healthy", 60.0))
+
+
+def test_values_for_scaling_and_arithmetic_are_reported() -> None:
+    (report, _) = reports("scaling_inefficient", 60.0)
+    assert report.values == {"single_gpu_samples_per_second": 480.0}
+    assert report.counters["samples"] / 60.0 < 0.7 * 480.0
+    (report, _) = reports("low_mfu", 60.0)
+    assert report.counters["flops"] / 60.0 < 0.1 * 989e12
+
+
+def test_a_job_starts_on_the_gpu_of_another_and_leaves_its_own_free() -> None:
+    gpus = Gpus("shared_unexpectedly")
+    shared, free = gpus.well, gpus.ill
+    assert [len(gpu.processes()) for gpu in (shared, free)] == [1, 1]
+    gpus.clock.advance(ONSET + 10)
+    assert [len(gpu.processes()) for gpu in (shared, free)] == [2, 0]
+    assert sum(each.memory or 0 for each in shared.processes()) == number(shared, "memory", "memory_used_bytes")
+    assert number(free, "memory", "memory_used_bytes") < 500e6
+    assert (shared.utilization().gpu > 0.5, free.utilization().gpu) == (True, 0.0)
+
+
 def test_a_load_of_one_rank_leaves_the_others_as_they_are() -> None:
     first, second = reports("straggler_input", 120.0)
     assert second.phases["data_wait"].seconds > 10 * first.phases["data_wait"].seconds
@@ -151,7 +212,7 @@ def test_every_fault_names_signals_and_units_that_exist(story: Scenario) -> None
 
 @pytest.mark.slow
 def test_the_rules_find_the_causes(tmp_path: Path) -> None:
-    """One of each kind: of a GPU, of one rank, and of the host."""
-    names = ("nvlink_down", "straggler_input", "input_disk_bound")
-    found = verdicts(names, tmp_path, seconds=600, gpus=2)
+    """One of each kind: of a GPU, of one rank, of the host, of the job, and of two jobs."""
+    names = ("nvlink_down", "straggler_input", "input_remote_latency", "restart_loop", "shared_unexpectedly")
+    found = verdicts(names, tmp_path, seconds=480, gpus=2)
     assert [name for name in names if name not in found[name]["run"] | found[name]["gpu"]] == []

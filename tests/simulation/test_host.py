@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import Environment, NotPresent, available
+from stallscope.collectors.base import Collector, Environment, NotPresent, available
 from stallscope.owners.processes import Processes
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import checked
@@ -37,6 +37,10 @@ class World:
 def busy_share(earlier: list[int], later: list[int]) -> float:
     passed = [b - a for a, b in zip(earlier, later, strict=True)]
     return 1.0 - (passed[3] + passed[4]) / sum(passed)
+
+
+def values(source: Collector) -> list[float]:
+    return [float(str(sample.value)) for sample in source.read()]
 
 
 def test_the_host_is_labelled_as_simulated(tmp_path: Path) -> None:
@@ -130,3 +134,32 @@ def test_what_the_tree_cannot_tell_of_is_absent(tmp_path: Path) -> None:
     World(tmp_path, "healthy")
     with pytest.raises(NotPresent):
         list(available()["shared_memory"](Environment(root=tmp_path)).read())
+
+
+def test_shared_memory_fills_at_the_onset(tmp_path: Path) -> None:
+    world = World(tmp_path, "shm_full", onset=20.0)
+
+    def used() -> float:
+        environment = Environment(root=tmp_path, statvfs=world.host.statvfs)
+        size, taken = values(available()["shared_memory"](environment))
+        return taken / size
+
+    assert used() < 0.1
+    world.after(30.0)
+    assert used() == pytest.approx(0.9, abs=0.001)
+
+
+def test_operations_of_a_remote_file_system_wait_from_the_onset_on(tmp_path: Path) -> None:
+    world = World(tmp_path, "input_remote_latency", onset=20.0)
+    source = available()["nfs"](Environment(root=tmp_path, clock=world.clock))
+    assert set(values(source)) == {0}
+    world.after(30.0)
+    _read, operations, waited = values(source)
+    assert waited == pytest.approx(200 * 10.0)
+    assert waited / operations == pytest.approx(0.05)
+
+
+def test_two_jobs_share_a_gpu_of_the_simulated_host(tmp_path: Path) -> None:
+    World(tmp_path, "shared_unexpectedly")
+    found = Processes(tmp_path).look_up([pid(0), pid(1)])
+    assert [found[pid(rank)].slurm_job for rank in (0, 1)] == ["4242", "4243"]

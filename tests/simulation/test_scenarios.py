@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from stallscope.catalogue.causes import CAUSES
 from stallscope.simulation.scenarios import SCENARIOS, GpuLoss, LoadChange, Scenario, scenario
 
 
@@ -10,6 +11,10 @@ def test_every_scenario_says_what_it_is_and_what_ought_to_be_found(story: Scenar
     assert story.description.endswith(".")
     assert story.expected
     assert scenario(story.name) is story
+
+
+def test_every_cause_has_a_scenario() -> None:
+    assert CAUSES.keys() <= {story.expected for story in SCENARIOS.values()}
 
 
 def test_the_scenarios_of_the_first_verdicts_are_there() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +26,8 @@ _START = 1.0
 
 def series_of(name: str, folder: Path, *, seconds: int, onset: float, gpus: int) -> list[Series]:
     """Run a scenario with a simulated host, and return what Prometheus stores of it."""
-    clock, story = ScriptedClock(_START), scenario(name, onset=onset)
+    # Scripted time begins at zero, and nothing has run before.
+    clock, story = ScriptedClock(_START), replace(scenario(name, onset=onset), age=0.0)
     registry = RunRegistry(clock=clock, root=folder)
     simulation = Simulation(
         story,
@@ -34,7 +36,9 @@ def series_of(name: str, folder: Path, *, seconds: int, onset: float, gpus: int)
         gpus=max(gpus, 1 + max(story.faulty_gpus, default=0)),
         host_tree=folder,
     )
-    environment = Environment(root=folder, clock=clock, interval=_POLL_SECONDS, driver=simulation.driver)
+    environment = Environment(
+        root=folder, clock=clock, interval=_POLL_SECONDS, driver=simulation.driver, statvfs=simulation.statvfs
+    )
     sampler = Sampler(clock=clock, interval=_POLL_SECONDS)
     for collector in available().values():
         if collector.enabled_by_default:

@@ -95,6 +95,7 @@ class Exporter:
             root=root,
             interval=configuration.sampling_interval,
             driver=driver,
+            statvfs=os.statvfs if self._simulation is None else self._simulation.statvfs,
             processes_elsewhere=self._simulation is not None
             and not (configuration.simulated_host or self._simulation.scenario.coupled),
             kubernetes=_kubernetes(configuration.kubernetes_node, os.environ),

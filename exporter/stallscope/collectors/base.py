@@ -7,6 +7,7 @@ flag `--collector.<name>` and its `--no-` form come by themselves.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -39,6 +40,8 @@ class Environment:
 
     root: Path = Path("/")
     """Folder that contains `proc` and `sys`."""
+    statvfs: Callable[[str], os.statvfs_result] = os.statvfs
+    """Queries a file system."""
     clock: Clock = field(default_factory=SystemClock)
     interval: float = 1.0
     """Seconds between two readings."""

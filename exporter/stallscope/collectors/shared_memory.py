@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from stallscope.catalogue.metrics import family
@@ -32,7 +31,7 @@ class SharedMemory(Collector):
             OSError: the query fails.
         """
         try:
-            status = os.statvfs(self._path)
+            status = self.environment.statvfs(self._path)
         except FileNotFoundError:
             raise NotPresent(f"no {self._path}") from None
         if not status.f_blocks:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from stallscope.protocol.report import Report
 from stallscope.sampling.clock import Clock
 from stallscope.simulation.gpu import SimulatedGpu
-from stallscope.simulation.node import Node, uuid
+from stallscope.simulation.node import FREE_MEMORY_SHARE, Node, uuid
 from stallscope.simulation.scenarios import Scenario
 from stallscope.simulation.workload import EFFECTS, IDLE, PhaseEffect
 
@@ -26,7 +26,6 @@ DELAY_SECONDS = 2.0
 _IDLE_SLICE_SECONDS = 0.25
 _MOST_SLICES = 8
 """Resolution of steps within a report: finer than the driver's samples."""
-_UNCLAIMED_MEMORY_SHARE = 0.005
 _EFFECTS = {**EFFECTS, "evaluation": EFFECTS["forward"]}
 _MEASURED = {"forward", "backward"}
 
@@ -55,7 +54,7 @@ class CoupledNode(Node):
 
     def memory_share(self, gpu: int) -> float:
         """The scenario's job, if it has one."""
-        return super().memory_share(gpu) if self._claims.get(gpu) else _UNCLAIMED_MEMORY_SHARE
+        return super().memory_share(gpu) if self._claims.get(gpu) else FREE_MEMORY_SHARE
 
     def pids(self, gpu: int) -> tuple[int, ...]:
         """The processes of the ranks that claim the GPU: real ones."""

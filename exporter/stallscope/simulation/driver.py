@@ -317,9 +317,10 @@ class SimulatedDevice(Device):
         )
 
     def processes(self) -> Sequence[GpuProcess]:
-        """The job's process on this GPU."""
+        """The jobs' processes on this GPU, with equal parts of its memory."""
         self._require_answer("processes")
-        return [GpuProcess(pid, self._memory_used()) for pid in self._node.pids(self.index)]
+        pids = self._node.pids(self.index)
+        return [GpuProcess(pid, self._memory_used() // len(pids)) for pid in pids]
 
     def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:
         """All that the GPU does is the doing of the job's process, the first where there are several."""

@@ -6,14 +6,17 @@ the CPU have "simulated" in their names, so that it can't be mistaken for a real
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from stallscope.simulation.node import Node, pid
-from stallscope.simulation.scenarios import GpuLoss, HostLoad, LoadChange, Scenario, Stall
+from stallscope.simulation.scenarios import GpuLoss, HostLoad, LoadChange, Scenario, SharedGpu, Stall
 
 CPUS = 64
 SLURM_JOB = "4242"
 """The simulated job, as the owner of the GPUs."""
+_OTHER_SLURM_JOB = "4243"
+"""The job that shares a GPU with it."""
 USER = "simulated"
 _USER_NUMBER = 4242
 _LoadSeconds = tuple[tuple[HostLoad, float], ...]
@@ -24,6 +27,13 @@ _DISK_BYTES_PER_SECOND = 1.8e9
 """While the data disk has work."""
 _NETWORK_BYTES_PER_SECOND = 3.125e9
 _SECTOR = 512
+_NFS_SECONDS = 0.05
+"""Time that each operation of the remote file system takes."""
+_NFS_BYTES = 65_536
+"""Read by each."""
+_PAGE = 4096
+_SHARED_MEMORY_PAGES = _MEMORY_KIB // 2 * 1024 // _PAGE
+"""Size of `/dev/shm`: half of the memory, as by default."""
 _ASLEEP = HostLoad(cpu=0.01, disk=0.0)
 """No step is made and nothing is loaded."""
 _STORAGE_HANGS = HostLoad(cpu=0.01, iowait=0.3, io_waiting=0.95, disk=1.0)
@@ -40,7 +50,6 @@ class SimulatedHost:
     def __init__(self, root: Path, node: Node) -> None:
         self._root = root
         self._node = node
-        # No dev/shm: it would show the size and use of the disk under the tree.
         for folder in ("sys/block/nvme0n1/device", "sys/class/net/eth0/device"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for path, text in _constant_files(node).items():
@@ -51,18 +60,30 @@ class SimulatedHost:
         """Bring every counter up to the present; a reader sees the old file or the new one, never half of one."""
         now = self._node.now()
         seconds = _load_seconds(self._node.scenario, now)
+        load = self._load()
         for path, text in (
             ("proc/stat", self._stat(seconds)),
             ("proc/uptime", f"{now:.2f} {now * CPUS * 0.5:.2f}\n"),
             ("proc/diskstats", _diskstats(seconds)),
             ("proc/net/dev", _net_dev(seconds)),
-            ("proc/meminfo", _meminfo(seconds[-1][0] if now >= self._node.scenario.onset else seconds[0][0])),
+            ("proc/meminfo", _meminfo(load)),
+            ("proc/self/mountstats", _mountstats(seconds)),
             ("proc/vmstat", _vmstat(seconds)),
             ("proc/pressure/cpu", _pressure(sum(load.cpu_waiting * part for load, part in seconds), 0.0)),
             ("proc/pressure/io", _pressure(*(sum(load.io_waiting * part for load, part in seconds),) * 2)),
             ("proc/pressure/memory", _pressure(*(sum(load.memory_waiting * part for load, part in seconds),) * 2)),
         ):
             self._replace(path, text)
+
+    def statvfs(self, _path: str) -> os.statvfs_result:
+        """Return the size and use of `/dev/shm`, which no file can show: the tree is on a disk."""
+        free = round(_SHARED_MEMORY_PAGES * (1.0 - self._load().shared_memory))
+        return os.statvfs_result((_PAGE, _PAGE, _SHARED_MEMORY_PAGES, free, free, 0, 0, 0, 0, 255))
+
+    def _load(self) -> HostLoad:
+        """Return the present load."""
+        now = self._node.now()
+        return _load_seconds(self._node.scenario, now)[now >= self._node.scenario.onset][0]
 
     def _stat(self, seconds: _LoadSeconds) -> str:
         now = sum(part for _load, part in seconds)
@@ -150,6 +171,21 @@ def _net_dev(seconds: _LoadSeconds) -> str:
     )
 
 
+def _mountstats(seconds: _LoadSeconds) -> str:
+    root = "device simulated mounted on / with fstype ext4\n"
+    if not any(load.nfs_in_flight for load, _ in seconds):
+        return root
+    waited = sum(load.nfs_in_flight * part for load, part in seconds)
+    operations = int(waited / _NFS_SECONDS)
+    size, milliseconds = operations * _NFS_BYTES, round(waited * 1000)
+    return (
+        f"{root}device simulated:/data mounted on /data with fstype nfs4 statvers=1.1\n"
+        f"\tbytes:\t{size} 0 0 0 {size} 0 0 0\n"
+        "\tper-op statistics\n"
+        f"\t        READ: {operations} {operations} 0 {operations * 200} {size} 0 {milliseconds} {milliseconds} 0\n"
+    )
+
+
 def _vmstat(seconds: _LoadSeconds) -> str:
     pages = round(sum(load.swapped_pages * part for load, part in seconds))
     kills = int(sum(load.oom_kills * part for load, part in seconds))
@@ -188,7 +224,6 @@ def _constant_files(node: Node) -> dict[str, str]:
         "proc/version": "Linux version simulated\n",
         "proc/sys/kernel/osrelease": "simulated\n",
         "proc/sys/kernel/hostname": f"simulated-{node.seed}\n",
-        "proc/self/mountstats": "device simulated mounted on / with fstype ext4\n",
         "sys/devices/system/cpu/online": f"0-{CPUS - 1}\n",
         "sys/class/net/eth0/speed": "25000\n",
         "sys/class/net/eth0/operstate": "up\n",
@@ -201,8 +236,10 @@ def _constant_files(node: Node) -> dict[str, str]:
 def _processes(node: Node) -> dict[str, str]:
     """The ranks, each a task of one Slurm job, so that the GPUs have an owner."""
     files: dict[str, str] = {}
+    fault = node.scenario.fault
     for rank in range(node.gpu_count):
         number = pid(rank)
+        job = _OTHER_SLURM_JOB if isinstance(fault, SharedGpu) and rank == fault.free else SLURM_JOB
         files |= {
             f"proc/{number}/stat": f"{number} (python) R 1 {number} {number} 0 -1 0"
             + " 0" * 12
@@ -210,7 +247,7 @@ def _processes(node: Node) -> dict[str, str]:
             + " 0" * 30
             + "\n",
             f"proc/{number}/status": f"Name:\tpython\nPid:\t{number}\nUid:" + f"\t{_USER_NUMBER}" * 4 + "\n",
-            f"proc/{number}/cgroup": f"0::/system.slice/slurmstepd.scope/job_{SLURM_JOB}/step_0/user/task_{rank}\n",
-            f"proc/{number}/environ": f"SLURM_JOB_ID={SLURM_JOB}\0RANK={rank}\0",
+            f"proc/{number}/cgroup": f"0::/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_{rank}\n",
+            f"proc/{number}/environ": f"SLURM_JOB_ID={job}\0RANK={rank}\0",
         }
     return files

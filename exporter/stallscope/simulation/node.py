@@ -15,12 +15,15 @@ from stallscope.simulation.scenarios import (
     HardwareFault,
     LoadChange,
     Scenario,
+    SharedGpu,
     Stall,
     Workload,
 )
 from stallscope.simulation.workload import IDLE, SPINNING, PhaseTime, Step, StepGenerator, effect_of
 
 _STALL_SLICE_SECONDS = 1.0
+FREE_MEMORY_SHARE = 0.005
+"""Frame buffer in use on a GPU without a process, as a share of the whole."""
 _FIRST_PID = 4_194_305
 """Above the kernel's highest possible pid, so that a simulated process is never taken for a real one."""
 
@@ -107,16 +110,32 @@ class Node:
 
     def memory_share(self, gpu: int) -> float:
         """Frame buffer in use, as a share of the whole."""
+        if self._free(gpu):
+            return FREE_MEMORY_SHARE
         return self._workloads[gpu].memory_share * self._memory_shares[gpu]
 
     def pids(self, gpu: int) -> tuple[int, ...]:
-        """The processes on the GPU: one of the job, under a pid that no kernel hands out; or none."""
-        return (pid(gpu),) if self.scenario.owned else ()
+        """The processes on the GPU: one of each job on it, under a pid that no kernel hands out; or none."""
+        fault = self.scenario.fault
+        if not self.scenario.owned or self._free(gpu):
+            return ()
+        if isinstance(fault, SharedGpu) and gpu == fault.gpu and self._free(fault.free):
+            return pid(gpu), pid(fault.free)
+        return (pid(gpu),)
 
     def allocated(self, share: float, rank: int) -> float:
         """Return a share of the GPU's memory that a rank's allocator has, grown since the onset."""
-        hours = max(self.now() - self.scenario.onset, 0.0) / 3600.0
-        return min(share + self._workloads[rank].allocator.growth_per_hour * hours, 0.99)
+        growth = self._workloads[rank].allocator.growth_per_hour * self._hours(self.now())
+        return min(share + growth, 0.99)
+
+    def _hours(self, now: float) -> float:
+        """Hours since the onset."""
+        return max(now - self.scenario.onset, 0.0) / 3600.0
+
+    def _free(self, gpu: int) -> bool:
+        """Return True if the GPU's job has left it."""
+        fault = self.scenario.fault
+        return isinstance(fault, SharedGpu) and gpu == fault.free and self.now() >= self.scenario.onset
 
     def _advance(self, now: float) -> None:
         while self._end <= now:
@@ -141,10 +160,19 @@ class Node:
 
     def _step(self) -> None:
         ratios = [gpu.clock_ratio() for gpu in self._gpus]
-        step = self._generator.draw(self._workloads, self._end, [1.0 / ratio for ratio in ratios], self._pause())
+        hours = self._hours(self._end)
+        slowdown = [
+            (1.0 + workload.growth_per_hour * hours) / ratio
+            for workload, ratio in zip(self._workloads, ratios, strict=True)
+        ]
+        step = self._generator.draw(self._workloads, self._end, slowdown, self._pause())
         collective = min(dict(phases).get("communication", 0.0) for phases in step.ranks)
-        for gpu, ratio, phases, workload in zip(self._gpus, ratios, step.ranks, self._workloads, strict=True):
+        for index, (gpu, ratio, phases) in enumerate(zip(self._gpus, ratios, step.ranks, strict=True)):
+            workload = self._workloads[index]
             for phase, seconds in phases:
+                if isinstance(self._fault, SharedGpu) and index == self._fault.free:
+                    gpu.work(IDLE, seconds, ratio)
+                    continue
                 working = seconds
                 if phase == "communication" and seconds > collective:
                     gpu.work(SPINNING, seconds - collective, ratio)

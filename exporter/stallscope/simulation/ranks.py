@@ -13,6 +13,10 @@ from stallscope.simulation.node import Node, pid, uuid
 from stallscope.simulation.workload import Step
 
 _PROCESS_BYTES = 24 * 1024**3
+_STEPS_SAVED = 50
+"""Steps between two checkpoints, from which a failed job goes on."""
+_QUOTA_PERIODS = 10.0
+"""Periods of a CPU quota, a second."""
 
 
 class Ranks:
@@ -31,27 +35,39 @@ class Ranks:
             for rank, phases in zip(self._ranks, step.ranks, strict=True):
                 time = step.start
                 for phase, seconds in phases:
+                    if phase == "restart":
+                        rank.pending.append((time, phase))
                     time += seconds
-                    rank.pending.append((time, phase))
+                    rank.pending.append((time, "initialization" if phase == "restart" else phase))
                 rank.pending.append((step.end, None))
         for rank in self._ranks:
             rank.advance(now)
 
 
 class _Rank:
-    """One rank. What it does next waits in `pending`: phases by their end, and the step's boundary as None."""
+    """One rank. Its next actions are in `pending`: phases by their end, and the end of a step as None.
+
+    A restart is listed by its beginning.
+    """
 
     def __init__(self, node: Node, number: int, deliver: Callable[[bytes], object], interval: float) -> None:
         def send(payload: bytes) -> None:
             deliver(payload)
 
         self._node, self._number = node, number
+        self._send, self._interval = send, interval
         self.pending: deque[tuple[float, str | None]] = deque()
         self._steps = 0
         self._clock = ScriptedClock(node.epoch)
-        self._run = Run(
+        self._run = self._started(node.scenario.age)
+
+    def _started(self, age: float) -> Run:
+        """Start the rank's process, or its successor, `age` seconds ago."""
+        node, number, workload = self._node, self._number, self._node.workload(self._number)
+        run = Run(
             node.scenario.run,
-            samples_per_step=node.workload(number).samples,
+            samples_per_step=workload.samples,
+            flops_per_step=workload.flops,
             rank=number,
             local_rank=number,
             world_size=node.gpu_count,
@@ -67,17 +83,22 @@ class _Rank:
                 "git_commit": "",
                 "job_class": "production",
             },
-            interval=interval,
+            interval=self._interval,
             clock=self._clock,
-            sender=send,
+            sender=self._send,
             process=_Process(node, number, self._clock),
             pid=pid(number),
+            head_start=age,
         )
+        if workload.single_gpu_rate is not None:
+            run.value("single_gpu_samples_per_second", workload.single_gpu_rate)
+        return run
 
     def advance(self, now: float) -> None:
         """Do what ends by `now`."""
-        clock, run, pending = self._clock, self._run, self.pending
+        clock, pending = self._clock, self.pending
         while pending and pending[0][0] <= now:
+            run = self._run
             end, phase = pending.popleft()
             passing = max(end - clock.monotonic(), 0.0)
             if phase is None:
@@ -86,7 +107,13 @@ class _Rank:
                 loss = self._node.workload(self._number).loss
                 run.report(loss=1.5 + 5.5 / (1.0 + self._steps / 500) ** 0.5 if loss is None else loss)
                 run.step()
-            elif phase == "other":
+            elif phase == "restart":
+                clock.advance(passing)
+                run.fail()
+                self._steps -= self._steps % _STEPS_SAVED
+                self._run = self._started(0.0)
+                self._run.report(step=self._steps)
+            elif phase in ("other", "initialization"):  # a run that makes no steps yet is in initialization by itself
                 clock.advance(passing)
             else:
                 with run.phase(phase):
@@ -103,6 +130,7 @@ class _Process:
         self._read_at = 0.0
         self._main_thread_seconds = 0.0
         self._retries = 0.0
+        self._throttled = 0.0
 
     def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Counters and gauges of the report."""
@@ -110,15 +138,19 @@ class _Process:
         workload = self._node.workload(self._rank)
         self._main_thread_seconds += (now - self._read_at) * workload.main_thread
         self._retries += (now - self._read_at) * workload.allocator.retries / 60.0
+        self._throttled += (now - self._read_at) * _QUOTA_PERIODS * workload.quota_throttled
         self._read_at = now
         counters = {
             "process_cpu_seconds": busy_cpu_seconds(self._node.scenario, now) / self._node.gpu_count,
             "main_thread_cpu_seconds": self._main_thread_seconds,
             "allocator_retries": float(int(self._retries)),
         }
+        if workload.cpu_quota is not None:
+            counters["cpu_periods"] = float(int(now * _QUOTA_PERIODS))
+            counters["cpu_throttled_periods"] = float(int(self._throttled))
         gauges = {
             "process_memory_bytes": float(_PROCESS_BYTES),
-            "cpu_limit_cores": float(CPUS),
+            "cpu_limit_cores": float(CPUS) if workload.cpu_quota is None else workload.cpu_quota,
             "dataloader_workers": float(workload.loader_workers),
             **{
                 f"allocator_{name}_bytes": self._node.allocated(getattr(workload.allocator, name), self._rank)

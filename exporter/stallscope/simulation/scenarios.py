@@ -17,7 +17,8 @@ class Pause:
     """Periodic work during which no rank trains."""
 
     phase: str
-    """A phase of the shim; `other` is not measured as a phase."""
+    """A phase of the shim; `other` is not measured as a phase. `initialization` is the start of all ranks; `restart` is
+    another start, after all of them have failed."""
     seconds: float
     every_seconds: float
 
@@ -53,6 +54,12 @@ class Workload:
     """Frame buffer that the job holds, as a share of the whole."""
     samples: int = 512
     """Samples a step and rank."""
+    single_gpu_rate: float | None = None
+    """Samples a second that a GPU alone has processed, by the user's own measurement."""
+    flops: float | None = None
+    """Floating-point operations of the model, a step and rank."""
+    growth_per_hour: float = 0.0
+    """Relative growth of the time that the GPU computes in each step."""
     loader_workers: int = 8
     other: float = 0.0
     """Outside of the measured phases."""
@@ -64,6 +71,10 @@ class Workload:
     allocator: Allocator = field(default=Allocator(0.5, 0.72, 0.75))
     main_thread: float = 0.6
     """Load of the main thread, as a share of a CPU."""
+    cpu_quota: float | None = None
+    """CPUs that each rank may use, loader workers included; None for all."""
+    quota_throttled: float = 0.0
+    """Periods of that quota in which it stopped the rank, as a share."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,10 @@ class HostLoad:
     """Of the interface's speed, received."""
     network_errors: float = 0.0
     """Received packets with errors, a second."""
+    nfs_in_flight: float = 0.0
+    """Operations that wait for a remote file system, as a mean."""
+    shared_memory: float = 0.02
+    """Of `/dev/shm`, in use."""
     cpu_spread: float = 0.03
     """Deviation of a third of the CPUs from the mean."""
 
@@ -147,7 +162,15 @@ class Stall:
     """The host waits for a storage that does not respond."""
 
 
-Fault = LoadChange | HardwareFault | CoolingFailure | GpuLoss | Stall
+@dataclass(frozen=True)
+class SharedGpu:
+    """Each GPU has a job of its own. The job of one starts again on the GPU of another, and leaves its own free."""
+
+    gpu: int
+    free: int
+
+
+Fault = LoadChange | HardwareFault | CoolingFailure | GpuLoss | Stall | SharedGpu
 
 
 @dataclass(frozen=True)
@@ -163,6 +186,8 @@ class Scenario:
     fault: Fault | None = None
     onset: float = 60.0
     """Seconds from the start to the fault."""
+    age: float = 0.0
+    """Seconds for which the ranks have run when the simulation starts."""
     owned: bool = True
     """Processes hold the GPUs' memory."""
     instrumented: bool = True
@@ -178,11 +203,13 @@ class Scenario:
     @property
     def simulates_host(self) -> bool:
         """True if the cause depends on the load of the host, which must be simulated too."""
-        return isinstance(self.fault, LoadChange) or (isinstance(self.fault, Stall) and self.fault.storage)
+        return isinstance(self.fault, (LoadChange, SharedGpu)) or (isinstance(self.fault, Stall) and self.fault.storage)
 
     @property
     def faulty_gpus(self) -> tuple[int, ...]:
         """The GPUs that the fault sits on, where it sits on some; the ranks are numbered alike."""
+        if isinstance(self.fault, SharedGpu):
+            return self.fault.gpu, self.fault.free
         return (self.fault.gpus or ()) if isinstance(self.fault, (HardwareFault, CoolingFailure, GpuLoss)) else ()
 
 
@@ -200,6 +227,16 @@ _SMALL = Workload(
     kernels={"memory": 0.3, "sm": 0.3, "occupancy": 0.12, "dram": 0.15, "tensor": 0.1, "power": 0.3},
     memory_share=0.3,
 )
+_EXPERIMENT = Workload(
+    data_wait=0.12,
+    host_copy=0.01,
+    forward=0.015,
+    backward=0.02,
+    communication=0.0,
+    optimizer=0.005,
+    memory_share=0.125,
+)
+_QUIET = HostLoad(cpu=0.15)
 _IDLE = Workload(data_wait=1.0, host_copy=0, forward=0, backward=0, communication=0, optimizer=0, memory_share=0.3)
 
 _FAULTY = (1,)
@@ -230,6 +267,11 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
             readings={"clocks_configured": {"clock_configured_hertz": {"sm": 1_188e6, "graphics": 1_188e6}}},
             clock=0.6,
         ),
+    ),
+    (
+        "straggler_hw",
+        "The clock of one GPU is at 60 % of the others', for no reason that its driver reports, and they wait for it.",
+        HardwareFault(_FAULTY, clock=0.6),
     ),
     ("xid_hw", "The driver reports a hardware error of one GPU: Xid 119.", HardwareFault(_FAULTY, xid=119)),
     ("xid_app", "The driver reports an illegal access by the application: Xid 31.", HardwareFault(_FAULTY, xid=31)),
@@ -299,6 +341,20 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
         _load(HostLoad(cpu=0.2, network=0.95), data_wait=0.62, loader_workers=16),
     ),
     (
+        "input_remote_latency",
+        "The data is on a remote file system that takes 50 ms for each of 200 operations in flight.",
+        _load(
+            HostLoad(cpu=0.2, iowait=0.1, io_waiting=0.6, disk=0.01, network=0.1, nfs_in_flight=200.0),
+            data_wait=0.62,
+            loader_workers=16,
+        ),
+    ),
+    (
+        "input_cgroup_throttled",
+        "A CPU quota stops the loader in 60 % of its periods, while most CPUs of the host idle.",
+        _load(HostLoad(cpu=0.22), data_wait=0.62, cpu_quota=2.0, quota_throttled=0.6),
+    ),
+    (
         "h2d_bound",
         "Copying each batch to the GPU takes a quarter of the step.",
         _load(host_copy=0.36),
@@ -347,6 +403,26 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
         "step_outliers",
         "Every 25 s, one step takes 7 s in place of one.",
         _load(pause=Pause("forward", 6.0, 25.0)),
+    ),
+    (
+        "step_time_drift",
+        "The GPUs compute for a time that grows by 80 % an hour in each step; found after three quarters of an hour.",
+        _load(growth_per_hour=0.8),
+    ),
+    (
+        "restart_loop",
+        "All ranks fail a minute after each start, which takes three quarters of a minute; found after five minutes.",
+        _load(pause=Pause("restart", 45.0, 60.0)),
+    ),
+    (
+        "goodput_low",
+        "All ranks fail every half an hour, and need seven minutes to start; found after an hour and a quarter.",
+        _load(pause=Pause("restart", 420.0, 1_800.0)),
+    ),
+    (
+        "gpu_load_imbalance",
+        "The kernels of one rank fill less than half of its GPU's SMs; found after a quarter of an hour.",
+        _load(ranks=_FAULTY, kernels={"sm": 0.45, "occupancy": 0.15, "tensor": 0.25, "dram": 0.3, "power": 0.55}),
     ),
     (
         "straggler_rank",
@@ -404,6 +480,11 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
         _load(HostLoad(cpu=0.3, memory=0.99, memory_waiting=0.2, oom_kills=0.02)),
     ),
     (
+        "shm_full",
+        "The loader workers' batches fill nine tenths of the host's shared memory (/dev/shm).",
+        _load(HostLoad(cpu=0.3, shared_memory=0.9)),
+    ),
+    (
         "swapping",
         "The host moves 3000 pages a second to and from swap.",
         _load(HostLoad(cpu=0.3, memory=0.95, memory_waiting=0.05, swapped_pages=3000.0)),
@@ -427,6 +508,13 @@ SCENARIOS: dict[str, Scenario] = {
             name="healthy",
             description="Data-parallel training that keeps its GPUs busy; nothing to do.",
             expected="healthy",
+            workload=replace(_STEADY, kernels={"tensor": 0.4, "power": 0.75}),
+            host=_CALM,
+        ),
+        Scenario(
+            name="compute_bound",
+            description="Training that keeps the tensor cores busy at nine tenths of the GPUs' power; nothing to do.",
+            expected="compute_bound",
             workload=_STEADY,
             host=_CALM,
         ),
@@ -508,6 +596,48 @@ SCENARIOS: dict[str, Scenario] = {
             workload=_SMALL,
             host=_CALM,
             fault=LoadChange(_SMALL, _CALM),  # from the start, since the steps before would be outliers
+        ),
+        Scenario(
+            name="low_mfu",
+            description="Busy GPUs that do 8 % of their peak for the model; the rest is padding, or computed twice.",
+            expected="low_mfu",
+            workload=replace(_STEADY, flops=85e12, kernels={"tensor": 0.2}),
+            host=_CALM,
+        ),
+        Scenario(
+            name="scaling_inefficient",
+            description="The batch is divided among the GPUs, each of which processes 290 samples a second, and alone "
+            "processed 480; found after a quarter of an hour.",
+            expected="scaling_inefficient",
+            workload=replace(_STEADY, samples=320, single_gpu_rate=480.0),
+            host=_CALM,
+        ),
+        Scenario(
+            name="long_init",
+            description="A job without a step so far, which was started 19 minutes ago; found after two minutes.",
+            expected="long_init",
+            workload=replace(_STEADY, pause=Pause("initialization", 86_400.0, 0.0)),
+            host=_CALM,
+            age=1_140.0,
+        ),
+        Scenario(
+            name="packing_candidate",
+            description="Experiments without the shim that need a quarter of their GPU's time and an eighth of its "
+            "memory; found after half an hour.",
+            expected="packing_candidate",
+            workload=_EXPERIMENT,
+            host=_QUIET,
+            fault=LoadChange(_EXPERIMENT, _QUIET),
+            instrumented=False,
+        ),
+        Scenario(
+            name="shared_unexpectedly",
+            description="Two jobs without the shim compute on one GPU, while the GPU next to it is free.",
+            expected="shared_unexpectedly",
+            workload=replace(_STEADY, memory_share=0.4),
+            host=_CALM,
+            fault=SharedGpu(gpu=0, free=1),
+            instrumented=False,
         ),
         Scenario(
             name="idle_allocated",

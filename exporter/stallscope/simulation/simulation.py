@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,7 +30,9 @@ class Simulation:
     In the live exporter (`--simulation.scenario=NAME`, and `--simulation.host=true` for the host as well):
 
         simulation = Simulation.named(name, clock=SystemClock(), deliver=take_report, host_tree=folder_or_none)
-        environment = Environment(driver=simulation.driver, root=folder_or_default, clock=...)
+        environment = Environment(
+            driver=simulation.driver, root=folder_or_default, statvfs=simulation.statvfs, clock=...
+        )
         simulation.start()      # one background thread drives ranks and host along the clock
         ...
         simulation.stop()
@@ -115,6 +118,11 @@ class Simulation:
             report_interval=report_interval,
             reports=reports,
         )
+
+    @property
+    def statvfs(self) -> Callable[[str], os.statvfs_result]:
+        """Queries a file system of the simulated host, or of the real one; fit for `Environment.statvfs`."""
+        return os.statvfs if self._host is None else self._host.statvfs
 
     def driver(self) -> SimulatedDriver:
         """Make a connection to the simulated GPUs; fit for `Environment.driver`."""

@@ -246,8 +246,8 @@ class Run:
 
     @property
     def restarts(self) -> int:
-        """Sum of the restarts of all ranks."""
-        return round(sum(rank.restarts for rank in self.ranks))
+        """Restarts of the rank that has most, as the rules count them: where one rank fails, all start again."""
+        return round(max((rank.restarts for rank in self.ranks), default=0.0))
 
     @property
     def epoch(self) -> float | None:
