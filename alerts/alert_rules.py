@@ -108,6 +108,12 @@ def root_or(*domains: str) -> str:
     return found + "{{ if $root }}{{ $root }}{{ else }}"
 
 
+def loaders(text: str, condition: str = "") -> str:
+    """Return a template with a text on the largest number of loader workers of a rank, if it meets the condition."""
+    query = f'"max(stallscope_training_dataloader_workers{{run=%q,cluster=%q}}){condition}"'
+    return f"{{{{ with printf {query} $labels.run $labels.cluster | query }}}}{text}{{{{ end }}}}"
+
+
 PHRASES = {
     "run": "{{ $labels.run }}",
     "rank": "{{ $labels.rank }}",
@@ -130,10 +136,7 @@ PHRASES = {
         f'{{{{ with printf "{_FAILED_RANKS}" $labels.run $labels.cluster | query }}}} Start with rank'
         '{{ range sortByLabel "rank" . }} {{ .Labels.rank }}{{ end }}: its process has ended.{{ end }}'
     ),
-    "workers": (
-        '{{ with printf "max(stallscope_training_dataloader_workers{run=%q,cluster=%q})" $labels.run $labels.cluster '
-        "| query }} (currently {{ . | first | value }}){{ end }}"
-    ),
+    "workers": loaders(" (currently {{ . | first | value }})"),
     "idle_sms": "{{ if gt $value 0.0 }} ({{ $value | humanizePercentage }} of GPU time is SMs without work){{ end }}",
     "cgroups": (
         "{{ with printf "
@@ -159,13 +162,6 @@ PHRASES = {
     "unused": "{{ if $labels.unused }} The GPU is not in use.{{ end }}",
     "culprit": (
         f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"
-    ),
-    "place": (
-        f"{{{{ with {_ODD_STACKS} }}}}"
-        '{{ range sortByLabel "rank" . }} Rank {{ .Labels.rank }} is in '
-        f"{_PLACE}, unlike most ranks.{{{{ end }}}}"
-        f"{{{{ else }}}}{{{{ range {_STACKS} }}}} Stack of {{{{ .Value }}}} of its ranks: in {_PLACE}.{{{{ end }}}}"
-        "{{ end }}"
     ),
     "stacks": "`stallscope stacks {{ $labels.run }}`",
     "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",
@@ -375,16 +371,40 @@ def lost(cause: Cause, alert: Alert) -> str:
 
 def description(cause: Cause, alert: Alert) -> str:
     """Return the description on one line, with its phrases expanded."""
-    text = filled(r"(?<!\{)\{(\w+)\}(?!\})", PHRASES, alert.description, cause)
-    return " ".join(text.split()) + (line_of_code(cause) if cause.phase else "")
+    names = {**PHRASES, "line": line_of_phase(cause, " "), "place": place_of_ranks(" ")}
+    return " ".join(filled(r"(?<!\{)\{(\w+)\}(?!\})", names, alert.description, cause).split())
 
 
-def line_of_code(cause: Cause) -> str:
-    """Return a template with the line of code in which the time of the cause passes; without one it is empty."""
-    query = f'printf "run:code:ratio2m{_THIS_RUN[:-1]},cause=%q}}" {_RUN_LABELS} "{cause.name}" | query'
+def line_of_code(cause: Cause, alert: Alert) -> str:
+    """Return the annotation on the line of code, which the description has too; empty if it names none."""
+    if "{place}" in alert.description:
+        return place_of_ranks()
+    return line_of_phase(cause) if "{line}" in alert.description else ""
+
+
+def line_of_phase(cause: Cause, before: str = "") -> str:
+    """Return a template with the line of code in which the time of the cause passes, after the text `before`."""
+    own, named = cause.phase == "*", "|".join(PHASE_WORDS)
+    query = (
+        f'printf "topk(1, run_phase:code:ratio2m{_THIS_RUN[:-1]},phase{"!~" if own else "="}%q}})" {_RUN_LABELS} '
+        f'"{named if own else cause.phase}" | query'
+    )
     phase = PHASE_WORDS.get(cause.phase, "phase {{ .Labels.phase }}")
     line = "{{ .Labels.location }}{{ with .Labels.function }} {{ . }}{{ end }}"
-    return f"{{{{ range {query} }}}} {{{{ .Value | humanizePercentage }}}} of {phase} is in {line}.{{{{ end }}}}"
+    if cause.phase == "data_wait":
+        line += loaders(", with {{ . | first | value }} loader workers", " > 1")
+    return f"{{{{ range {query} }}}}{before}{{{{ .Value | humanizePercentage }}}} of {phase} is in {line}.{{{{ end }}}}"
+
+
+def place_of_ranks(before: str = "") -> str:
+    """Return a template with the place in the code of the ranks that differ, or else of most ranks, after `before`."""
+    odd = f"Rank {{{{ .Labels.rank }}}} is in {_PLACE}, unlike most ranks."
+    most = f"Stack of {{{{ .Value }}}} of its ranks: in {_PLACE}."
+    return (
+        f'{{{{ with {_ODD_STACKS} }}}}{{{{ range $number, $_ := sortByLabel "rank" . }}}}'
+        f"{before or '{{ if $number }} {{ end }}'}{odd}{{{{ end }}}}"
+        f"{{{{ else }}}}{{{{ range {_STACKS} }}}}{before}{most}{{{{ end }}}}{{{{ end }}}}"
+    )
 
 
 def quoted(text: str) -> str:
@@ -411,6 +431,8 @@ def rule(cause: Cause, alert: Alert) -> str:
     if hours := lost(cause, alert):
         written += f"          lost: {quoted(hours)}\n"
     written += folded("description", description(cause, alert))
+    if line := line_of_code(cause, alert):
+        written += folded("line", line)
     written += f"          runbook_url: {RUNBOOKS}/{cause.alert}.md\n"
     return written + f"          dashboard_url: {quoted(_DASHBOARDS[cause.subject])}\n"
 

@@ -36,14 +36,16 @@ _TIME = re.compile(r"\d+ [A-Z][a-z]{2} \d\d:\d\d")
 
 
 def _input_bound(*, ended: bool) -> list[Alert]:
+    line = "62% of the wait is in data/augment.py:41 elastic_transform, with 4 loader workers."
     annotations = {
         "summary": "Training run waits for data that its CPUs can't prepare in time.",
         "description": (
             "Run bert loses 24% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
-            "without the wait it would be up to 1.3 times as fast. More workers will not help. Decode and augment less "
-            "per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the job more "
-            "CPUs per GPU."
+            f"without the wait it would be up to 1.3 times as fast. {line} More workers will not help. Decode and "
+            "augment less per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the "
+            "job more CPUs per GPU."
         ),
+        "line": line,
         "lost": "46.1 GPU-hours a day",
         "runbook_url": f"{RUNBOOKS}/TrainingInputCpuSaturated.md",
         "dashboard_url": "/d/stallscope-run?var-run=bert",
@@ -102,7 +104,8 @@ def _hostile(*, ended: bool) -> list[Alert]:
         },
         ended=ended,
     )
-    return [described, Alert(on_run("TrainingStalled", run=run), ended=ended)]
+    stalled = Alert(on_run("TrainingStalled", run=run), {"line": f"Rank 3 is in step at {run}.py:3."}, ended=ended)
+    return [described, stalled]
 
 
 STORIES: dict[str, list[list[Alert]]] = {

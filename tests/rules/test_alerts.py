@@ -341,6 +341,7 @@ def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:
     rulebook.check([], {watchdog: [({"alertname": "StallscopeWatchdog"}, 1)]}, at="1m")
 
 
+LOADERS = "stallscope_training_dataloader_workers"
 SLOW_LINE = series(
     "stallscope_training_code_seconds_total",
     growing(0.3),
@@ -354,7 +355,15 @@ SLOW_LINE = series(
 
 
 @pytest.mark.parametrize(
-    ("code", "line"), [((), ""), ((SLOW_LINE,), " 60% of the wait is in data/augment.py:41 elastic > scipy.map.")]
+    ("code", "line"),
+    [
+        ((), ""),
+        ((SLOW_LINE,), "60% of the wait is in data/augment.py:41 elastic > scipy.map."),
+        (
+            (SLOW_LINE, series(LOADERS, steady(4), run="my run", rank="0", **TARGET)),
+            "60% of the wait is in data/augment.py:41 elastic > scipy.map, with 4 loader workers.",
+        ),
+    ],
 )
 def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(
     rulebook: Rulebook, code: Sequence[tuple[str, str]], line: str
@@ -374,10 +383,11 @@ def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(
             "summary": "Training run waits for data: its CPUs are saturated.",
             "description": (
                 "Run my run loses 50% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
-                "without that it would be up to 2.0 times as fast. More workers will not help. Decode and augment "
-                "less per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the job "
-                f"more CPUs per GPU.{line}"
+                f"without that it would be up to 2.0 times as fast.{line and ' '}{line} More workers will not help. "
+                "Decode and augment less per sample (cache decoded data, resize offline, decode faster or on the GPU), "
+                "or give the job more CPUs per GPU."
             ),
+            "line": line,
             "lost": "12.0 GPU-hours a day",
             "runbook_url": url + "TrainingInputCpuSaturated.md",
             "dashboard_url": "/d/stallscope-run?var-run=my+run&var-namespace=a%26b",
@@ -435,6 +445,7 @@ def test_the_text_on_a_stall_names_the_rank_that_differs_and_its_line(odd: str, 
                 "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
                 "whose stack differs from the others, then restart from the last checkpoint."
             ),
+            "line": place,
             "lost": "",
             "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingStalled.md",
             "dashboard_url": "/d/stallscope-run?var-run=train",

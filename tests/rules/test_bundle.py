@@ -95,7 +95,7 @@ def test_every_recorded_series_is_used_or_promised() -> None:
         *("gpu_cause:time_lost:ratio5m", "rank:verdict:ratio5m", "run:verdict:ratio5m", "gpu:verdict:ratio5m"),
         *("run:time_lost:ratio5m", "gpu_cause:energy_lost:joules5m", "stallscope:cause:code"),
         "stallscope:cause:info",
-        "run:culprit:info",
+        *("run:culprit:info", "run:code:ratio2m"),
     }
     shown = {rule["record"] for group in groups_of(ROOT / "prometheus/rules/totals.yml") for rule in group["rules"]}
     assert promised <= RECORDED
@@ -203,7 +203,7 @@ def test_a_runbook_has_its_five_sections_and_a_query(alert: str) -> None:
 def test_an_alert_says_what_is_wrong_how_much_and_what_to_do(alert: str) -> None:
     rule = ALERTS[alert]
     annotations = rule["annotations"]
-    assert set(annotations) - {"lost"} == {"summary", "description", "runbook_url", "dashboard_url"}
+    assert set(annotations) - {"lost", "line"} == {"summary", "description", "runbook_url", "dashboard_url"}
     assert re.fullmatch(r"[A-Z][^{}]*\.", annotations["summary"])
     assert "$value" in annotations["description"] + annotations.get("lost", "")
     cause = next((cause for cause in CAUSES.values() if cause.alert == alert), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.rules.rulebook import Rulebook, Story, gpu, growing, growing_until, host, rank, series
 
 LINE = "run:code:ratio2m"
+OF_PHASE = "run_phase:code:ratio2m"
 
 
 def code(
@@ -45,6 +46,24 @@ def test_the_line_of_another_phase_is_not_the_verdicts(rulebook: Rulebook) -> No
     rulebook.check(story, {LINE: []})
 
 
+def test_every_phase_has_its_line_whatever_the_verdict_is(rulebook: Rulebook) -> None:
+    """Alerts on two causes of one run each name the line of their phase."""
+    story = [*WAITING, code("data/augment.py:41", growing(0.18)), code("save.py:3", growing(0.08), phase="checkpoint")]
+    story += [code("log.py:3", growing(0.01), phase="log"), code("plot.py:3", growing(0.02), phase="plot")]
+    phases = {phase: growing(0.1) for phase in ("checkpoint", "log", "plot")}
+    target = {"run": "train", "rank": "0", "job": "stallscope", "instance": "node1:19400"}
+    story += [
+        series("stallscope_training_phase_seconds_total", each, phase=phase, **target) for phase, each in phases.items()
+    ]
+    labels = {"run": "train", "function": "elastic"}
+    expected = [
+        ({**labels, "phase": "data_wait", "location": "data/augment.py:41"}, 60),
+        ({**labels, "phase": "checkpoint", "location": "save.py:3"}, 80),
+        ({**labels, "phase": "plot", "location": "plot.py:3"}, 20),
+    ]
+    rulebook.check_percent(story, OF_PHASE, expected)
+
+
 def test_a_healthy_run_has_no_line(rulebook: Rulebook) -> None:
     story = [*rank(wait=0.02), *gpu(idle=0.02), code("data/augment.py:41", growing(0.02))]
     rulebook.check(story, {LINE: []})
@@ -56,13 +75,13 @@ def test_a_line_with_little_of_the_phase_explains_nothing(rulebook: Rulebook) ->
 
 
 def test_without_samples_there_is_no_line(rulebook: Rulebook) -> None:
-    rulebook.check(WAITING, {LINE: [], "run_code:time:rate2m": [], "run_phase:sampled_time:rate2m": []})
+    rulebook.check(WAITING, {LINE: [], OF_PHASE: [], "run_code:time:rate2m": [], "run_phase:sampled_time:rate2m": []})
 
 
 def test_a_line_that_is_no_longer_reported_ends(rulebook: Rulebook) -> None:
     name, values = code("data/augment.py:41", growing(0.18))
     gone = (name, values.replace("x120", "x60") + " _x60")
-    rulebook.check([*WAITING, gone], {LINE: []}, at="40m")
+    rulebook.check([*WAITING, gone], {LINE: [], OF_PHASE: []}, at="40m")
 
 
 def test_a_line_of_a_phase_that_pauses_stays(rulebook: Rulebook) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stallscope.drivers.device import Device
+from stallscope.intake.pending import PassedFile
+from stallscope.intake.runs import RunRegistry
+from stallscope.intake.stacks import StackFiles
 from stallscope.protocol.report import Report, parse
+from stallscope.protocol.stacks import Stack
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.simulation import Simulation
 from stallscope.simulation.driver import SimulatedDriver
@@ -16,6 +21,7 @@ from stallscope.simulation.gpu import MEMORY_BYTES
 from stallscope.simulation.node import Node
 from stallscope.simulation.scenarios import SCENARIOS, HardwareFault, LoadChange, Scenario, scenario
 from stallscope.simulation.workload import PhaseEffect
+from stallscope.view.stack_groups import grouped, sentence
 from tests.simulation.numbers import clock, highest_clock, number
 from tests.simulation.verdicts import verdicts
 
@@ -168,6 +174,74 @@ def test_a_job_starts_on_the_gpu_of_another_and_leaves_its_own_free() -> None:
     assert sum(each.memory or 0 for each in shared.processes()) == number(shared, "memory", "memory_used_bytes")
     assert number(free, "memory", "memory_used_bytes") < 500e6
     assert (shared.utilization().gpu > 0.5, free.utilization().gpu) == (True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        (name, phase)
+        for name, story in SCENARIOS.items()
+        if isinstance(story.fault, LoadChange)
+        for phase in story.fault.workload.lines
+    ],
+)
+def test_a_phase_that_loses_time_has_lines_of_the_program(name: str, phase: str) -> None:
+    *_, report = reports(name, 300.0)
+    fault = scenario(name).fault
+    assert isinstance(fault, LoadChange)
+    (lines,) = report.code.values()
+    assert [line[:2] for line in lines] == [(line.location, line.function) for line in fault.workload.lines[phase]]
+    spent = sum(line.seconds for line in lines)
+    assert 0.3 * report.phases[phase].seconds < spent < report.phases[phase].seconds
+
+
+@pytest.mark.parametrize("name", ["healthy", "comm_bound", "h2d_bound", "step_outliers", "straggler_rank"])
+def test_other_ranks_have_no_lines(name: str) -> None:
+    assert [report.code for report in reports(name, 300.0)] == [{}, {}]
+
+
+WAITING = "7 ranks wait in all_reduce at simulated/gradients.py:19"
+
+
+def stacks(name: str, seconds: float) -> dict[int, Stack]:
+    """Return the stack of each rank at a standstill, as the exporter reads them."""
+    clock = ScriptedClock()
+    registry = RunRegistry(clock=clock)
+    files = StackFiles(registry, clock=clock)
+
+    def deliver(data: bytes) -> Report:
+        return registry.accept(data, "http", os.getpid())
+
+    simulation = Simulation.named(
+        name,
+        clock=clock,
+        deliver=deliver,
+        deliver_with_file=lambda data, file: files.keep(deliver(data), PassedFile(os.dup(file))),
+        onset=ONSET,
+    )
+    simulation.advance(seconds)
+    clock.advance(1.0)
+    files.refresh()
+    return {rank: stack for (_, rank), stack in files.standstills.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "summary"),
+    [
+        ("hang_spin", f"{WAITING}; rank 1 is in all_gather at simulated/metrics.py:46"),
+        ("gpu_lost", f"{WAITING}; rank 5 is in synchronize at simulated/train.py:79"),
+        ("hang_io", "ranks 0, 1, 2, 3, 4, 5, 6 and 7 are in open at simulated/dataset.py:27"),
+        ("stalled", "ranks 0, 1, 2, 3, 4, 5, 6 and 7 are in __next__ at simulated/train.py:74"),
+    ],
+)
+def test_ranks_leave_their_stacks_a_minute_after_their_last_report(name: str, summary: str) -> None:
+    assert stacks(name, ONSET + 50.0) == {}
+    found = stacks(name, ONSET + 90.0)
+    assert sentence(grouped({rank: [stack] for rank, stack in found.items()})) == summary
+
+
+def test_ranks_that_make_steps_leave_no_stack() -> None:
+    assert stacks("input_bound", 120.0) == {}
 
 
 def test_a_load_of_one_rank_leaves_the_others_as_they_are() -> None:

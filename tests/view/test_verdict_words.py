@@ -81,11 +81,12 @@ def test_a_line_of_code_is_one_sentence(line: CodeLine, sentence: str) -> None:
     assert words_of(Verdict("input_bound", 0.3)).line == ""
 
 
-def test_the_causes_with_a_phase_are_those_whose_line_the_rules_record() -> None:
+def test_the_causes_with_a_phase_are_those_whose_line_the_rules_record_and_the_alerts_name() -> None:
     (rule,) = (rule for rule in rules() if rule.get("record") == "run:code:ratio2m")
     patterns = re.findall(r'run:verdict:ratio5m\{cause=~?"([^"]+)"\}', rule["expr"])
     recorded = {name for name in CAUSES if any(re.fullmatch(pattern, name) for pattern in patterns)}
     assert {cause.name for cause in CAUSES.values() if cause.phase} == recorded
+    assert {cause.name for cause in CAUSES.values() if cause.rule and "{line}" in cause.rule.description} == recorded
 
 
 @pytest.mark.parametrize("cause", CAUSES)

@@ -185,9 +185,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for its input data.",
-                """{loses} waiting for the next batch: {faster}. Its host shows no reason. Raise the number of
-                loader workers and the prefetch depth, keep workers alive between epochs, and check where the data
-                are stored (cache them on a local disk).""",
+                """{loses} waiting for the next batch: {faster}.{line} Its host shows no reason. Raise the number of
+                loader workers and the prefetch depth, keep workers alive between epochs, and check where the data are
+                stored (cache them on a local disk).""",
             ),
             mutes=_WAITS_FOR_DATA,
             phase="data_wait",
@@ -203,9 +203,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: its CPUs are saturated.",
-                """{loses} waiting for batches that the CPUs cannot prepare in time: {faster}. More workers will
-                not help. Decode and augment less per sample (cache decoded data, resize offline, decode faster or
-                on the GPU), or give the job more CPUs per GPU.""",
+                """{loses} waiting for batches that the CPUs cannot prepare in time: {faster}.{line} More workers will
+                not help. Decode and augment less per sample (cache decoded data, resize offline, decode faster or on
+                the GPU), or give the job more CPUs per GPU.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
             phase="data_wait",
@@ -222,9 +222,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: its CPU quota throttles it.",
-                """{loses} waiting for data, while its container's CPU limit throttles the loader and the node has
-                idle CPUs: {faster}. Raise or remove the limit, or run no more workers than it allows. More
-                workers will not help.""",
+                """{loses} waiting for data, while its container's CPU limit throttles the loader and the node has idle
+                CPUs: {faster}.{line} Raise or remove the limit, or run no more workers than it allows. More workers
+                will not help.""",
                 wait="10m",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
@@ -241,7 +241,7 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: too few loader workers.",
-                """{loses} waiting for data: {faster}. CPUs, disks and network have room: raise
+                """{loses} waiting for data: {faster}.{line} CPUs, disks and network have room: raise
                 num_workers{workers} towards the CPUs per GPU, prefetch_factor from 2 to 4, and set
                 persistent_workers.""",
             ),
@@ -259,9 +259,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: one thread does all the work.",
-                """{loses} waiting for data, while one thread is at its limit and CPUs are idle: {faster}. Move
-                decoding and collation out of the training process into workers, shard an iterable data set over
-                them, and avoid Python loops over samples.""",
+                """{loses} waiting for data, while one thread is at its limit and CPUs are idle: {faster}.{line} Move
+                decoding and collation out of the training process into workers, shard an iterable data set over them,
+                and avoid Python loops over samples.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
             phase="data_wait",
@@ -278,8 +278,8 @@ CAUSES: dict[str, Cause] = {
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: too many loader workers.",
                 """{loses} waiting for data, because more than two workers per CPU{workers} delay each other:
-                {faster}. Reduce num_workers to one per CPU that the rank may use, and set threads inside them
-                to one (OMP_NUM_THREADS, OpenCV).""",
+                {faster}.{line} Reduce num_workers to one per CPU that the rank may use, and set threads inside them to
+                one (OMP_NUM_THREADS, OpenCV).""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
             phase="data_wait",
@@ -295,9 +295,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: its disks are saturated.",
-                """{loses} waiting for data that the disks deliver too slowly: {faster}. Read from local NVMe, cache in
-                memory what fits, and store samples in large sequential shards with more read-ahead. More workers
-                will not help.""",
+                """{loses} waiting for data that the disks deliver too slowly: {faster}.{line} Read from local NVMe,
+                cache in memory what fits, and store samples in large sequential shards with more read-ahead. More
+                workers will not help.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
             phase="data_wait",
@@ -313,12 +313,12 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: its network link is saturated.",
-                """{loses} waiting for data that the network cannot deliver faster: {faster}. {{ with printf
+                """{loses} waiting for data that the network cannot deliver faster: {faster}.{line} {{ with printf
                 "run:input_ceiling:rate5m{run=%q,namespace=%q,cluster=%q}" $labels.run $labels.namespace
                 $labels.cluster | query }}The link carries at most {{ . | first | value | printf "%.0f" }} samples a
                 second{{ with printf "run:input_sample:bytes5m{run=%q,namespace=%q,cluster=%q}" $labels.run
-                $labels.namespace $labels.cluster | query }} of {{ . | first | value | humanize }}B each{{ end }}.
-                {{ end }}Cache the data on the node, compress or shrink it before the transfer, give each node its own
+                $labels.namespace $labels.cluster | query }} of {{ . | first | value | humanize }}B each{{ end }}. {{
+                end }}Cache the data on the node, compress or shrink it before the transfer, give each node its own
                 shard, or use a faster link.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
@@ -335,9 +335,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: its network storage is slow.",
-                """{loses} waiting for a network file system with 64 or more operations in flight: {faster}. Request
-                more in parallel (more connections such as nconnect, larger objects or shards), or stage the data on
-                the node before training.""",
+                """{loses} waiting for a network file system with 64 or more operations in flight: {faster}.{line}
+                Request more in parallel (more connections such as nconnect, larger objects or shards), or stage the
+                data on the node before training.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
             phase="data_wait",
@@ -410,9 +410,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("sync_warning", "sync_high"),
                 "Training run loses time outside its measured phases.",
-                """{loses} outside every measured phase, with its GPUs idle: {faster}. Avoid .item(), .cpu() and print
-                in each step, log less often, disable anomaly detection, and control garbage collection; or name the
-                work with run.phase().""",
+                """{loses} outside every measured phase, with its GPUs idle: {faster}.{line} Avoid .item(), .cpu() and
+                print in each step, log less often, disable anomaly detection, and control garbage collection; or name
+                the work with run.phase().""",
             ),
             phase="other",
         ),
@@ -597,10 +597,10 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Over('run_cause:time_lost:ratio1h{cause="checkpoint_stall"}', "output_warning", loses=True),
                 "Training is blocked while it saves checkpoints.",
-                """Blocking saves took {share} of run {run}'s last hour. Save asynchronously
+                """Blocking saves took {share} of run {run}'s last hour.{line} Save asynchronously
                 (torch.distributed.checkpoint.async_save or the like), to a local disk first and upload from there,
-                with every rank writing its own part; or save less often, about every sqrt(2 x save time x time
-                between failures).""",
+                with every rank writing its own part; or save less often, about every sqrt(2 x save time x time between
+                failures).""",
             ),
             mutes=_PAUSES,
             phase="checkpoint",
@@ -616,9 +616,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Over('run_cause:time_lost:ratio1h{cause="evaluation_overhead"}', "evaluation_warning", loses=True),
                 "Evaluation takes much of the training time.",
-                """Evaluation took {share} of run {run}'s last hour. It is useful work. If this is too much, evaluate
-                less often or on a subset, with a larger batch and without gradients, or in a separate job that reads
-                the checkpoints.""",
+                """Evaluation took {share} of run {run}'s last hour.{line} It is useful work. If this is too much,
+                evaluate less often or on a subset, with a larger batch and without gradients, or in a separate job
+                that reads the checkpoints.""",
             ),
             mutes=_PAUSES,
             phase="evaluation",
@@ -657,8 +657,8 @@ CAUSES: dict[str, Cause] = {
                 ),
                 "Logging or callbacks block training.",
                 """GPUs of run {run} idle for {share} of the time while the loop logs, runs callbacks or is in a phase
-                with a custom name. Move that work to a thread, do it less often, and reduce on the GPU before copying
-                (one number, not a tensor); stallscope_training_phase_max_seconds names the longest.""",
+                with a custom name.{line} Move that work to a thread, do it less often, and reduce on the GPU before
+                copying (one number, not a tensor); stallscope_training_phase_max_seconds names the longest.""",
             ),
             mutes=_PAUSES,
             phase="*",
@@ -916,9 +916,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Straggler(),
                 "One rank waits for data, and all others for it.",
-                """The other ranks of run {run} wait {share} of each step for {straggler}{starved_or}, which waits
-                for its data. Balance the shards (equal bytes, not equal files), and check that rank's disk, mount and
-                CPUs; give its loader more workers and prefetching.{end}""",
+                """The other ranks of run {run} wait {share} of each step for {straggler}{starved_or}, which waits for
+                its data. Balance the shards (equal bytes, not equal files), and check that rank's disk, mount and
+                CPUs; give its loader more workers and prefetching.{end}{line}""",
             ),
             mutes=("straggler_rank", "input_bound", *_WAITS_FOR_A_RANK),
             phase="data_wait",

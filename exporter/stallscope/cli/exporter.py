@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stallscope.collectors.base import Collector, KubernetesSettings
     from stallscope.drivers.device import Driver
+    from stallscope.protocol.report import Report
     from stallscope.protocol.stacks import Stack
     from stallscope.sampling.reading import Sample
     from stallscope.simulation.simulation import Simulation
@@ -308,6 +309,7 @@ class Exporter:
         self._host_tree: tempfile.TemporaryDirectory[str] | None = None
         if not configuration.scenario:
             return None, configuration.root, None
+        from stallscope.intake.pending import PassedFile
         from stallscope.sampling.clock import SystemClock
         from stallscope.simulation.simulation import Simulation
 
@@ -315,13 +317,21 @@ class Exporter:
         if configuration.simulated_host:
             self._host_tree = tempfile.TemporaryDirectory(prefix="stallscope-host-")
             tree = Path(self._host_tree.name)
-        registry, own_pid = self.intake.registry, os.getpid()
+        registry, stacks, own_pid = self.intake.registry, self.intake.stacks, os.getpid()
+
+        # Simulated ranks run in this process: one that stalls is silent, not lost.
+        def deliver(data: bytes) -> Report:
+            return registry.accept(data, "http", own_pid)
+
+        def deliver_with_file(data: bytes, descriptor: int) -> None:
+            stacks.keep(deliver(data), PassedFile(os.dup(descriptor)))
+
         try:
             simulation = Simulation.named(
                 configuration.scenario,
                 clock=SystemClock(),
-                # Simulated ranks run in this process: one that stalls is silent, not lost.
-                deliver=lambda data: registry.accept(data, "http", own_pid),
+                deliver=deliver,
+                deliver_with_file=deliver_with_file,
                 host_tree=tree,
                 onset=configuration.onset,
                 reports=lambda: [held.report for held in registry.held if held.ended is None],

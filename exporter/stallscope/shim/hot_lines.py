@@ -73,12 +73,15 @@ def lines_of(run: Run) -> Mapping[str, Sequence[Line]]:
 class HotLines:
     """Starts bursts for a run, and holds their results. Belongs to the thread of the loop."""
 
-    def __init__(self, timeline: Timeline, uses_gpu: Callable[[], bool]) -> None:
+    def __init__(
+        self, timeline: Timeline, uses_gpu: Callable[[], bool], burst: Callable[[Timeline], Burst] | None = None
+    ) -> None:
         """Start without lines.
 
         Args:
             timeline: the timeline of the run.
             uses_gpu: returns whether the run computes on GPUs, as far as known.
+            burst: makes a burst; `Burst` if left out.
         """
         self.lines: dict[str, list[Line]] = {}
         """The result of the newest burst that has sampled the phase, by phase."""
@@ -86,6 +89,7 @@ class HotLines:
         """CPU seconds of all bursts in this process."""
         self._timeline = timeline
         self._uses_gpu = uses_gpu
+        self._make = burst
         self._seconds: dict[str, dict[tuple[str, str], float]] = {}
         self._booked: dict[str, float] = {}
         self._began = -inf
@@ -121,7 +125,7 @@ class HotLines:
             sampled = {phase for phase in self._wanted if self._is_sampled_by_now(phase)}
             self._wanted -= sampled
             self._tried.update(dict.fromkeys(sampled, now))
-            self._burst = Burst(self._timeline)
+            self._burst = (self._make or Burst)(self._timeline)
             self._burst.start()
 
     def close(self) -> None:

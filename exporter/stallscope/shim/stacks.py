@@ -133,7 +133,7 @@ class Watch:
         self._header = b""
         self._keep_until = 0.0
         """When the stacks that were requested have been read."""
-        self._file = _memory_file()
+        self._file = memory_file()
         self._identity = os.fstat(self._file).st_ino
         signal.signal(SIGNAL, self._handle)
         self._timer = _timer(SIGNAL)
@@ -305,7 +305,7 @@ def _has_silent_thread() -> bool:
     return False
 
 
-def _memory_file() -> int:
+def memory_file() -> int:
     """Create a file in memory whose size can't change: the exporter relies on it, and it limits faulthandler.
 
     Raises:

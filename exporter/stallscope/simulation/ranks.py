@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from stallscope.protocol.stacks import Stack
+from stallscope.protocol.vocabulary import STACKS_HEADER, STANDSTILL
 from stallscope.sampling.clock import ScriptedClock
+from stallscope.shim.hot_lines import HotLines
 from stallscope.shim.run import Run
+from stallscope.shim.stacks import STANDSTILL_SECONDS, memory_file
 from stallscope.simulation.gpu import MEMORY_BYTES
 from stallscope.simulation.host import CPUS, SLURM_JOB, USER, busy_cpu_seconds
 from stallscope.simulation.node import Node, pid, uuid
+from stallscope.simulation.program import SimulatedBurst
+from stallscope.simulation.scenarios import GpuLoss, Stall
 from stallscope.simulation.workload import Step
 
 _PROCESS_BYTES = 24 * 1024**3
@@ -18,14 +26,28 @@ _STEPS_SAVED = 50
 _QUOTA_PERIODS = 10.0
 """Periods of a CPU quota, a second."""
 
+Deliver = Callable[[bytes], object]
+"""Takes a report."""
+DeliverWithFile = Callable[[bytes, int], object]
+"""Takes a report and the descriptor of the file that the rank leaves its stacks in."""
+
 
 class Ranks:
     """One rank on each GPU of the node."""
 
-    def __init__(self, node: Node, deliver: Callable[[bytes], object], *, interval: float) -> None:
-        """Start the ranks; each sends its first report at once, and later ones at least `interval` seconds apart."""
+    def __init__(
+        self, node: Node, deliver: Deliver, *, interval: float, deliver_with_file: DeliverWithFile | None = None
+    ) -> None:
+        """Start the ranks; each sends its first report at once, and later ones at least `interval` seconds apart.
+
+        Args:
+            node: the node that they compute on.
+            deliver: takes each report.
+            interval: fewest seconds between two reports of a rank.
+            deliver_with_file: takes each report of a rank that is to stand still; if left out, it leaves no stack.
+        """
         self._steps: deque[Step] = deque()
-        self._ranks = [_Rank(node, number, deliver, interval) for number in range(node.gpu_count)]
+        self._ranks = [_Rank(node, number, deliver, interval, deliver_with_file) for number in range(node.gpu_count)]
         node.listen(self._steps.append)
 
     def advance(self, now: float) -> None:
@@ -50,11 +72,21 @@ class _Rank:
     A restart is listed by its beginning.
     """
 
-    def __init__(self, node: Node, number: int, deliver: Callable[[bytes], object], interval: float) -> None:
-        def send(payload: bytes) -> None:
-            deliver(payload)
+    def __init__(
+        self, node: Node, number: int, deliver: Deliver, interval: float, deliver_with_file: DeliverWithFile | None
+    ) -> None:
+        fault = node.scenario.fault
+        file: _StackFile | None = None
+        if deliver_with_file is not None and isinstance(fault, (Stall, GpuLoss)):
+            file = _StackFile(fault.stacks.of(number))
 
-        self._node, self._number = node, number
+        def send(payload: bytes) -> None:
+            if file is None or deliver_with_file is None:
+                deliver(payload)
+            else:
+                deliver_with_file(payload, file.descriptor)
+
+        self._node, self._number, self._file = node, number, file
         self._send, self._interval = send, interval
         self.pending: deque[tuple[float, str | None]] = deque()
         self._steps = 0
@@ -92,6 +124,9 @@ class _Rank:
         )
         if workload.single_gpu_rate is not None:
             run.value("single_gpu_samples_per_second", workload.single_gpu_rate)
+        run.hot_lines = HotLines(
+            run.timeline, lambda: False, lambda timeline: SimulatedBurst(timeline, node.workload(number).lines)
+        )
         return run
 
     def advance(self, now: float) -> None:
@@ -118,6 +153,32 @@ class _Rank:
             else:
                 with run.phase(phase):
                     clock.advance(passing)
+        if self._file is not None and now - clock.monotonic() >= STANDSTILL_SECONDS:
+            self._file.write(self._node.epoch + now)
+
+
+class _StackFile:
+    """The memory file in which a rank leaves its stack at a standstill, in the format of the shim."""
+
+    def __init__(self, stack: Stack) -> None:
+        """Create the file, for a rank that will leave this stack."""
+        self.descriptor = memory_file()
+        self._stack: Stack = stack
+        weakref.finalize(self, os.close, self.descriptor)
+        os.write(self.descriptor, STACKS_HEADER % 1)
+
+    def write(self, at: float) -> None:
+        """Write the stack, once.
+
+        Args:
+            at: Unix time.
+        """
+        if self._stack:
+            frames = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in self._stack]
+            text = "\n".join((STANDSTILL, f"Thread 0x{1:016x} (most recent call first):", *frames, ""))
+            os.write(self.descriptor, text.encode())
+            os.utime(self.descriptor, (at, at))
+            self._stack = ()
 
 
 class _Process:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stallscope.simulation import program
+
 
 @dataclass(frozen=True)
 class Pause:
@@ -75,6 +77,8 @@ class Workload:
     """CPUs that each rank may use, loader workers included; None for all."""
     quota_throttled: float = 0.0
     """Periods of that quota in which it stopped the rank, as a share."""
+    lines: program.Lines = field(default_factory=dict)
+    """Lines of the program in which it loses time."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,8 @@ class GpuLoss:
     """These GPUs fall off the bus; the job's other ranks wait for theirs in a collective for ever."""
 
     gpus: tuple[int, ...]
+    stacks: program.Standstill
+    """Where the ranks are in the program from then on."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,8 @@ class Stall:
 
     spinning: bool
     """GPUs spin in a collective (fully utilised, at low power) instead of idling."""
+    stacks: program.Standstill
+    """Where the ranks are in the program from then on."""
     storage: bool = False
     """The host waits for a storage that does not respond."""
 
@@ -313,32 +321,37 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     (
         "input_bound",
         "Each step waits a third of its time for data, and the host shows no reason.",
-        _load(HostLoad(cpu=0.3), data_wait=0.62, loader_workers=16),
+        _load(HostLoad(cpu=0.3), data_wait=0.62, loader_workers=16, lines=program.AUGMENTING),
     ),
     (
         "input_few_workers",
         "Two loader workers cannot keep up, while most CPUs idle.",
-        _load(HostLoad(cpu=0.05), data_wait=0.62, loader_workers=2),
+        _load(HostLoad(cpu=0.05), data_wait=0.62, loader_workers=2, lines=program.AUGMENTING),
     ),
     (
         "input_single_thread",
         "The loader has workers enough, and waits for the main thread, which keeps one CPU busy.",
-        _load(HostLoad(cpu=0.2), data_wait=0.62, loader_workers=14, main_thread=0.995),
+        _load(HostLoad(cpu=0.2), data_wait=0.62, loader_workers=14, main_thread=0.995, lines=program.COLLATING),
     ),
     (
         "input_too_many_workers",
         "The loader has three workers for each CPU, which wait for one another.",
-        _load(HostLoad(cpu=0.7, cpu_waiting=0.6), data_wait=0.62, loader_workers=24),
+        _load(HostLoad(cpu=0.7, cpu_waiting=0.6), data_wait=0.62, loader_workers=24, lines=program.AUGMENTING),
     ),
     (
         "input_disk_bound",
         "The data disk is busy all the time, and each step waits for it.",
-        _load(HostLoad(cpu=0.2, iowait=0.15, io_waiting=0.6, disk=0.99), data_wait=0.62, loader_workers=16),
+        _load(
+            HostLoad(cpu=0.2, iowait=0.15, io_waiting=0.6, disk=0.99),
+            data_wait=0.62,
+            loader_workers=16,
+            lines=program.READING,
+        ),
     ),
     (
         "input_network_bound",
         "The data arrives over a network interface that is full.",
-        _load(HostLoad(cpu=0.2, network=0.95), data_wait=0.62, loader_workers=16),
+        _load(HostLoad(cpu=0.2, network=0.95), data_wait=0.62, loader_workers=16, lines=program.READING),
     ),
     (
         "input_remote_latency",
@@ -367,7 +380,7 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     (
         "sync_stall",
         "A quarter of each step is outside of the measured phases, with an idle GPU.",
-        _load(other=0.36),
+        _load(other=0.36, lines=program.SYNCHRONIZING),
     ),
     (
         "mem_bw_bound",
@@ -387,17 +400,17 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     (
         "checkpoint_stall",
         "A checkpoint of 15 s every minute blocks the training.",
-        _load(pause=Pause("checkpoint", 15.0, 60.0)),
+        _load(pause=Pause("checkpoint", 15.0, 60.0), lines=program.SAVING),
     ),
     (
         "evaluation_overhead",
         "An evaluation of 25 s every minute and a half.",
-        _load(pause=Pause("evaluation", 25.0, 90.0)),
+        _load(pause=Pause("evaluation", 25.0, 90.0), lines=program.EVALUATING),
     ),
     (
         "callback_stall",
         "Logging and callbacks take 8 s every 30 s.",
-        _load(pause=Pause("logging", 8.0, 30.0)),
+        _load(pause=Pause("logging", 8.0, 30.0), lines=program.LOGGING),
     ),
     (
         "step_outliers",
@@ -432,12 +445,12 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     (
         "straggler_input",
         "One rank waits for its data, and the others wait for it.",
-        _load(ranks=_FAULTY, data_wait=0.6),
+        _load(ranks=_FAULTY, data_wait=0.6, lines=program.AUGMENTING),
     ),
     (
         "hang_io",
         "No rank makes a step any more: all of them wait for a storage that does not respond.",
-        Stall(spinning=False, storage=True),
+        Stall(spinning=False, storage=True, stacks=program.Standstill(program.IN_STORAGE)),
     ),
     (
         "gpu_mem_headroom",
@@ -525,7 +538,7 @@ SCENARIOS: dict[str, Scenario] = {
             workload=_STEADY,
             host=_CALM,
             # A wait of more than half a second in each step shows in the driver's own samples as idle time.
-            fault=LoadChange(replace(_STEADY, data_wait=0.62), HostLoad(cpu=0.97, cpu_waiting=0.55)),
+            fault=_load(HostLoad(cpu=0.97, cpu_waiting=0.55), data_wait=0.62, lines=program.AUGMENTING),
         ),
         Scenario(
             name="thermal_throttle",
@@ -542,7 +555,7 @@ SCENARIOS: dict[str, Scenario] = {
             expected="lost",
             workload=_STEADY,
             host=_CALM,
-            fault=GpuLoss(gpus=(5,)),
+            fault=GpuLoss(gpus=(5,), stacks=program.Standstill(program.IN_ALL_REDUCE, {5: program.IN_SYNCHRONIZE})),
         ),
         Scenario(
             name="stalled",
@@ -551,15 +564,19 @@ SCENARIOS: dict[str, Scenario] = {
             expected="stalled",
             workload=_STEADY,
             host=_CALM,
-            fault=Stall(spinning=False),
+            fault=Stall(spinning=False, stacks=program.Standstill(program.IN_LOADER)),
         ),
         Scenario(
             name="hang_spin",
-            description="A collective never ends: GPUs spin fully utilised at low power, and no rank makes a step.",
+            description="One rank calls another collective than the other ranks, and neither ends: GPUs spin fully "
+            "utilised at low power, and no rank makes a step.",
             expected="hang_spin",
             workload=_STEADY,
             host=_CALM,
-            fault=Stall(spinning=True),
+            fault=Stall(
+                spinning=True,
+                stacks=program.Standstill(program.IN_ALL_REDUCE, dict.fromkeys(_FAULTY, program.IN_ALL_GATHER)),
+            ),
         ),
         Scenario(
             name="underused",

@@ -14,7 +14,7 @@ from stallscope.simulation.coupling import CoupledNode
 from stallscope.simulation.driver import SimulatedDriver
 from stallscope.simulation.host import SimulatedHost
 from stallscope.simulation.node import Node
-from stallscope.simulation.ranks import Ranks
+from stallscope.simulation.ranks import Deliver, DeliverWithFile, Ranks
 from stallscope.simulation.scenarios import Scenario, scenario
 
 _logger = logging.getLogger(__name__)
@@ -48,7 +48,8 @@ class Simulation:
         scenario: Scenario,
         *,
         clock: Clock,
-        deliver: Callable[[bytes], object] | None = None,
+        deliver: Deliver | None = None,
+        deliver_with_file: DeliverWithFile | None = None,
         seed: int = 1,
         gpus: int = 8,
         host_tree: Path | None = None,
@@ -61,6 +62,7 @@ class Simulation:
             scenario: what happens.
             clock: what time it is.
             deliver: takes each report of a rank, such as the intake's own entrance; None for GPUs alone.
+            deliver_with_file: takes a report with the file of the rank's stacks; None for ranks without stacks.
             seed: the same seed gives the same node, job and readings.
             gpus: GPUs of the node, and ranks of its job.
             host_tree: where to write the simulated `proc` and `sys`.
@@ -83,7 +85,7 @@ class Simulation:
         )
         self._ranks: Ranks | None = None
         if deliver is not None and scenario.instrumented:
-            self._ranks = Ranks(self._node, deliver, interval=report_interval)
+            self._ranks = Ranks(self._node, deliver, interval=report_interval, deliver_with_file=deliver_with_file)
         self._host = SimulatedHost(host_tree, self._node) if host_tree is not None else None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -94,7 +96,8 @@ class Simulation:
         name: str,
         *,
         clock: Clock,
-        deliver: Callable[[bytes], object] | None = None,
+        deliver: Deliver | None = None,
+        deliver_with_file: DeliverWithFile | None = None,
         seed: int = 1,
         gpus: int = 8,
         host_tree: Path | None = None,
@@ -112,6 +115,7 @@ class Simulation:
             story,
             clock=clock,
             deliver=deliver,
+            deliver_with_file=deliver_with_file,
             seed=seed,
             gpus=gpus,
             host_tree=host_tree,
