@@ -11,6 +11,7 @@ from grafana.builders.field import BLUE, GREEN, GREY, ORANGE, Override, by_name,
 from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, stat, state_timeline, table, time_series
 from grafana.builders.query import Query
+from grafana.fleet_rows import owners
 
 RUN_LABELS = "cluster, namespace, run"
 GPU_LABELS = "cluster, job, instance, gpu, uuid, mig"
@@ -374,7 +375,7 @@ def dashboard() -> Dashboard:
     return Dashboard(
         uid="stallscope-fleet",
         title="Stallscope / Fleet",
-        description="GPU-hours and cost lost by cause, and the runs, GPUs and alerts that need attention.",
+        description="GPU-hours and cost lost by cause and owner, and the runs, GPUs and alerts that need attention.",
         variables=(
             variables.datasource(),
             choices.cluster(),
@@ -390,6 +391,7 @@ def dashboard() -> Dashboard:
                 title="currency",
                 description="Currency of the price and of all costs.",
             ),
+            owners.variable(),
             answers.variable(_answer(), "No GPU time is lost."),
         ),
         rows=(
@@ -405,6 +407,7 @@ def dashboard() -> Dashboard:
             ),
             Row("Alerts", (_alerts(),)),
             Row("Runs and GPUs", (_lost_by_cause(), _runs_table(), _not_up(), _idle_gpus())),
+            owners.row(),
             Row(
                 "Utilisation and verdicts over time",
                 (_gpus_over_time(), _map_of_gpus()),

@@ -22,6 +22,8 @@ HEALTHY = "healthy"
 """Name of the part without problems, in which every signal is available."""
 CLUSTER = "east"
 """The `cluster` label of all parts except laptops, which have none."""
+TEAM = "perception"
+"""Team of the namespace `vision`, as kube-state-metrics exposes it."""
 _SEED = 1
 _GPU = ("cluster", "job", "instance", "gpu", "uuid", "mig")
 _TIMES = ("timestamp_seconds", "process_start_time_seconds", "run:clock:seconds", "ALERTS_FOR_STATE")
@@ -203,7 +205,8 @@ def series() -> list[Series]:
             labels = {name: _renamed(name, value, part, number) for name, value in each.labels.items()}
             values = moved(each.name, each.values, late * SCRAPE_SECONDS)
             found.append(Series(each.name, {"cluster": part.cluster, **labels}, [*([None] * late), *values]))
-    return [*found, *_further(found, scrapes), *_of_scrapes(found, scrapes), *_of_prometheus(scrapes)]
+    teams = Series("kube_namespace_labels", {"namespace": "vision", "label_team": TEAM}, [1.0] * scrapes)
+    return [*found, *_further(found, scrapes), *_of_scrapes(found, scrapes), *_of_prometheus(scrapes), teams]
 
 
 def recorded_before(scraped: Sequence[Series]) -> list[Series]:

@@ -27,6 +27,8 @@ SERVER_SERIES: Mapping[str, set[str]] = {
     "scrape_samples_scraped": set(),
     "ALERTS": {"alertname", "alertstate", "severity"},
     "ALERTS_FOR_STATE": {"alertname", "severity"},
+    "kube_namespace_labels": {"owner"},
+    "user:team:info": {"owner", "user"},
     "prometheus_rule_evaluation_failures_total": {"rule_group"},
     "prometheus_rule_group_iterations_missed_total": {"rule_group"},
     "prometheus_rule_group_last_duration_seconds": {"rule_group"},
@@ -93,6 +95,7 @@ _CHOSEN = {
     "host": {"cluster", "instance"},
     "node": {"cluster", "instance"},
     "cluster": {"cluster"},
+    "owner": {"cluster"},
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from grafana.builders import DATASOURCE, Json
 
@@ -94,15 +95,24 @@ def entry(name: str, default: str, *, title: str, description: str) -> Json:
     }
 
 
-def choice(name: str, values: Sequence[str], *, title: str, description: str) -> Json:
-    """Select one of a few fixed values; the first is the default."""
-    options = [{"selected": index == 0, "text": value, "value": value} for index, value in enumerate(values)]
+def choice(
+    name: str,
+    values: Sequence[str],
+    *,
+    title: str,
+    description: str,
+    texts: Mapping[str, str] = MappingProxyType({}),
+) -> Json:
+    """Select one of a few fixed values; the first is the default, and `texts` has the text of values that need one."""
+    options: list[Json] = [
+        {"selected": index == 0, "text": texts.get(value, value), "value": value} for index, value in enumerate(values)
+    ]
     return {
         "type": "custom",
         "name": name,
         "label": title,
         "description": description,
-        "query": ",".join(values),
+        "query": ",".join(f"{texts[value]} : {value}" if value in texts else value for value in values),
         "hide": 0,
         "includeAll": False,
         "multi": False,

@@ -19,7 +19,6 @@ from grafana.run_rows.run_queries import (
     TO_COMPARE,
     among_worst,
     of_gpus,
-    of_ranks,
     worst,
 )
 from grafana.run_rows.spread import spread
@@ -31,7 +30,6 @@ def _stragglers() -> Panel:
         return Query(among_worst(expression), table=True)
 
     where = f"{BY_RANK}, instance, gpu"
-    step = "rate(stallscope_training_step_seconds_{}{{{}}}[$__rate_interval])"
     return table(
         "Ranks by straggler score",
         f"The {MANY} ranks of each run with the highest straggler score: the share of their step that the other ranks "
@@ -48,7 +46,7 @@ def _stragglers() -> Panel:
                 table=True,
             ),
             by_rank(f"run_rank:straggler_score:ratio5m{{{RANK}}}"),
-            by_rank(of_ranks(f"{step.format('sum', RANK_HERE)} / ({step.format('count', RANK_HERE)} > 0)")),
+            by_rank(f"rank:step:seconds5m{{{RANK_HERE}}}"),
             by_rank(f"rank:data_wait:ratio5m{{{RANK_HERE}}}"),
             by_rank(f"run_rank:communication:ratio5m{{{RANK}}}"),
             by_rank(of_gpus(f"gpu:busy:ratio5m{{{HOST}}}")),

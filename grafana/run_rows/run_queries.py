@@ -13,7 +13,6 @@ RANK_HERE = f'{RUN_HERE}, rank=~"$rank"'
 BY_RUN = "cluster, namespace, run"
 BY_RANK = f"{BY_RUN}, rank"
 BY_GPU = "cluster, job, instance, gpu, uuid, mig"
-BY_PROCESS = "cluster, job, instance, run, rank"
 FEW = 8
 """Lines per panel."""
 MANY = 16
@@ -43,11 +42,6 @@ CELL_TO_GPU = to_dashboard(
 TO_COMPARE = to_dashboard(
     "stallscope-compare", "Compare with other runs", {"run": "${__field.labels.run}"}, kept=["namespace"]
 )
-
-
-def of_ranks(expression: str) -> str:
-    """Return an expression by rank, limited to active ranks and with the run's namespace."""
-    return f"rank:live:info{{{RANK_HERE}}} * on ({BY_PROCESS}) group_left () max by ({BY_PROCESS}) ({expression})"
 
 
 def of_gpus(expression: str) -> str:

@@ -35,10 +35,7 @@ def _activity() -> Panel:
         "Share of time with a kernel resident, and with utilisation below 10 %, mean of the run's GPUs, from the "
         "driver's own samples, so dips between two scrapes are included. Below 10 %, the GPU waits for the host.",
         [
-            Query(
-                f"avg by (run) ({of_gpus(f'rate(stallscope_gpu_busy_seconds_total{{{HOST}}}[$__rate_interval])')})",
-                "kernel resident",
-            ),
+            Query(f"max by (run) (run:gpu_busy:ratio5m{{{RUN}}})", "kernel resident"),
             Query(f"avg by (run) ({of_gpus(below)})", "below 10 %"),
         ],
         unit="percentunit",

@@ -276,6 +276,39 @@ def test_what_is_wrong_is_found_by_its_own_check(fault: str, served: Served, mak
     assert all(kinds == {"ok"} for kinds in others.values()), others
 
 
+def install_with_operator(served: Served, *without: str) -> None:
+    """Load all groups except some from files as the Prometheus Operator writes them."""
+    in_order(served)
+    rules = served.data["rules"]
+    rules["groups"] = [each for each in rules["groups"] if each["name"] not in without]
+    for each in rules["groups"]:
+        each["file"] = f"/etc/prometheus/rules/prometheus-k8s-rulefiles-0/gpus-{each['name']}-1d0b.yaml"
+
+
+def test_groups_that_a_cluster_leaves_out_are_listed_with_what_is_lost(
+    served: Served, make_subject: MakeSubject
+) -> None:
+    install_with_operator(
+        served, "stallscope-alerts-gpu-use", "stallscope-alerts-stallscope", "stallscope-canonical-dcgm"
+    )
+    served.vectors.pop(WATCHDOG)
+    served.texts["/api/v2/alerts"] = "[]"
+    found = findings(PART, make_subject(prometheus_url=served.url))
+    kinds = statuses(found)
+    assert (kinds.pop("rules"), kinds.pop("alertmanagers")) == ({"skipped", "ok"}, {"skipped", "ok"})
+    assert all(others == {"ok"} for others in kinds.values()), kinds
+    alerts, adapters = (finding for finding in found["rules"] if finding.status == "skipped")
+    assert "stallscope-alerts-gpu-use, stallscope-alerts-stallscope: these alerts do not fire: " in alerts.message
+    assert "stallscope-canonical-dcgm: there are no verdicts" in adapters.message
+    assert "prometheusOperator.rules" in alerts.remedy
+
+
+def test_a_group_that_no_cluster_can_leave_out_fails_there_too(served: Served, make_subject: MakeSubject) -> None:
+    install_with_operator(served, "stallscope-verdicts")
+    (told,) = (each for each in findings(PART, make_subject(prometheus_url=served.url))["rules"] if each.remedy)
+    assert (told.status, "1 of " in told.message, "stallscope-verdicts" in told.message) == ("failed", True, True)
+
+
 def test_an_alertmanager_that_drips_costs_the_time_that_it_may_take(served: Served, make_subject: MakeSubject) -> None:
     in_order(served)
     with talking(DRIPS["a header without end"]) as url:

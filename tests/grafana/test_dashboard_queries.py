@@ -61,6 +61,8 @@ SHOWN_FOR = {
 """Queries that return data only for a specific fault, not for a healthy run and its nodes."""
 NO_STORY = {
     ("stallscope-compare", "Time lost by $run, by cause", "B"): "no run has more than five causes",
+    ("stallscope-fleet", "GPU-hours by owner", "F"): "the data are not longer than the time range",
+    ("stallscope-fleet", "GPU-hours by owner", "G"): "the data are not longer than the time range",
     ("stallscope-fleet", "Held but idle GPUs", "D"): "a run would first have to be stalled for an hour",
     ("stallscope-gpu", "Row remapping", "C"): "no story has a GPU that could not remap a row",
     ("stallscope-run", "GPU time lost, by cause", "B"): "no run has more than five causes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from operator import itemgetter
 from typing import NamedTuple
 
 import pytest
@@ -19,7 +20,9 @@ from stallscope.report.subject import of_everything, of_nodes, of_run
 from stallscope.view.model import Node, runs_of
 from stallscope.view.observer import Observer, wanted
 from tests.filled_prometheus import FilledPrometheus
-from tests.installation import PARTS, SCRAPE_SECONDS, part
+from tests.grafana.asking import Chosen, Window, ask, choose
+from tests.grafana.pages import PAGES, drawn
+from tests.installation import CLUSTER, PARTS, SCRAPE_SECONDS, part
 
 RUNS = ("healthy", "straggling", "broken", "restarting", "lopsided", "waiting")
 STEADY = ("healthy", "straggling", "lopsided")
@@ -84,6 +87,18 @@ def columns(document: Document, title: str) -> dict[Value, dict[str, Value]]:
     return {row[0]: dict(zip(names, row, strict=True)) for row in found[0].rows} if found else {}
 
 
+def shown_by(filled: FilledPrometheus, chosen: Chosen, title: str, *labels: str) -> dict[str, dict[Value, float]]:
+    """Return the columns of a table of a dashboard by heading, each with its values by label."""
+    (panel,) = (each for each in drawn(chosen.page) if each["title"] == title)
+    headings = panel["transformations"][-1]["options"]["renameByName"]
+    found = {}
+    for target in panel["targets"]:
+        result = ask(filled.server, chosen, target)["data"]["result"]
+        of = itemgetter(*labels)
+        found[headings[f"Value #{target['refId']}"]] = {of(each["metric"]): float(each["value"][1]) for each in result}
+    return found
+
+
 def mean(values: list[Value]) -> float:
     known = [value for value in values if isinstance(value, float)]
     return sum(known) / len(known)
@@ -118,6 +133,34 @@ def test_the_hours_of_a_run_as_an_owner_are_those_of_its_report(
         # The rules record owners every two minutes.
         assert table[name]["Held"] == pytest.approx(fact(report, "Cost", "GPU-hours"), rel=0.06)
         assert table[name]["Lost"] == pytest.approx(fact(report, "Cost", "Lost"), rel=0.06, abs=0.01)
+
+
+@pytest.mark.parametrize(("by", "chosen"), [("user", "user"), ("namespace", "namespace"), ("team", "label_team")])
+def test_owners_and_savings_of_the_fleet_dashboard_are_those_of_the_report(
+    server: Prometheus, filled: FilledPrometheus, by: owners.By, chosen: str
+) -> None:
+    window = Window(filled.end - 1199, filled.end)
+    grouping = owners.Grouping(by, "label_team", "kube_namespace_labels", CLUSTER)
+    report = owners.build(
+        server, owners.Period(filled.end - 1200, filled.end), grouping, Options(gpu_hour_price=2.5), compare_to=1200
+    )
+    opened = choose(filled.server, PAGES["stallscope-fleet"], window, {"cluster": [CLUSTER], "owner": [chosen]})
+    shown = shown_by(filled, opened, "GPU-hours by owner", "owner")
+    reported = columns(report, f"GPU-hours by {by}")
+    assert len(reported) > 1
+    assert {name for name in reported if reported[name]["Held"]} == shown["Held"].keys()
+    for heading, values in shown.items():
+        # The report has 0 and the dashboard nothing where no rule recorded a value.
+        expected = {name: row[heading] for name, row in reported.items() if row[heading]}
+        assert {name: value for name, value in values.items() if value} == pytest.approx(expected), heading
+    (totals,) = (each for each in drawn(opened.page) if each["title"] == "GPU-hours in the time range")
+    for target in totals["targets"]:
+        ((_moment, value),) = (each["value"] for each in ask(filled.server, opened, target)["data"]["result"])
+        assert float(value) == pytest.approx(fact(report, "", target["legendFormat"].capitalize()))
+    hours = shown_by(filled, opened, "Largest savings", "owner", "cause")["GPU-hours"]
+    (savings,) = (block for block in report.blocks if isinstance(block, Table) and block.key == "savings")
+    rows = [dict(zip((column.key for column in savings.columns), row, strict=True)) for row in savings.rows]
+    assert hours == pytest.approx({(row[by], row["cause"]): row["lost_gpu_hours"] for row in rows})
 
 
 @pytest.mark.parametrize("name", RUNS)

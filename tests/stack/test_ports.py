@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from stallscope.stack.errors import StackError
-from stallscope.stack.ports import ADDRESS, Port, free_ports
+from stallscope.stack.ports import ADDRESS, Port, reserved_ports
 from tests.free_ports import free_port
+
+
+def free_ports(ports: Sequence[Port], show: Callable[[str], None]) -> list[Port]:
+    """Return what `reserved_ports` yields, without a reservation."""
+    with reserved_ports(ports, show) as found:
+        return found
 
 
 def required(ports: list[Port]) -> list[Port]:
@@ -100,3 +106,22 @@ def test_a_chosen_port_stays_where_default_ports_move(busy: int) -> None:
 def test_a_busy_port_that_was_chosen_is_refused_although_others_could_move(busy: int) -> None:
     with pytest.raises(StackError, match=f"port {busy} for Grafana is in use"):
         free_ports([Port("Prometheus", free_port(), "--p", chosen=False), Port("Grafana", busy, "--g")], pytest.fail)
+
+
+def test_two_stacks_that_start_at_once_get_different_default_ports() -> None:
+    number = free_port()
+    ports = [Port("Prometheus", number, "--p", chosen=False), Port("Grafana", number + 1, "--g", chosen=False)]
+    shown: list[str] = []
+    with reserved_ports(ports, pytest.fail) as first, reserved_ports(ports, shown.append) as second:
+        assert not {port.number for port in first} & {port.number for port in second}
+    assert shown[0].startswith(f"port {number} for Prometheus is in use by another stack")
+    assert free_ports(ports, pytest.fail) == ports
+
+
+def test_a_chosen_port_that_another_stack_starts_on_is_refused() -> None:
+    port = Port("Prometheus", free_port(), "--prometheus.port")
+    with (
+        reserved_ports([port], pytest.fail),
+        pytest.raises(StackError, match=f"{port.number} for Prometheus is in use by another stack; free"),
+    ):
+        required([port])

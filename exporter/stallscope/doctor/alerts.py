@@ -8,10 +8,11 @@ from urllib.parse import urlsplit
 
 from stallscope.common.formatting import without_password
 from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
-from stallscope.doctor.rules import LOAD
+from stallscope.doctor.rules import LOAD, left_out
 from stallscope.doctor.server import Server, optional
 
 _API = re.compile(r"/api/v\d/alerts$")
+_WATCHDOGS_GROUP = "stallscope-alerts-stallscope"
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -28,7 +29,9 @@ def _alertmanagers(server: Server) -> Iterator[Finding]:
         )
         return
     firing = server.prometheus.query('ALERTS{cause="watchdog", alertstate="firing"}')
-    if not firing:
+    if not firing and _WATCHDOGS_GROUP in left_out(optional(server, "rules?exclude_alerts=true") or {"groups": []}):
+        yield skipped(f"{_WATCHDOGS_GROUP} is not installed: whether alerts are delivered cannot be checked")
+    elif not firing:
         yield failed(
             "the alert StallscopeWatchdog does not fire, although it always should", f"{LOAD} (alerts/stallscope.yml)"
         )

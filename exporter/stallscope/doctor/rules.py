@@ -20,6 +20,10 @@ LOAD = (
     "newer), and reload it"
 )
 """Remedy for missing rules."""
+_OPTIONAL = ("stallscope-alerts-", "stallscope-canonical")
+"""Beginnings of the names of groups that the Helm chart can leave out."""
+_OF_OPERATOR = "-rulefiles-"
+"""Part of the path of rule files that the Prometheus Operator writes."""
 _REMEDIES = {
     "native_histograms": "set convert_classic_histograms_to_nhcb to false in the job, or "
     "always_scrape_classic_histograms to true",
@@ -43,7 +47,9 @@ def _rules(server: Server) -> Iterator[Finding]:
     groups = [each for each in response["groups"] or [] if each["name"] in expected]
     # Several rules may record one name, so each rule counts; of a group that is loaded twice, one copy.
     loaded = {group["name"]: Counter[str](rule["name"] for rule in group["rules"]) for group in groups}
-    if missing := sorted(expected.keys() - loaded.keys()):
+    absent_groups = left_out(response)
+    yield from _left_out(absent_groups)
+    if missing := sorted(expected.keys() - loaded.keys() - absent_groups):
         yield failed(f"{len(missing)} of {len(expected)} rule groups are not loaded: {listed(missing)}", LOAD)
     for name, rules in sorted(loaded.items()):
         if absent := sorted(expected[name] - rules):
@@ -57,6 +63,34 @@ def _rules(server: Server) -> Iterator[Finding]:
     if loaded:
         number = sum(rules.total() for rules in loaded.values())
         yield ok(f"{len(loaded)} rule groups with {number} rules are loaded")
+
+
+def left_out(response: Mapping[str, Any]) -> set[str]:
+    """Return the groups that an installation by the Prometheus Operator leaves out.
+
+    The operator loads every PrometheusRule that it selects, so an optional group that is missing was not installed.
+
+    Args:
+        response: Prometheus' response with its rules.
+    """
+    files = {group["name"]: group.get("file", "") for group in response["groups"] or []}
+    expected = bundled_groups()
+    if not any(name in expected and _OF_OPERATOR in file for name, file in files.items()):
+        return set()
+    return {name for name in expected.keys() - files.keys() if name.startswith(_OPTIONAL)}
+
+
+def _left_out(groups: Collection[str]) -> Iterator[Finding]:
+    alerts = sorted(name for name in groups if name.startswith(_OPTIONAL[0]))
+    adapters = sorted(set(groups).difference(alerts))
+    remedy = "nothing, if intended; else check prometheusOperator.rules of the Helm chart, and the PrometheusRules"
+    if alerts:
+        silent = sorted(rule for name in alerts for rule in bundled_groups()[name])
+        yield skipped(f"not installed: {listed(alerts)}: these alerts do not fire: {listed(silent)}", remedy)
+    if adapters:
+        yield skipped(
+            f"not installed: {listed(adapters)}: there are no verdicts from the metrics of these exporters", remedy
+        )
 
 
 def _evaluations(server: Server, groups: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from stallscope.stack.component import Component, stop_all
 from stallscope.stack.components import build_components
 from stallscope.stack.driver import driver_answer
 from stallscope.stack.errors import StackError
-from stallscope.stack.ports import free_ports
+from stallscope.stack.ports import reserved_ports
 from stallscope.stack.programs import Programs, find_programs, require_version
 from stallscope.stack.readiness import (
     Check,
@@ -62,11 +62,13 @@ def run(settings: Settings) -> int:
             "the training job needs NumPy: pip install 'stallscope[up]', or leave it out: --no-training-job"
         )
     grafana = [settings.grafana] if find_programs().grafana else []
-    exporter, prometheus, alertmanager, *grafana = free_ports(
-        [settings.exporter, settings.prometheus, settings.alertmanager, *grafana], screen.say
-    )
-    settings = replace(settings, exporter=exporter, prometheus=prometheus, alertmanager=alertmanager)
-    settings = replace(settings, grafana=grafana[0]) if grafana else settings
+    wanted = [settings.exporter, settings.prometheus, settings.alertmanager, *grafana]
+    with reserved_ports(wanted, screen.say) as (exporter, prometheus, alertmanager, *grafana):
+        settings = replace(settings, exporter=exporter, prometheus=prometheus, alertmanager=alertmanager)
+        return _run(replace(settings, grafana=grafana[0]) if grafana else settings)
+
+
+def _run(settings: Settings) -> int:
     programs = _programs(settings)
     driver = driver_answer()
     scenario = None if driver else settings.scenario

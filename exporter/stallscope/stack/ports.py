@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from stallscope.stack.errors import StackError
@@ -36,8 +38,11 @@ class Port(NamedTuple):
         return f"{ADDRESS}:{self.number}"
 
 
-def free_ports(ports: Sequence[Port], show: Callable[[str], None]) -> list[Port]:
-    """Return ports that differ and are free: the given ones, or the default ones all higher by the same number.
+@contextmanager
+def reserved_ports(ports: Sequence[Port], show: Callable[[str], None]) -> Iterator[list[Port]]:
+    """Yield ports that differ and are free: the given ones, or the default ones all higher by the same number.
+
+    No other stack gets these ports during the block, even before the services listen on them.
 
     Args:
         ports: the services' ports.
@@ -49,31 +54,50 @@ def free_ports(ports: Sequence[Port], show: Callable[[str], None]) -> list[Port]
     first: list[str] = []
     for distance in range(0, _FARTHEST, _DISTANCE):
         found = [port if port.chosen else port._replace(number=port.number + distance) for port in ports]
-        problems = _problems(found)
-        first = first or problems
-        if not problems:
-            if first:
-                show(f"{first[0].partition(';')[0]}; the default ports of this stack are {distance} higher")
-            return found
+        with ExitStack() as reservations:
+            problems = _problems(found, reservations)
+            first = first or problems
+            if not problems:
+                if first:
+                    show(f"{first[0].partition(';')[0]}; the default ports of this stack are {distance} higher")
+                yield found
+                return
         if all(port.chosen for port in ports):
             break
     raise StackError("\n".join(first))
 
 
-def _problems(ports: Sequence[Port]) -> list[str]:
+def _problems(ports: Sequence[Port], reservations: ExitStack) -> list[str]:
     problems = [
         f"{first.service} and {second.service} have the same port {first.number}; change one with {second.flag}"
         for position, first in enumerate(ports)
         for second in ports[position + 1 :]
         if first.number == second.number
     ]
-    problems += [
-        f"port {port.number} for {port.service} is in use by {_holder(port.number)}; free it, or use another with "
-        f"{port.flag}=PORT"
-        for port in ports
-        if not _is_free(port)
-    ]
+    for port in {port.number: port for port in ports}.values():
+        # All stacks reserve in the same order: of two that start at once, the first gets all of its ports.
+        reserved = _reserve(port.number, reservations)
+        if not reserved or not _is_free(port):
+            problems.append(
+                f"port {port.number} for {port.service} is in use by {_holder(port.number, reserved)}; free it, or use "
+                f"another with {port.flag}=PORT"
+            )
+        if not reserved:
+            break
     return problems
+
+
+def _reserve(number: int, reservations: ExitStack) -> bool:
+    """Reserve a port among all stacks of this machine; return False if another stack has it.
+
+    The reservation is an abstract Unix socket: it has no file, and ends with the process at the latest.
+    """
+    reservation = reservations.enter_context(socket.socket(socket.AF_UNIX))
+    try:
+        reservation.bind(f"\0stallscope-up-port-{number}")
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+    return True
 
 
 def _is_free(port: Port) -> bool:
@@ -93,7 +117,7 @@ def _can_bind(number: int, kind: socket.SocketKind) -> bool:
     return True
 
 
-def _holder(number: int) -> str:
+def _holder(number: int, reserved: bool) -> str:
     import psutil  # only a busy port needs it
 
     try:
@@ -104,4 +128,4 @@ def _holder(number: int) -> str:
                 return f"process {connection.pid} ({command[:100]})"
     except (psutil.Error, OSError):
         pass
-    return "a process of another user"
+    return "a process of another user" if reserved else "another stack"

@@ -1,0 +1,177 @@
+"""Row of the fleet dashboard: GPU time, cost and savings of owners, as in `stallscope report --by`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grafana.builders import Json, variables, verdicts
+from grafana.builders.choices import CLUSTER
+from grafana.builders.dashboard import Row
+from grafana.builders.field import by_name
+from grafana.builders.panel import Panel, stat, table
+from grafana.builders.query import Query
+
+_SAVINGS = 10
+_RECORDED_EVERY = "2m"
+"""Interval of the rules that record owners: a shorter step reads each value twice."""
+_BEFORE = " offset $__range"
+_KNOWN = "cluster:gpus_known:count"
+_HELD = "owner:gpus_held:sum"
+_BUSY = "owner:gpus_busy:sum5m"
+_LOST = "owner:gpus_lost:sum5m"
+_LOST_BY_CAUSE = "owner_cause:gpus_lost:sum5m"
+_IDLE = 'cause="idle_allocated"'
+_POWER = "owner:power:watts5m"
+_PRICE = "$price_per_gpu_hour"
+
+
+def variable() -> Json:
+    """Return the choice of what an owner is."""
+    return variables.choice(
+        "owner",
+        ("user", "namespace", "label_team"),
+        title="owner",
+        description="User, namespace, or team: the label label_team of kube_namespace_labels or user:team:info. Enter "
+        "another label of these two series if your teams have one.",
+        texts={"label_team": "team"},
+    )
+
+
+def _sum(record: str, by: Sequence[str] = (), *, matchers: str = "", offset: str = "") -> str:
+    """Return PromQL for the sum of a record over the time range, times hours."""
+    summed = f"sum by ({', '.join(by)}) ({record}{{{', '.join(filter(None, (CLUSTER, matchers)))}}})"
+    return f"sum_over_time(({summed})[$__range:$__interval]{offset}) * $__interval_ms / 3600000"
+
+
+def _by_owner(record: str, *more: str, matchers: str = "", offset: str = "") -> str:
+    """Return PromQL for the sum of a record over the time range, times hours, of each owner.
+
+    Args:
+        record: with the labels `namespace` and `user`.
+        more: further labels to keep.
+        matchers: of the record.
+        offset: of the time range.
+    """
+    place = ("namespace", "user", *more)
+    hours = f"({_sum(record, place, matchers=matchers, offset=offset)})"
+    labels = ", ".join(place)
+    of_user = _teams("user", 'user:team:info{$owner!="", user!=""}')
+    named = 'label_replace(kube_namespace_labels{$owner!=""}, "namespace", "$1", "exported_namespace", "(.+)")'
+    # The team of a user takes precedence, as in the report.
+    found = (
+        f"{hours} * on (user) group_left (owner) {of_user}"
+        f" or on ({labels}) {hours} * on (namespace) group_left (owner) {_teams('namespace', named)}"
+        f' or on ({labels}) label_replace({hours}, "owner", "$1", "$owner", "(.*)")'
+    )
+    by = ", ".join(("owner", *more))
+    return f'sum by ({by}) (label_replace({found}, "owner", "unknown", "owner", ""))'
+
+
+def _teams(label: str, series: str) -> str:
+    """Return PromQL for the value 1 with the label `owner`, for each value of a label."""
+    owned = f'label_replace({series}, "owner", "$1", "$owner", "(.+)")'
+    return f"topk by ({label}) (1, group by ({label}, owner) ({owned}))"
+
+
+def _query(expression: str) -> Query:
+    return Query(expression, table=True, least_step=_RECORDED_EVERY)
+
+
+def _totals() -> Panel:
+    held = f"({_sum(_HELD)})"
+    idle = _sum(_LOST_BY_CAUSE, matchers=_IDLE)
+    return stat(
+        "GPU-hours in the time range",
+        "GPU-hours of all known GPUs; of those that an owner holds; and, of these, busy, lost to all causes, and held "
+        "without work for longer than the threshold. Free GPUs have no owner: they are capacity, not waste.",
+        [
+            Query(expression, name, instant=True, least_step=_RECORDED_EVERY)
+            for name, expression in (
+                ("known", _sum(_KNOWN)),
+                ("held", held),
+                ("busy", _sum(_BUSY)),
+                ("lost", f"{_sum(_LOST)} or 0 * {held}"),
+                ("held but idle", f"{idle} or 0 * {held}"),
+                ("free", f"clamp_min(({_sum(_KNOWN)}) - ({held} or 0 * ({_sum(_KNOWN)})), 0)"),
+            )
+        ],
+        unit="locale",
+        decimals=1,
+        width=24,
+        text_of="value_and_name",
+        no_value="No GPU is known.",
+    )
+
+
+def _owners() -> Panel:
+    held, busy, before = _by_owner(_HELD), _by_owner(_BUSY), _by_owner(_HELD, offset=_BEFORE)
+    # Without a loss there is no series; without a value of busy, losses are unknown too.
+    lost = f"({_by_owner(_LOST)} or 0 * {busy})"
+    idle = f"({_by_owner(_LOST_BY_CAUSE, matchers=_IDLE)} or 0 * {busy})"
+    lost_before = f"({_by_owner(_LOST, offset=_BEFORE)} or 0 * {_by_owner(_BUSY, offset=_BEFORE)})"
+    columns = (
+        ("Lost", lost, "locale", 1),
+        ("Held", held, "locale", 1),
+        ("Busy", busy, "locale", 1),
+        ("Held but idle", idle, "locale", 1),
+        ("Lost share", f"{lost} / {held}", "percentunit", 0),
+        ("Lost share before", f"{lost_before} / {before}", "percentunit", 0),
+        # Before the oldest data, a change is unknown.
+        ("Held, change", f"{held} - ({before} or 0 * {held}) and on () (count({before}))", "locale", 1),
+        ("Energy", f"3600 * {_by_owner(_POWER)}", "joule", 1),
+        ("Cost", f"{_PRICE} * {held}", "locale", 0),
+        ("Cost of loss", f"{_PRICE} * {lost}", "locale", 0),
+    )
+    return table(
+        "GPU-hours by owner",
+        "GPU-hours that each owner holds over the time range: of these, the hours that are busy, lost to all causes, "
+        "and idle for longer than the threshold. Changes are to the period of equal length before. Select user, "
+        "namespace or team above; a name in several clusters is one row. Contact the owner in the first row: the "
+        "table below has the remedies. stallscope report --by shows the same values.",
+        [_query(expression) for _heading, expression, _unit, _decimals in columns],
+        columns={
+            "owner": "Owner",
+            **{f"Value #{letter}": column[0] for letter, column in zip("ABCDEFGHIJ", columns, strict=True)},
+        },
+        height=9,
+        sort="Lost",
+        overrides=[
+            by_name("Owner", custom__minWidth=140),
+            *(
+                by_name(heading, unit=unit, decimals=decimals, custom__width=130 if heading.endswith("before") else 110)
+                for heading, _expression, unit, decimals in columns
+            ),
+        ],
+        no_value="No GPU was held in this time range.",
+    )
+
+
+def _savings() -> Panel:
+    hours = f"topk({_SAVINGS}, {_by_owner(_LOST_BY_CAUSE, 'cause')} > 0)"
+    return table(
+        "Largest savings",
+        f"The {_SAVINGS} largest losses of one owner to one cause over the time range, with the remedy. Causes "
+        "overlap: do not add them up.",
+        [_query(verdicts.with_remedy(f"({hours})")), _query(f"{_PRICE} * {hours}")],
+        columns={
+            "owner": "Owner",
+            "cause": "Verdict",
+            "Value #A": "GPU-hours",
+            "Value #B": "Money",
+            "remedy": "What to change",
+        },
+        height=9,
+        sort="GPU-hours",
+        overrides=[
+            *verdicts.columns(),
+            by_name("Owner", custom__width=150),
+            by_name("GPU-hours", decimals=1, custom__width=100),
+            by_name("Money", decimals=0, custom__width=120),
+        ],
+        no_value="No GPU time was lost to a known cause.",
+    )
+
+
+def row() -> Row:
+    """Return the row."""
+    return Row("GPU time of owners", (_totals(), _owners(), _savings()))
