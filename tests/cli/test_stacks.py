@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.cli import _py_spy, stacks
+from stallscope.cli import _py_spy, _requests, stacks
 from tests.analysis.servers import answering
 from tests.cli.test_trace import exporter, page, process
 from tests.waiting import until
@@ -36,7 +36,8 @@ if run.rank == 3:
 all_reduce()
 """
 RUNNING = (
-    HANGING.replace("= 0.5", "= 100")
+    HANGING.replace("= 0.5", "= 100\nstacks.EVERY = 0.2; worker_samples.SECONDS = 1.0; stacks._KEPT_SECONDS = 3.0")
+    .replace("import stacks", "import stacks, worker_samples")
     .replace("time.sleep(1000)", "time.sleep(0.01)")
     .replace("if run.rank", "while True: run.step(); read_sample()\nif run.rank")
 )
@@ -79,13 +80,52 @@ def test_the_odd_rank_of_a_hung_job_is_named_on_the_page_and_by_the_command(
     assert [group["waiting"] for group in document["groups"]] == [True, False]
 
 
-def test_running_ranks_take_samples_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with exporter(tmp_path) as url, job(tmp_path, RUNNING, 2):
+def test_running_ranks_take_samples_and_find_lines_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with exporter(tmp_path) as url, job(tmp_path, RUNNING, 2) as file:
         until(lambda: page(url).count("stallscope_training_rank_info{") == 2)
         assert stacks.main(["job", "--samples=2", "--interval=0.1", "--json", "--exporter.url", url]) == 0
         document = json.loads(capsys.readouterr().out)
+        assert stacks.main(["job", "--lines", "--exporter.url", url]) == 0
+        shown = capsys.readouterr().out.splitlines()
     assert [len(rank["samples"]) for rank in document["exporters"][0]["ranks"]] == [2, 2]
     assert document["groups"]
+    assert shown[0] == "other:"
+    assert shown[1].startswith("  ranks 0-1, ")
+    assert shown[2].endswith(f"%  train.py:{lines_of('read_sample', file)['read_sample']} read_sample")
+
+
+RANK = {"rank": 0, "reported": 1.0, "taken": 9.0, "standstill": False, "stacks": [], "samples": [], "reachable": True}
+LINES = {"data_wait": {"seconds": 5.0, "lines": [["a\x1b.py:1", "f", 0.5, 4]]}, "other": {"seconds": 5.0, "lines": []}}
+
+
+def test_lines_and_the_reason_of_each_rank_without_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [
+        {**RANK, "lines": LINES},
+        {**RANK, "rank": 1, "reachable": False, "lines": None},
+        {**RANK, "rank": 2, "standstill": True, "lines": None},
+        {**RANK, "rank": 3, "lines": LINES, "taken": 1.0},
+    ]
+    answer: dict[str, Any] = {"time": 5.0, "seconds": 0.0, "problem": "", "ranks": ranks}
+    monkeypatch.setattr(_requests, "post", lambda *_: answer)
+    monkeypatch.setattr(stacks, "_LONGER", 0.01)
+    assert stacks.main(["job", "--lines"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "data_wait:",
+        "  rank 0, 50 % of the time:",
+        "    50 %  a?.py:1 f, in 4 workers",
+        "rank 1: no lines of code; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket",
+        "rank 2: at a standstill; its stack is shown without --lines",
+        "rank 3: no lines of code in time; the rank has made no report since the request, or its shim is older",
+    ]
+    assert stacks.main(["job", "--lines", "--json"]) == 0
+    assert [group["ranks"] for group in json.loads(capsys.readouterr().out)["phases"][0]["groups"]] == [[0]]
+    del ranks[0]["lines"]
+    assert stacks.main(["job", "--lines"]) == 1
+    assert "this exporter can't request lines of code; update it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -111,7 +151,17 @@ def test_a_refusal_and_another_server_are_reported(
 
 
 @pytest.mark.parametrize(
-    "flags", [["--samples=21"], ["--samples=x"], ["--interval=0"], ["--interval=nan"], ["--pid=1"], ["--pid=x"], []]
+    "flags",
+    [
+        ["--samples=21"],
+        ["--samples=x"],
+        ["--interval=0"],
+        ["--interval=nan"],
+        ["--pid=1"],
+        ["--pid=x"],
+        [],
+        ["--lines", "--samples=1"],
+    ],
 )
 def test_a_wrong_command_line_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -2,7 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.protocol.stacks import MAX_FRAMES, MAX_SAMPLES, Capture, Frame, Place, parse, place_of
+from stallscope.protocol import stack_request
+from stallscope.protocol.stack_request import StackRequest
+from stallscope.protocol.stacks import (
+    MAX_FRAMES,
+    MAX_SAMPLES,
+    Capture,
+    Frame,
+    HotLine,
+    Place,
+    SampledPhase,
+    parse,
+    place_of,
+)
 from stallscope.protocol.vocabulary import STACKS_HEADER, STACKS_SIZE
 
 THREAD = 0x7F0000000010
@@ -81,6 +93,61 @@ def test_frames_and_samples_are_limited() -> None:
     assert found is not None
     assert len(found.stacks) == MAX_SAMPLES
     assert {len(stack) for stack in found.stacks} == {MAX_FRAMES}
+
+
+LINE = '["data/augment.py:41", "elastic", 0.71, 4]'
+PHASE = f'{{"data_wait": {{"seconds": 6.2, "lines": [{LINE}]}}}}'
+
+
+def test_the_lines_of_a_burst_are_read_and_made_printable() -> None:
+    found = parse(content(f"Lines {PHASE}\n"))
+    assert found is not None
+    assert found.lines == {"data_wait": SampledPhase(6.2, (HotLine("data/augment.py:41", "elastic", 0.71, 4),))}
+    assert (found.stacks, found.standstill) == ((), False)
+    odd = parse(content(f"Lines {PHASE}\n".replace("elastic", "\\u202e" + "x" * 500)))
+    assert odd is not None
+    assert odd.lines is not None
+    assert odd.lines["data_wait"].lines[0].function == "?" + "x" * 127
+    many = parse(content("Lines " + PHASE.replace(LINE, ",".join([LINE] * 9)) + "\n"))
+    assert many is not None
+    assert many.lines is not None
+    assert len(many.lines["data_wait"].lines) == 5
+
+
+def test_a_standstill_counts_more_than_the_lines_before_it() -> None:
+    found = parse(content(f"Lines {PHASE}\nTimeout (0:01:05)!\n" + HEAD + frame("/a/b.py")))
+    assert found == Capture(True, ((Frame("/a/b.py", 1, "f"),),))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"a": 1}',
+        PHASE.replace("6.2", "NaN"),
+        PHASE.replace("6.2", "Infinity"),
+        PHASE.replace("0.71", "2"),
+        PHASE.replace("4]", "true]"),
+        PHASE.replace("4]", '4, "x"]'),
+        PHASE.replace('"elastic"', "5"),
+    ],
+)
+def test_invalid_lines_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse(content(f"Lines {text}\n"))
+
+
+@pytest.mark.parametrize("request_", [StackRequest("job", 5, 10.0, (3,), 1e9, 9e8), StackRequest("j", 1, 1.0, (), 1e9)])
+def test_a_request_is_the_same_after_its_way(request_: StackRequest) -> None:
+    for each in (request_, request_._replace(lines=True)):
+        assert stack_request.parse(stack_request.encode(each)) == each
+
+
+def test_a_request_of_an_older_exporter_is_for_stacks_at_once() -> None:
+    data = b'{"version": 1, "run": "job", "samples": 5, "interval": 1.0, "ranks": [], "expires": 1700000700.0}'
+    assert stack_request.parse(data) == StackRequest("job", 5, 1.0, (), 1700000700.0)
 
 
 def test_the_place_is_the_user_s_innermost_line_and_the_call_below_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 import stallscope
 from stallscope.protocol.report import CodeLine
+from stallscope.protocol.stacks import HotLine, SampledPhase, sampled_phases
 from stallscope.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import code_location, hot_lines, worker_samples
@@ -34,6 +36,8 @@ class FakeBurst:
         self.booked = {name: phase.seconds for name, phase in timeline.phases.items()}
         self.is_over = False
         self.cost = 0.25
+        self.samples_all = False
+        self.seconds = {"data_wait": 2.0}
 
     def start(self) -> None:
         FakeBurst.started.append(self)
@@ -167,6 +171,46 @@ def test_bursts_can_be_requested_and_switched_off(
     monkeypatch.setenv("STALLSCOPE_STACKS", "0")
     training.hot.begin(training.timeline.now())
     assert len(bursts) == 1
+
+
+def test_the_result_of_a_requested_burst_is_delivered_once_for_a_run_that_its_gpu_limits_too(
+    training: Training, bursts: list[FakeBurst], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = {"backward": 0.9, "data_wait": 0.05}
+    delivered: list[str] = []
+    training.train(2, shares)
+    training.hot.begin(training.timeline.now(), delivered.append)
+    assert bursts[0].samples_all
+    result = {"data_wait": [Line('a".py:1', "slow", 0.5, 2)], "backward": [Line("b.py:2", "step", 1.0, 0)]}
+    monkeypatch.setattr(FakeBurst, "result", result)
+    bursts[0].seconds = {"data_wait": 2.0, "backward": 8.0, "initialization": 0.1}
+    bursts[0].stop()
+    training.train(2, shares)
+    [text] = delivered
+    assert sampled_phases(json.loads(text)) == {
+        "data_wait": SampledPhase(2.0, (HotLine('a".py:1', "slow", 0.5, 2),)),
+        "backward": SampledPhase(8.0, (HotLine("b.py:2", "step", 1.0, 0),)),
+        "initialization": SampledPhase(0.1, ()),
+    }
+    assert list(training.hot.lines) == ["data_wait"], "reports have lines of the host's phases only"
+
+
+def test_a_request_joins_the_burst_that_is_under_way(training: Training, bursts: list[FakeBurst]) -> None:
+    training.train(WINDOW + 2, {"data_wait": 0.5, "backward": 0.45})
+    assert not bursts[0].samples_all
+    delivered: list[str] = []
+    training.hot.begin(training.timeline.now(), delivered.append)
+    bursts[0].stop()
+    training.train(2, {"data_wait": 0.5, "backward": 0.45})
+    assert (len(bursts), len(delivered)) == (1, 1)
+
+
+def test_before_the_loop_a_requested_burst_begins_and_ends(training: Training, bursts: list[FakeBurst]) -> None:
+    delivered: list[str] = []
+    training.hot.begin(training.timeline.now(), delivered.append)
+    bursts[0].stop()
+    training.refresh()
+    assert len(delivered) == 1
 
 
 def test_a_run_has_no_lines_where_stacks_are_switched_off(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,9 +404,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_lines, "_LEAST_SECONDS", 0.0)
 
 
-def sampled(timeline: Timeline, work: Callable[[], object], samples: int = 20) -> dict[str, list[Line]]:
+def sampled(
+    timeline: Timeline, work: Callable[[], object], samples: int = 20, *, samples_all: bool = False
+) -> dict[str, list[Line]]:
     """Repeat some work in this thread until a burst has so many samples."""
     burst = Burst(timeline)
+    burst.samples_all = samples_all
     burst.start()
     try:
         end = time.monotonic() + 30.0
@@ -399,6 +446,8 @@ def test_samples_belong_to_the_open_phase(looping: Timeline) -> None:
 
     lines = sampled(looping, work)
     assert set(lines) <= {"data_wait", "other"}
+    every = sampled(looping, work, samples_all=True)
+    assert {"data_wait", "forward"} <= set(every)
     assert lines["data_wait"][0].location == line_of(slow_transform)
     assert lines["data_wait"][0].function == "slow_transform"
     assert lines["data_wait"][0].share > 0.9

@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 import stallscope
+from stallscope.intake import stacks as intake_stacks
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.intake.stacks import Left
+from stallscope.protocol.stack_request import StackRequest
 from stallscope.sampling.clock import ScriptedClock
+from stallscope.shim import stacks
 from tests.waiting import until
 
 KEY = ("job", 0)
@@ -353,6 +356,12 @@ def reported(intake: Intake) -> bool:
     return bool(intake.registry.held)
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_stacks, "_PICKED_UP", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake, tmp_path: Path) -> None:
     with hanging(tmp_path, TRAINING.replace('"job"', '"job", rank=3')):
         until(lambda: reported(intake), "no report")
@@ -364,15 +373,64 @@ def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake,
             return rank if len(rank["samples"]) == 4 else None
 
         rank = until(stacks, "no stacks arrived")
-    assert (rank["rank"], rank["standstill"]) == (3, False)
+    assert (rank["rank"], rank["standstill"], rank["reachable"], rank["lines"]) == (3, False, True, None)
     assert "augment" in [frame[2] for stack in rank["stacks"] for frame in stack]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_running_rank_finds_the_lines_that_its_owner_requests_after_the_stacks(
+    intake: Intake, tmp_path: Path
+) -> None:
+    program = "from stallscope.shim import worker_samples\nworker_samples.SECONDS = 1.0\nstacks._KEPT_SECONDS = 3.0\n"
+    with hanging(tmp_path, program + TRAINING):
+        until(lambda: reported(intake), "no report")
+        assert ask(intake, os.getuid(), samples=2, interval=0.05)[0] == 202
+        assert ask(intake, os.getuid(), samples=1, lines=True)[0] == 202
+        until(lambda: read(intake)["lines"], "no lines arrived")
+        rank = read(intake)
+    assert rank["lines"]["other"]["lines"][0][1] == "augment"
+    assert rank["samples"] == []
+
+
+def test_a_request_right_after_another_is_refused(intake: Intake) -> None:
+    run = stallscope.Run("job")
+    until(lambda: reported(intake), "no report")
+    assert ask(intake, samples=1)[0] == 202
+    status, answer = ask(intake, samples=1, lines=True)
+    assert (status, answer["error"]) == (409, "busy")
+    assert "try again in" in answer["message"]
+    assert ask(intake, samples=0)[0] == 200
+    run.finish()
+
+
+def test_the_exporter_says_which_rank_can_leave_nothing(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STALLSCOPE_STACKS", "0")
+    run = stallscope.Run("job")
+    until(lambda: reported(intake), "no report")
+    rank = read(intake)
+    assert (rank["reachable"], rank["lines"], rank["taken"]) == (False, None, None)
+    run.finish()
+
+
+def read(intake: Intake) -> dict[str, Any]:
+    found: dict[str, Any] = ask(intake, samples=0)[1]["ranks"][0]
+    return found
+
+
+def test_ranks_take_their_samples_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stallscope.shim.stacks.time.time", lambda: 1003.0)
+    request = StackRequest("job", 5, 10.0, (), 2000.0)
+    assert stacks._seconds_until(request) == 0.0
+    assert stacks._seconds_until(request._replace(begins=1010.0)) == 7.0
+    assert stacks._seconds_until(request._replace(begins=990.0)) == 7.0, "a late rank joins the next sample"
+    assert stacks._seconds_until(request._replace(begins=1e9)) == stacks._LONGEST_WAIT
 
 
 def test_other_users_can_neither_request_nor_read_stacks(intake: Intake, tmp_path: Path, path: Path) -> None:
     with hanging(tmp_path, TRAINING):
         until(lambda: reported(intake), "no report")
-        for samples in (0, 1):
-            status, answer = ask(intake, os.getuid() + 1, samples=samples)
+        for samples, lines in ((0, False), (1, False), (1, True)):
+            status, answer = ask(intake, os.getuid() + 1, samples=samples, lines=lines)
             assert (status, answer["error"]) == (403, "not_owner")
     assert list(path.parent.glob("stacks-*")) == []
 
@@ -387,6 +445,7 @@ def test_other_users_can_neither_request_nor_read_stacks(intake: Intake, tmp_pat
         ({"samples": 1, "interval": "1"}, 400, "bad_request"),
         ({"samples": True}, 400, "bad_request"),
         ({"samples": 1, "ranks": "all"}, 400, "bad_request"),
+        ({"samples": 1, "lines": 1}, 400, "bad_request"),
         ({}, 400, "bad_request"),
     ],
 )

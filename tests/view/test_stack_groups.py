@@ -72,6 +72,33 @@ def test_of_several_samples_the_rank_that_is_most_often_alone_is_odd() -> None:
     rounds = [2, 2, 2, 2, 1]
     found = grouped({rank: [reads() if late == rank else waits() for late in rounds] for rank in range(4)})
     assert found.odd == (2,)
+    assert sentence(found) == (
+        "rank 2 differs from the others in 4 of 5 samples, most often in read_sample at job/dataset.py:12"
+    )
+    assert [group.ranks for group in found.groups] == [(0, 1, 3), (2,)], "of a sample in which the odd rank differs"
+
+
+def test_a_rank_that_is_alone_in_half_of_the_samples_is_not_blamed() -> None:
+    rounds = [2, 2, 1, 0]
+    found = grouped({rank: [reads() if late == rank else waits() for late in rounds] for rank in range(4)})
+    assert (found.odd, sentence(found)) == ((), "no rank differs from the others in most of 4 samples")
+    # In most samples no group is the largest.
+    rounds = [2, -1, -1, -1, -1]
+    alone = grouped({rank: [waits() if late == 2 != rank else reads(rank) for late in rounds] for rank in range(4)})
+    assert alone.odd == ()
+
+
+def test_slow_ranks_at_one_place_are_named_together_the_slowest_first() -> None:
+    late = {1: (5, 1), 2: (3, 12), 3: (3, 12), 7: (1, 12)}
+    stacks = {}
+    for rank in range(9):
+        count, line = late.get(rank, (0, 0))
+        stacks[rank] = [reads(line)] * count + [waits()] * (5 - count)
+    found = grouped(stacks)
+    assert sentence(found) == (
+        "rank 1 differs from the others in 5 of 5 samples, most often in read_sample at job/dataset.py:1; "
+        "ranks 2 and 3 differ from the others in 3 of 5 samples, most often in read_sample at job/dataset.py:12"
+    )
 
 
 def test_a_sentence_is_short_whatever_the_ranks_do() -> None:

@@ -1,4 +1,4 @@
-"""Show where the ranks of a job are in their code, and which rank differs from the others."""
+"""Show where the ranks of a job are in their code, the ranks that differ, and the lines that take the time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stallscope.cli import _requests
 from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
+from stallscope.cli._progress import progress
 from stallscope.cli._py_spy import Unreadable, threads_of
-from stallscope.common.formatting import ago, readable, without_password
+from stallscope.common.formatting import ago, percent, readable, several, without_password
 from stallscope.protocol.stack_request import MAX_INTERVAL
-from stallscope.protocol.stacks import MAX_SAMPLES, Frame, Stack
-from stallscope.view.stack_groups import Group, grouped, sentence
+from stallscope.protocol.stacks import MAX_SAMPLES, Frame, Stack, is_shim, sampled_phases
+from stallscope.protocol.vocabulary import MAX_CODE_LINES
+from stallscope.view.line_groups import LineGroup, PhaseLines, grouped_lines
+from stallscope.view.stack_groups import Grouping, grouped, sentence
 
 _PATH = "/api/v1/stacks"
 _POLL_SECONDS = 0.5
+_SAMPLES = 5
+_INTERVAL = 1.0
 _LONGER = 5.0
 """Seconds to wait beyond the time that the exporters estimate."""
 _MAX_FRAMES = 8
@@ -34,8 +39,10 @@ def parser() -> Parser:
         usage="stallscope stacks RUN [flags]\n       stallscope stacks --pid PID [--json]",
         description="Group the ranks of a run by their Python stacks, and name the ranks that differ from the others. "
         "A rank at a standstill has left its stack. A running rank takes samples on request, within about ten "
-        "seconds. Only files, lines and names of functions leave the training. On this node, users can see the stacks "
-        "of their own runs; root, the exporter's user and members of its --web.control-group can see those of every "
+        "seconds. Of several samples, the ranks are named that differ in most of them. With --lines, each running "
+        "rank samples its stack for ten seconds, 20 times a second, and the lines that take the time of each phase are "
+        "shown. Only files, lines and names of functions leave the training. On this node, users can see the stacks of "
+        "their own runs; root, the exporter's user and members of its --web.control-group can see those of every "
         "run. Requests from another node need --web.allow-remote-reports and a user or client certificate in the "
         "exporter's --web.config.file. Ranks must report through the exporter's UNIX socket. With --pid, py-spy reads "
         "the stacks of one process, which needs no shim, but the permission to attach to it.",
@@ -43,22 +50,31 @@ def parser() -> Parser:
             "stallscope stacks resnet50": "a run on this node",
             "stallscope stacks llama --exporter.url node1:19400 --exporter.url node2:19400": "a run on two nodes",
             "stallscope stacks resnet50 --samples 5 --interval 10": "a rank that is slow now and then",
+            "stallscope stacks resnet50 --lines": "the lines that take the time of each phase",
             "stallscope stacks --pid 4242": "a process without the shim; needs the extra stallscope[stacks]",
         },
-        notes="Exit status: 0 if stacks are shown, 1 if an exporter refused or no rank has a stack, 2 for an invalid "
-        "command line.",
+        notes="A rank with STALLSCOPE_STACKS=0 in its environment takes no samples.\n\nExit status: 0 if stacks or "
+        "lines are shown, 1 if an exporter refused or no rank has any, 2 for an invalid command line.",
     )
     made.add_argument("run", metavar="RUN", nargs="?", help="the run's name, as in the label run of its metrics")
     made.add_argument("--pid", type=_pid, metavar="PID", help="read this process with py-spy instead of a run")
     made.add_argument(
         "--samples",
         type=_samples,
-        default=5,
         metavar="NUMBER",
-        help=f"stacks that each running rank takes, 0 to {MAX_SAMPLES}; 0 only shows those that are there (default: 5)",
+        help=f"stacks that each running rank takes, 0 to {MAX_SAMPLES}; 0 only shows those that are there "
+        f"(default: {_SAMPLES})",
     )
     made.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="seconds between two samples (default: 1)"
+        "--interval",
+        type=_interval,
+        metavar="SECONDS",
+        help=f"seconds between two samples (default: {_INTERVAL:g})",
+    )
+    made.add_argument(
+        "--lines",
+        action="store_true",
+        help=f"show up to {MAX_CODE_LINES} lines of code of each phase, with their share of its time",
     )
     _requests.add_flags(made, "show")
     return made
@@ -74,25 +90,50 @@ def main(arguments: Sequence[str]) -> int:
     parsed = made.parse_args(arguments)
     if (parsed.run is None) == (parsed.pid is None):
         made.error("expected a RUN or --pid")
+    if parsed.lines and not (parsed.pid is parsed.samples is parsed.interval is None):
+        made.error("--lines: takes none of --pid, --samples and --interval; omit them")
     if parsed.pid is not None:
         return _show_process(parsed.pid, as_json=parsed.json)
     nodes = [_Node(address, parsed) for address in parsed.exporter or [DEFAULT_EXPORTER]]
     for node in nodes:
         node.begin()
-    _wait(nodes)
+    _wait(nodes, "lines of code" if parsed.lines else "stacks")
+    is_shown = (_show_lines if parsed.lines else _show_stacks)(parsed, nodes)
+    for node in nodes:
+        if node.problem:
+            print(f"stallscope stacks: {node.shown}: {node.problem}", file=sys.stderr)
+    return int(not is_shown or any(node.problem for node in nodes))
+
+
+def _show_stacks(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
+    """Print the groups of ranks; return whether there are any."""
     ranks = {rank["rank"]: rank for node in nodes for rank in node.ranks}
     found = grouped({number: _stacks(rank) for number, rank in ranks.items()})
     if parsed.json:
         print(json.dumps(_document(parsed.run, found, nodes), indent=2))
     else:
         now = max([node.time for node in nodes])
-        print("\n".join(_lines(found.groups, found.odd, ranks, now)) if ranks else "no rank is known")
+        print("\n".join(_group_lines(found, ranks, now)) if ranks else "no rank is known")
         if summary := sentence(found):
             print(f"\n{readable(summary, 10 * _TEXT_LENGTH)}")
-    for node in nodes:
-        if node.problem:
-            print(f"stallscope stacks: {node.shown}: {node.problem}", file=sys.stderr)
-    return int(not found.groups or any(node.problem for node in nodes))
+    return bool(found.groups)
+
+
+def _show_lines(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
+    """Print the lines of each phase; return whether there are any."""
+    answered = {rank["rank"]: rank for node in nodes for rank in node.ranks if node.has_answered(rank)}
+    found = grouped_lines({number: sampled_phases(rank["lines"]) for number, rank in answered.items()})
+    silent = {rank["rank"]: rank for node in nodes for rank in node.ranks if rank["rank"] not in answered}
+    if parsed.json:
+        phases = [{**phase._asdict(), "groups": [_documented(group) for group in phase.groups]} for phase in found]
+        print(json.dumps({"run": parsed.run, "phases": phases, "exporters": _exporters(nodes)}, indent=2))
+        return bool(found)
+    texts = [line for phase in found for line in _phase_lines(phase)]
+    if answered and not found:
+        texts.append(f"{_numbers(sorted(answered))}: the burst has found no line of the program")
+    texts += _without(silent, "lines of code")
+    print("\n".join(texts) if texts else "no rank is known")
+    return bool(found)
 
 
 def _show_process(pid: int, *, as_json: bool) -> int:
@@ -124,15 +165,23 @@ class _Node:
         self.deadline = 0.0
         self._address = address
         self._certificate = parsed.certificate
-        self._wanted = {"run": parsed.run, "ranks": parsed.rank, "interval": parsed.interval}
-        self._samples = parsed.samples
+        self._lines = parsed.lines
+        self._samples = _SAMPLES if parsed.samples is None else parsed.samples
+        self._wanted = {
+            "run": parsed.run,
+            "ranks": parsed.rank,
+            "interval": parsed.interval or _INTERVAL,
+            "lines": parsed.lines,
+        }
         self._requested = 0.0
 
     def begin(self) -> None:
         """Read the stacks that are there, and request others if a rank is not at a standstill."""
         try:
             self.read()
-            if self._samples and not all(rank["standstill"] for rank in self.ranks):
+            if self._lines and not all("lines" in rank for rank in self.ranks):
+                raise _requests.Refused("this exporter can't request lines of code; update it")
+            if self._samples and not all(_is_silent(rank) for rank in self.ranks):
                 answer = self._post(self._samples)
                 self._requested = _number(answer, "time")
                 self.problem = readable(str(answer.get("problem", "")), _TEXT_LENGTH)
@@ -156,19 +205,29 @@ class _Node:
             self.read()
         except _requests.Refused as refused:
             self.problem = str(refused)
-        return not all(rank["standstill"] or self._is_complete(rank) for rank in self.ranks)
+        return not all(_is_silent(rank) or self.has_answered(rank) for rank in self.ranks)
 
-    def _is_complete(self, rank: dict[str, Any]) -> bool:
-        return (rank["taken"] or 0.0) >= self._requested and len(rank["samples"]) >= self._samples
+    def has_answered(self, rank: dict[str, Any]) -> bool:
+        """Return whether a rank has left what was requested."""
+        if (rank["taken"] or 0.0) < self._requested or not self._requested:
+            return False
+        return rank["lines"] is not None if self._lines else len(rank["samples"]) >= self._samples
 
     def _post(self, samples: int) -> dict[str, Any]:
         return _requests.post(self._address, _PATH, {**self._wanted, "samples": samples}, self._certificate, "stack")
 
 
-def _wait(nodes: Iterable[_Node]) -> None:
+def _wait(nodes: Iterable[_Node], what: str) -> None:
     waiting = list(nodes)
-    while waiting := [node for node in waiting if node.is_waiting()]:
-        time.sleep(_POLL_SECONDS)
+    with progress(f"Waiting for {what}") as advance:
+        while waiting := [node for node in waiting if node.is_waiting()]:
+            time.sleep(_POLL_SECONDS)
+            advance()
+
+
+def _is_silent(rank: Mapping[str, Any]) -> bool:
+    """Return whether a rank takes no request now; older exporters do not know whether it can."""
+    return rank["standstill"] or not rank.get("reachable", True)
 
 
 def _number(answer: dict[str, Any], key: str) -> float:
@@ -185,6 +244,8 @@ def _is_rank(rank: Any) -> bool:
         return (
             type(rank["rank"]) is int
             and type(rank["standstill"]) is bool
+            and type(rank.get("reachable", True)) is bool
+            and (rank.get("lines") is None or sampled_phases(rank["lines"]) is not None)
             and type(rank["reported"]) in (int, float)
             and type(rank["taken"]) in (int, float, type(None))
             and all(type(number) is int and 0 <= number < len(stacks) for number in rank["samples"])
@@ -195,7 +256,7 @@ def _is_rank(rank: Any) -> bool:
                 for frame in stack
             )
         )
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError):
         return False
 
 
@@ -205,26 +266,51 @@ def _stacks(rank: dict[str, Any]) -> list[Stack]:
     return [stacks[number] for number in rank["samples"]]
 
 
-def _lines(groups: Iterable[Group], odd: Sequence[int], ranks: dict[int, dict[str, Any]], now: float) -> Iterator[str]:
+def _group_lines(found: Grouping, ranks: dict[int, dict[str, Any]], now: float) -> Iterator[str]:
     shown: set[int] = set()
-    for group in groups:
+    for group in found.groups:
         shown.update(group.ranks)
-        marks = " (differs from the others)" if set(group.ranks) & set(odd) else ""
+        marks = " (differs from the others)" if set(group.ranks) <= set(found.odd) else ""
         yield f"{_numbers(group.ranks)}{marks}:"
         silent = max(now - ranks[rank]["reported"] for rank in group.ranks)
         if all(ranks[rank]["standstill"] for rank in group.ranks):
             yield f"  last report {ago(silent)}"
         yield from _frame_lines(group.stack)
-    without = sorted(ranks.keys() - shown)
-    if without:
-        yield f"{_numbers(without)}: no stack; the rank reports over a network, or has STALLSCOPE_STACKS=0"
+    yield from _without({number: rank for number, rank in ranks.items() if number not in shown}, "stack")
+
+
+def _without(ranks: Mapping[int, Mapping[str, Any]], what: str) -> Iterator[str]:
+    """Return the reason of each rank for having no stack or line."""
+    reasons: dict[str, list[int]] = {}
+    for number, rank in sorted(ranks.items()):
+        if rank["standstill"]:
+            reason = "at a standstill; its stack is shown without --lines"
+        elif not rank.get("reachable", True):
+            reason = f"no {what}; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket"
+        else:
+            reason = f"no {what} in time; the rank has made no report since the request, or its shim is older"
+        reasons.setdefault(reason, []).append(number)
+    for reason, numbers in reasons.items():
+        yield f"{_numbers(numbers)}: {reason}"
+
+
+def _phase_lines(phase: PhaseLines) -> Iterator[str]:
+    yield f"{readable(phase.phase, _TEXT_LENGTH)}:"
+    for group in phase.groups:
+        yield f"  {_numbers(group.ranks)}, {percent(group.share)} of the time:"
+        for line in group.lines:
+            workers = f", in {several(line.workers, 'worker')}" if line.workers else ""
+            place = readable(f"{line.location} {line.function}".rstrip(), 2 * _TEXT_LENGTH)
+            yield f"    {percent(line.share):>4}  {place}{workers}"
 
 
 def _frame_lines(stack: Stack) -> Iterator[str]:
-    for frame in stack[:_MAX_FRAMES]:
+    # Frames of the shim matter only where the process is in one of them.
+    frames = [frame for position, frame in enumerate(stack) if not position or not is_shim(frame)]
+    for frame in frames[:_MAX_FRAMES]:
         yield f"  {readable(frame.function, _TEXT_LENGTH)} at {readable(frame.file, _TEXT_LENGTH)}:{frame.line}"
-    if len(stack) > _MAX_FRAMES:
-        yield f"  … {len(stack) - _MAX_FRAMES} more"
+    if len(frames) > _MAX_FRAMES:
+        yield f"  … {len(frames) - _MAX_FRAMES} more"
 
 
 def _numbers(ranks: Sequence[int]) -> str:
@@ -239,7 +325,15 @@ def _numbers(ranks: Sequence[int]) -> str:
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
-def _document(run: str, found: Any, nodes: Iterable[_Node]) -> dict[str, Any]:
+def _documented(group: LineGroup) -> dict[str, Any]:
+    return {**group._asdict(), "lines": [line._asdict() for line in group.lines]}
+
+
+def _exporters(nodes: Iterable[_Node]) -> list[dict[str, Any]]:
+    return [{"exporter": node.shown, "problem": node.problem, "ranks": node.ranks} for node in nodes]
+
+
+def _document(run: str, found: Grouping, nodes: Iterable[_Node]) -> dict[str, Any]:
     return {
         "run": run,
         "summary": sentence(found),
@@ -253,7 +347,7 @@ def _document(run: str, found: Any, nodes: Iterable[_Node]) -> dict[str, Any]:
             }
             for group in found.groups
         ],
-        "exporters": [{"exporter": node.shown, "problem": node.problem, "ranks": node.ranks} for node in nodes],
+        "exporters": _exporters(nodes),
     }
 
 

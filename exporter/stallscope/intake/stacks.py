@@ -1,4 +1,4 @@
-"""The stacks that ranks leave in memory files, read once a second and kept while the rank is held.
+"""The stacks and lines that ranks leave in memory files, read once a second and kept while the rank is held.
 
 A file comes from a process that is not trusted. It must be a memory file whose size is sealed, so that reading it
 neither blocks nor fails, and its text is parsed within limits. It belongs to the rank whose report it came with: the
@@ -13,6 +13,7 @@ import os
 import resource
 import stat
 import threading
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,6 +111,10 @@ class StackFiles:
         for key, entry in entries.items():
             self._read(key, entry)
 
+    def has_file(self, key: Key) -> bool:
+        """Return whether a rank can leave stacks here."""
+        return key in self._entries
+
     def of(self, key: Key) -> Left | None:
         """Return the stacks of a rank, or None."""
         entry = self._entries.get(key)
@@ -151,6 +156,14 @@ class StackFiles:
             entry.left = None  # it reports again; requested stacks stay
 
 
+class _Pending(NamedTuple):
+    """A request, with Unix times: when it was made, when ranks that took it at once have ended, when it expires."""
+
+    requested: float
+    ends: float
+    expires: float
+
+
 class StackRequests:
     """Requests for the stacks of running jobs, and their results."""
 
@@ -169,13 +182,14 @@ class StackRequests:
         self._files = files
         self._folder = RequestFolder(folder)
         self._clock = clock or SystemClock()
-        self._expiries: dict[str, float] = {}
+        self._pending: dict[str, _Pending] = {}
 
     def post(self, body: bytes, owner: int | None = None) -> tuple[int, bytes]:
-        """Accept `{"run": …, "samples": …, "interval": …, "ranks": […]}`; the last two are optional.
+        """Accept `{"run": …, "samples": …, "interval": …, "ranks": […], "lines": …}`; the last three are optional.
 
         Args:
-            body: the request; with 0 samples it only returns the stacks that are there.
+            body: the request; with 0 samples it only returns the stacks that are there. If `lines` is true, each rank
+                finds the lines in which it spends its time, in place of the samples.
             owner: uid that must own the ranks' processes; None for any.
 
         Returns:
@@ -188,12 +202,12 @@ class StackRequests:
     def drop_expired(self) -> None:
         """Remove the files of expired requests."""
         now = self._clock.time()
-        for run in [run for run, expires in list(self._expiries.items()) if now > expires]:
+        for run in [run for run, pending in list(self._pending.items()) if now > pending.expires]:
             self._drop(run)
 
     def close(self) -> None:
         """Remove every file."""
-        for run in list(self._expiries):
+        for run in list(self._pending):
             self._drop(run)
 
     def _accept(self, body: bytes, owner: int | None) -> tuple[int, dict[str, Any]]:
@@ -203,23 +217,35 @@ class StackRequests:
             samples = step_request.whole(document.get("samples"), "samples", 0, MAX_SAMPLES)
             interval = stack_request.seconds(document.get("interval", 1.0), "interval", stack_request.MAX_INTERVAL)
             wanted = step_request.rank_numbers(document.get("ranks", []))
+            lines = stack_request.flag(document.get("lines", False), "lines")
         except ValueError as problem:
             raise Refusal(400, "bad_request", str(problem)) from None
         ranks = live_ranks(self._registry, run, wanted)
-        refuse_foreign(self._registry, ranks, owner, "stacks")
+        refuse_foreign(self._registry, ranks, owner, "lines of code" if lines else "stacks")
         if not samples:
             return 200, {"run": run, "time": now, "ranks": [self._result(held) for held in ranks]}
-        seconds = samples * interval + _PICKED_UP
-        request = StackRequest(run, samples, interval, wanted, round(now + seconds, 3))
+        former = self._pending.get(run, _Pending(-inf, now, now))
+        if (wait := former.requested + _PICKED_UP - now) > 0.0:
+            message = f"stacks of run {run!r:.150} were requested a moment ago; try again in {ceil(wait)} s"
+            raise Refusal(409, "busy", message)
+        # Multiples of the interval are the same moments for all exporters of a job.
+        begins = ceil((now + _PICKED_UP) / interval) * interval
+        seconds = stack_request.LINES_SECONDS if lines else begins - now + samples * interval
+        ends = now + seconds
+        seconds += max(former.ends - now, 0.0)  # ranks take one request after the other
+        request = StackRequest(run, samples, interval, wanted, round(now + seconds, 3), round(begins, 3), lines)
         trouble = self._folder.write(stack_request.file_name(run), stack_request.encode(request))
-        self._expiries[run] = request.expires
-        _logger.info("stacks requested", extra={"fields": {"run": run, "samples": samples, "ranks": len(ranks)}})
+        self._pending[run] = _Pending(now, ends, request.expires)
+        fields = {"run": run, "samples": samples, "lines": lines, "ranks": len(ranks)}
+        _logger.info("stacks requested", extra={"fields": fields})
         return 202, {"run": run, "time": now, "seconds": seconds, "problem": trouble}
 
     def _result(self, held: Held) -> dict[str, Any]:
         """Return the stacks of a rank: each different one, and the position of the stack of each sample."""
-        left = self._files.of((held.report.run, held.report.rank))
+        key = (held.report.run, held.report.rank)
+        left = self._files.of(key)
         samples = left.capture.stacks if left is not None else ()
+        lines = left.capture.lines if left is not None else None
         stacks = list(dict.fromkeys(samples))
         return {
             "rank": held.report.rank,
@@ -228,10 +254,12 @@ class StackRequests:
             "standstill": left is not None and left.is_standstill(held),
             "stacks": [[list(frame) for frame in stack] for stack in stacks],
             "samples": [stacks.index(stack) for stack in samples],
+            "reachable": self._files.has_file(key),
+            "lines": None if lines is None else {phase: sampled._asdict() for phase, sampled in lines.items()},
         }
 
     def _drop(self, run: str) -> None:
-        self._expiries.pop(run, None)
+        self._pending.pop(run, None)
         self._folder.remove(stack_request.file_name(run))
 
 

@@ -2,9 +2,12 @@
 
 Training that reports through the UNIX socket finds it in a file next to the socket, as a request for traces:
 
-    {"version": 1, "run": "resnet50", "samples": 5, "interval": 1.0, "ranks": [0, 3], "expires": 1700000700.0}
+    {"version": 1, "run": "resnet50", "samples": 5, "interval": 1.0, "ranks": [0, 3], "expires": 1700000700.0,
+     "begins": 1700000689.0, "lines": false}
 
-Each rank takes `samples` stacks of its training thread, `interval` seconds apart. No ranks are all ranks.
+Each rank takes `samples` stacks of its training thread, `interval` seconds apart. The first one is due at `begins`, so
+that the samples of all ranks belong together. With `lines`, each rank samples its lines of code for a burst instead.
+No ranks are all ranks.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from stallscope.protocol.stacks import MAX_SAMPLES
 
 MAX_INTERVAL = 60.0
 """Largest number of seconds between two samples."""
+LINES_SECONDS = 75.0
+"""Seconds within which the lines of a rank arrive: workers may take a minute to begin."""
 _HIGHEST = 2**53
 
 
@@ -30,6 +35,10 @@ class StackRequest(NamedTuple):
     """Empty for all ranks."""
     expires: float
     """Unix time after which the request is void."""
+    begins: float = 0.0
+    """Unix time of the first sample; 0 for at once."""
+    lines: bool = False
+    """True for the lines of code of a burst, in place of stacks."""
 
 
 def encode(request: StackRequest) -> bytes:
@@ -50,6 +59,8 @@ def parse(data: bytes) -> StackRequest:
         interval=seconds(document.get("interval"), "interval", MAX_INTERVAL),
         ranks=step_request.rank_numbers(document.get("ranks", [])),
         expires=seconds(document.get("expires"), "expires", _HIGHEST),
+        begins=seconds(document["begins"], "begins", _HIGHEST) if document.get("begins") else 0.0,
+        lines=flag(document.get("lines", False), "lines"),
     )
 
 
@@ -62,6 +73,17 @@ def seconds(value: Any, name: str, highest: float) -> float:
     if type(value) not in (int, float) or not 0 < value <= highest:
         raise ValueError(f"{name} is {value!r:.80}; expected seconds, above 0 and at most {highest:g}")
     return float(value)
+
+
+def flag(value: Any, name: str) -> bool:
+    """Take true or false.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if type(value) is not bool:
+        raise ValueError(f"{name} is {value!r:.80}; expected true or false")
+    return value
 
 
 def file_name(run: str) -> str:

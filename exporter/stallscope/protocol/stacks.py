@@ -5,17 +5,34 @@ reports through the UNIX socket, and leaves its stacks there. The exporter reads
 shared folder and no shared pid namespace. The size of the file is fixed and sealed, so that reading never fails.
 
 The file begins with `STACKS_HEADER`. Then follow dumps in the format of `faulthandler`, each after a line of its own:
-`Standstill` or `Timeout (…)!` if the rank has made no report for too long, `Sample` if its stack was requested. The
-file is zero after the last dump. It has file names, line numbers and names of functions, and nothing else.
+`Standstill` or `Timeout (…)!` if the rank has made no report for too long, `Sample` if its stack was requested. If
+the lines of a burst were requested, the file has one line `Lines` in place of dumps, with a JSON object:
+
+    Lines {"data_wait": {"seconds": 6.2, "lines": [["data/augment.py:41", "elastic", 0.71, 4]]}}
+
+Of each phase these are the seconds of the burst, and up to `MAX_CODE_LINES` lines: location, function, share of the
+phase, and number of workers. The file is zero after that. It has file names, line numbers and names of functions, and
+nothing else.
 
 An exporter that does not know the file drops the descriptor; a shim that does not know it passes none.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
+from stallscope.protocol.vocabulary import (
+    LINES,
+    MAX_CODE_LINES,
+    MAX_LABEL_LENGTH,
+    MAX_PHASES,
+    SAMPLE,
+    STACKS_HEADER,
+    STACKS_SIZE,
+    STANDSTILL,
+)
 
 MAX_FRAMES = 100
 """Frames of a stack; faulthandler writes as many."""
@@ -23,14 +40,17 @@ MAX_SAMPLES = 20
 """Stacks of one rank that are kept, the newest ones."""
 MAX_TEXT = 500
 """Characters of a file's or function's name; faulthandler writes as many."""
+_MOST_SECONDS = 86400.0
+"""Most seconds of a phase in a burst."""
 _HEADER = STACKS_HEADER.partition(b"0x")[0]
 _FILE, _LINE, _FUNCTION = '  File "', '", line ', " in "
 _OWN = ("/stallscope/shim/stacks.py",)
 """Files of the code that takes a stack."""
 
+_SHIM = ("/stallscope/shim/", "/stallscope/integrations/", "/stallscope/cli/", "/stallscope/__main__.py")
 _LIBRARIES = (
     *("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/torchinductor_"),
-    *("/stallscope/shim/", "/stallscope/integrations/", "/stallscope/cli/", "/stallscope/__main__.py"),
+    *_SHIM,
 )
 """Parts of the paths of code that the user has not written."""
 _CELLS = ("/ipykernel_", "<ipython-input-")
@@ -60,20 +80,39 @@ class Place(NamedTuple):
     """The library's function that this line has called, if that one is written in Python; else empty."""
 
 
+class HotLine(NamedTuple):
+    """A line of the program, and its share of the time of a phase."""
+
+    location: str
+    function: str
+    share: float
+    workers: int
+    """Worker processes in which the line was seen; 0 if the training process executes it."""
+
+
+class SampledPhase(NamedTuple):
+    """A phase in a burst of samples: its seconds, and the lines with the largest shares of them."""
+
+    seconds: float
+    lines: tuple[HotLine, ...]
+
+
 class Capture(NamedTuple):
-    """The stacks that a rank has left."""
+    """The stacks that a rank has left, or its lines."""
 
     standstill: bool
     """True if the newest one was taken because the rank made no report for too long."""
     stacks: tuple[Stack, ...]
     """Stacks of the thread that trains, the oldest first; of a standstill only the newest."""
+    lines: Mapping[str, SampledPhase] | None = None
+    """The lines of a requested burst by phase; None if none was requested, or a standstill followed."""
 
 
 def parse(data: bytes) -> Capture | None:
     """Read the file's content, which a user may have written by hand.
 
     Returns:
-        The stacks, or None if there are none, or none of the thread that trains.
+        The stacks or lines, or None if there are none, or none of the thread that trains.
 
     Raises:
         ValueError: it has not the form; the message has the reason.
@@ -84,10 +123,13 @@ def parse(data: bytes) -> Capture | None:
         raise ValueError("no header of stacks")
     thread = head[len(_HEADER) :].decode("ascii", "replace")
     dumps: list[tuple[bool, list[Frame]]] = []
+    lines: Mapping[str, SampledPhase] | None = None
     is_standstill = wanted = False
     for line in body.decode("utf-8", "replace").split("\n"):
         if line.startswith((STANDSTILL, SAMPLE, "Timeout (")):
             is_standstill, wanted = not line.startswith(SAMPLE), False
+        elif line.startswith(f"{LINES} "):
+            lines = sampled_phases(_decoded(line[len(LINES) :]))
         elif line.startswith(("Thread 0x", "Current thread 0x")):
             wanted = line.partition("hread ")[2].split(" ", 1)[0] == thread
             if wanted:
@@ -98,10 +140,38 @@ def parse(data: bytes) -> Capture | None:
                 dumps[-1][1].append(frame)
     found = [(standstill, tuple(frames)) for standstill, frames in dumps if frames]
     if not found:
-        return None
+        return None if lines is None else Capture(False, (), lines)
     if found[-1][0]:
         return Capture(True, (found[-1][1],))
-    return Capture(False, tuple([stack for standstill, stack in found if not standstill][-MAX_SAMPLES:]))
+    return Capture(False, tuple([stack for standstill, stack in found if not standstill][-MAX_SAMPLES:]), lines)
+
+
+def sampled_phases(document: Any) -> dict[str, SampledPhase]:
+    """Read the lines of a burst from decoded JSON, within limits.
+
+    Raises:
+        ValueError: it has not the form.
+    """
+    try:
+        return {
+            _label(phase): SampledPhase(
+                _number(sampled["seconds"], _MOST_SECONDS),
+                tuple(
+                    [
+                        HotLine(_label(location), _label(function), _number(share, 1.0), int(_number(workers, 1e6)))
+                        for location, function, share, workers in sampled["lines"][:MAX_CODE_LINES]
+                    ]
+                ),
+            )
+            for phase, sampled in list(document.items())[:MAX_PHASES]
+        }
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError("no lines of a burst") from None
+
+
+def is_shim(frame: Frame) -> bool:
+    """Return whether a frame belongs to Stallscope's part of the training process."""
+    return any(part in frame.file for part in _SHIM)
 
 
 def user_frame(stack: Stack) -> int:
@@ -133,6 +203,25 @@ def _frame(line: str) -> Frame | None:
     if file.endswith(_OWN):
         return None
     return Frame(_shown(file), int(number), _shown(function))
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _label(text: str) -> str:
+    if type(text) is not str:
+        raise ValueError("no name in the lines of a burst")
+    return _shown(text)[:MAX_LABEL_LENGTH]
+
+
+def _number(value: float, highest: float) -> float:
+    if type(value) not in (int, float) or not 0.0 <= value <= highest:
+        raise ValueError("no number in the lines of a burst")
+    return float(value)
 
 
 def _shown(text: str) -> str:

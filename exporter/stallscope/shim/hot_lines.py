@@ -5,6 +5,9 @@ seconds, 20 times a second, and ends. Each sample belongs to the phase that is o
 program's own code. While the loop waits for data, the samples of its workers, and of the threads that it waits for,
 replace its own.
 
+A burst may be requested too (`protocol.stack_request`). It samples all phases, and its result is also left for the
+exporter.
+
 Between two bursts, the time of a phase is divided as in the newest burst that has sampled this phase. So the seconds of
 a line are an estimate that grows with the seconds of its phase.
 """
@@ -42,7 +45,7 @@ _BUSY = 0.8
 """Share of the time from which on the work of the GPU limits the run."""
 _ON_GPU = ("host_copy", "forward", "backward", "communication", "optimizer")
 _NOT_LOST = (*_ON_GPU, "initialization", "restore", "paused")
-"""Phases that are never sampled."""
+"""Phases that are sampled only on request."""
 _LEAST_SECONDS = 0.4
 """Sampled seconds of a phase, below which they prove nothing."""
 _LEAST_SHARE = 0.02
@@ -98,13 +101,14 @@ class HotLines:
         self._tried: dict[str, float] = {}
         self._ended = -inf
         self._burst: Burst | None = None
+        self._deliver: Callable[[str], object] | None = None
 
     def refresh(self, now: float, *, last: bool = False) -> None:
         """Start or end a burst if it is time, and estimate the seconds of each line. Called before each report."""
-        if not self._timeline.looping:
-            return
         burst = self._burst
         if burst is None:
+            if not self._timeline.looping:
+                return
             self._judge(now)
             if not last and self._is_due(now):
                 self.begin(now)
@@ -119,20 +123,32 @@ class HotLines:
             for line in lines:
                 self._seconds[phase][line.location, line.function] += added * line.share
 
-    def begin(self, now: float) -> None:
-        """Start a burst, whatever the run loses. Does nothing during a burst, or where bursts are switched off."""
-        if self._burst is None and not switched_off("STALLSCOPE_STACKS"):
+    def begin(self, now: float, deliver: Callable[[str], object] | None = None) -> None:
+        """Start a burst, whatever the run loses. Does nothing during a burst, or where bursts are switched off.
+
+        Args:
+            now: by the clock of the timeline.
+            deliver: called once with the result, in the form of `protocol.stacks`; such a burst, or the one that is
+                under way, samples all phases from now on.
+        """
+        if switched_off("STALLSCOPE_STACKS"):
+            return
+        if self._burst is None:
             sampled = {phase for phase in self._wanted if self._is_sampled_by_now(phase)}
             self._wanted -= sampled
             self._tried.update(dict.fromkeys(sampled, now))
             self._burst = (self._make or Burst)(self._timeline)
+            self._burst.samples_all = deliver is not None
             self._burst.start()
+        elif deliver is not None:
+            self._burst.samples_all = True
+        self._deliver = deliver or self._deliver
 
     def close(self) -> None:
         """End a burst that is under way."""
         if self._burst is not None:
             self._burst.stop()
-            self._burst = None
+            self._burst = self._deliver = None
 
     def written(self) -> str:
         """Return the lines as the field of a report, with a comma before it; an empty string without any."""
@@ -192,7 +208,13 @@ class HotLines:
         """Take the results of a burst."""
         burst.stop()
         self.cost += burst.cost
-        for phase, lines in burst.lines().items():
+        found = burst.lines()
+        if self._deliver is not None:
+            deliver, self._deliver = self._deliver, None
+            deliver(_delivered(burst.seconds, found))
+        for phase, lines in found.items():
+            if phase in _NOT_LOST:
+                continue
             former = self._seconds.get(phase, {})
             keys = [(line.location, line.function) for line in lines]
             self._seconds[phase] = {key: former.get(key, 0.0) for key in keys}
@@ -210,6 +232,8 @@ class Burst:
         """Seconds of each phase when the burst began."""
         self.cost = 0.0
         """CPU seconds of the thread."""
+        self.samples_all = False
+        """True if the phases of the GPU are sampled too."""
         self._timeline = timeline
         self._thread = get_ident()
         self._channel = worker_samples.channel()
@@ -225,6 +249,14 @@ class Burst:
         age = time.monotonic() - self._began
         # Workers begin with their next batch, so the last one ends after this process.
         return age >= 2.0 * worker_samples.SECONDS and (age >= _WORKERS_LATE or bool(self._channel.counts()))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Sampled seconds of each phase."""
+        found: dict[str, float] = {}
+        for sample in self._samples:
+            found[sample.phase] = found.get(sample.phase, 0.0) + sample.seconds
+        return found
 
     def start(self) -> None:
         """Start the thread, and the bursts of the workers."""
@@ -254,11 +286,10 @@ class Burst:
 
         workers = self._channel.counts() if self._channel is not None else {}
         found: dict[str, list[Line]] = {}
-        for phase in {sample.phase for sample in self._samples if sample.phase not in _NOT_LOST}:
-            samples = [sample for sample in self._samples if sample.phase == phase]
-            total = sum(sample.seconds for sample in samples)
-            if total < _LEAST_SECONDS:
+        for phase, total in self.seconds.items():
+            if total < _LEAST_SECONDS or (phase in _NOT_LOST and not self.samples_all):
                 continue
+            samples = [sample for sample in self._samples if sample.phase == phase]
             direct: Counts = {}
             helping: Counts = dict(workers) if phase == "data_wait" else {}
             waited = 0.0
@@ -287,7 +318,7 @@ class Burst:
                 if self._is_stopped:
                     break
                 phase = timeline.open_now
-                if phase in _NOT_LOST:
+                if phase in _NOT_LOST and not self.samples_all:
                     continue
                 frames = sys._current_frames()  # noqa: SLF001 - the only way to the stacks
                 frame = frames.get(self._thread)
@@ -327,6 +358,18 @@ class _Sample:
         """True if the loop waits for data from other threads or processes."""
         self.helpers = helpers
         """Lines of the threads that it waits for."""
+
+
+def _delivered(seconds: Mapping[str, float], lines: Mapping[str, Sequence[Line]]) -> str:
+    """Return the result of a burst in the form of `protocol.stacks`."""
+    phases = []
+    for phase, sampled in seconds.items():
+        entries = [
+            f"[{quoted(line.location)},{quoted(line.function)},{line.share:.4f},{line.workers}]"
+            for line in lines.get(phase, ())
+        ]
+        phases.append(f'{quoted(phase)}:{{"seconds":{sampled:.3f},"lines":[{",".join(entries)}]}}')
+    return f"{{{','.join(phases)}}}"
 
 
 def _add(counts: Counts, key: Entry, seconds: float, workers: int = 0) -> None:

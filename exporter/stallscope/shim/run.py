@@ -756,7 +756,8 @@ class Run:
                 self._stored.store(payload, timeline.steps >= WARM_UP)
             if not last and not self._scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
                 self._sender.passed = max(
-                    self._sender.passed, stacks.attach(self._session, timeline.activity, self.name, self.rank)
+                    self._sender.passed,
+                    stacks.attach(self._session, timeline.activity, self.name, self.rank, self.hot_lines),
                 )
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and not self._scripted:

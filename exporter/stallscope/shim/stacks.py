@@ -30,7 +30,7 @@ import sys
 import time
 
 from stallscope.protocol.request_name import STACKS, request_name
-from stallscope.protocol.vocabulary import SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
+from stallscope.protocol.vocabulary import LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
 from stallscope.shim.request_file import RequestFile
 from stallscope.shim.termination import is_default
 from stallscope.shim.tolerance import switched_off, tolerate, warn
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
     from typing import Any
+
+    from stallscope.protocol.stack_request import StackRequest
+    from stallscope.shim.hot_lines import HotLines
 
 EVERY = 5.0
 """Seconds between two settings of the timers, and between two reports with the descriptor."""
@@ -55,7 +58,11 @@ _DECAY = 0.9
 _NATIVE_SECONDS = 5.0
 """Seconds that the signal's handler has before faulthandler writes the stacks."""
 _KEPT_SECONDS = 5.0
-"""Seconds for which requested stacks stay; the exporter reads once a second."""
+"""Seconds for which requested stacks and lines stay; the exporter reads once a second."""
+_LONGEST_BURST = 60.0
+"""Seconds after which the result of a burst is no longer awaited."""
+_LONGEST_WAIT = 120.0
+"""Most seconds until the first sample that a request may name."""
 _LONGEST = 86400.0
 _MAX_REQUEST = 8192
 """Bytes of the longest request, as in `protocol.step_request`: importing that takes longer than all of the shim."""
@@ -79,7 +86,7 @@ _programs_timer = False
 """True if the program has set faulthandler's timer for itself."""
 
 
-def attach(session: str, activity: str, name: str, rank: int) -> int:
+def attach(session: str, activity: str, name: str, rank: int, hot_lines: HotLines | None = None) -> int:
     """Set the timers if it is time to. Called before each report.
 
     Args:
@@ -87,6 +94,7 @@ def attach(session: str, activity: str, name: str, rank: int) -> int:
         activity: what it does, one of the report's activities.
         name: of its run.
         rank: its rank.
+        hot_lines: finds the lines of code that may be requested.
 
     Returns:
         The descriptor to send with the report, or -1 for none.
@@ -100,7 +108,7 @@ def attach(session: str, activity: str, name: str, rank: int) -> int:
                 _is_off = True
                 return -1
             _watch = Watch()
-        return _watch.attach(session, activity, name, rank)
+        return _watch.attach(session, activity, name, rank, hot_lines)
     except (OSError, AttributeError, ValueError):  # a sandbox without memory files, or without these timers
         _is_off = True
     except Exception as error:
@@ -139,7 +147,7 @@ class Watch:
         self._timer = _timer(SIGNAL)
         _hook()
 
-    def attach(self, session: str, activity: str, name: str, rank: int) -> int:
+    def attach(self, session: str, activity: str, name: str, rank: int, hot_lines: HotLines | None) -> int:
         """Set the timers, at most once in `EVERY` seconds; return the file's descriptor if they were set, else -1."""
         now = time.monotonic()
         if now < self._due and session in self._sessions:
@@ -158,8 +166,9 @@ class Watch:
         if now >= self._keep_until or header != self._header:
             self._clear(header)
         self._set()
-        if (data := self._sessions[session].read()) and now >= self._keep_until:
-            self._take_samples(data, name, rank)
+        # A request that arrives while the result of another one waits for the exporter is read afterwards.
+        if now >= self._keep_until and (data := self._sessions[session].read()):
+            self._take(data, name, rank, hot_lines)
         return self._file
 
     def release(self, session: str) -> bool:
@@ -238,8 +247,8 @@ class Watch:
         except Exception as error:
             tolerate(error, "writing the stack of a standstill")
 
-    def _take_samples(self, data: bytes, name: str, rank: int) -> None:
-        """Take the stacks that a request is for, in a thread of its own: this one is about to report."""
+    def _take(self, data: bytes, name: str, rank: int, hot_lines: HotLines | None) -> None:
+        """Take the stacks or lines that a request is for, in a thread of its own: this one is about to report."""
         from stallscope.protocol import stack_request
 
         try:
@@ -250,13 +259,26 @@ class Watch:
         if request.run != name or (request.ranks and rank not in request.ranks) or time.time() > request.expires:
             return
         self._clear(self._header)
-        self._keep_until = time.monotonic() + request.samples * request.interval + _KEPT_SECONDS
-        _thread.start_new_thread(self._sample, (_thread.get_ident(), request.samples, request.interval))
+        now = time.monotonic()
+        if request.lines:
+            if hot_lines is not None:
+                self._keep_until = now + _LONGEST_BURST + _KEPT_SECONDS
+                hot_lines.begin(now, self._leave_lines)
+            return
+        due = now + _seconds_until(request)
+        self._keep_until = due + request.samples * request.interval + _KEPT_SECONDS
+        _thread.start_new_thread(self._sample, (_thread.get_ident(), request.samples, request.interval, due))
 
-    def _sample(self, thread: int, samples: int, interval: float) -> None:
+    def _leave_lines(self, lines: str) -> None:
+        if _watch is self and self._is_same_file():
+            self._clear(self._header)
+            os.write(self._file, f"{LINES} {lines}\n".encode("ascii", "backslashreplace"))
+            self._keep_until = time.monotonic() + _KEPT_SECONDS
+
+    def _sample(self, thread: int, samples: int, interval: float, due: float) -> None:
         try:
-            for _ in range(samples):
-                time.sleep(interval)
+            for number in range(samples):
+                time.sleep(max(due + number * interval - time.monotonic(), 0.0))
                 if _watch is not self or not self._is_same_file():
                     return
                 self._write(SAMPLE, sys._current_frames().get(thread))  # noqa: SLF001 - the only way to it
@@ -271,6 +293,12 @@ class Watch:
             lines.append(f'  File "{_escaped(code.co_filename)}", line {frame.f_lineno} in {_escaped(code.co_name)}')
             frame = frame.f_back
         os.write(self._file, ("\n".join(lines) + "\n\n").encode("ascii", "backslashreplace"))
+
+
+def _seconds_until(request: StackRequest) -> float:
+    """Return the seconds until the first sample; of a late rank, until the other ranks' next one."""
+    ahead = request.begins - time.time() if request.begins else 0.0
+    return min(ahead, _LONGEST_WAIT) if ahead >= 0.0 else ahead % request.interval
 
 
 def _escaped(text: str) -> str:

@@ -1,8 +1,8 @@
 """Ranks grouped by their stacks: in a standstill most ranks wait, and the others are the reason.
 
 Large groups are taken for the waiting ones, as in ByteRobust (SOSP 2025). Where no group is the largest, the ranks in a
-collective operation wait. With several stacks of each rank, the ranks that are most often outside of the waiting group
-are the odd ones.
+collective operation wait. With several stacks of each rank, the ranks that are outside of the waiting group in most of
+the samples are the odd ones: they are slow.
 """
 
 from __future__ import annotations
@@ -44,44 +44,73 @@ class Grouping(NamedTuple):
     """The group that waits for the others; None if no group is known to."""
     odd: tuple[int, ...]
     """Ranks that are not in the waiting group, in most of their samples."""
+    samples: int = 1
+    """Samples of each rank that were compared."""
+    outside: Mapping[int, tuple[int, Place]] = {}
+    """Of each odd rank, the samples in which it was not in the waiting group, and its most frequent place in them."""
 
 
 def grouped(stacks: Mapping[int, Sequence[Stack]]) -> Grouping:
-    """Group ranks by their newest stacks, and find the odd ones over all samples.
+    """Group ranks by their stacks, and find the odd ones over all samples.
+
+    The groups are of the newest sample in which an odd rank differs, or else of the newest sample.
 
     Args:
         stacks: the stacks of each rank, the oldest first; ranks without one are left out.
     """
     present = {rank: samples for rank, samples in stacks.items() if samples}
-    groups = _groups({rank: samples[-1] for rank, samples in present.items()})
-    waiting = _waiting(groups)
     rounds = min([len(samples) for samples in present.values()], default=0)
-    outside: Counter[int] = Counter()
-    judged = 0
+    found = []
+    places: dict[int, list[Place]] = {}
     for number in range(1, rounds + 1):
-        found = _groups({rank: samples[-number] for rank, samples in present.items()})
-        majority = _waiting(found)
-        if majority is not None:
-            judged += 1
-            outside.update(present.keys() - set(majority.ranks))
-    odd = tuple(sorted(rank for rank, count in outside.items() if 2 * count > judged))
-    return Grouping(groups, waiting, odd)
+        groups = _groups({rank: samples[-number] for rank, samples in present.items()})
+        waiting = _waiting(groups)
+        found.append((groups, waiting))
+        for group in groups if waiting is not None else ():
+            for rank in group.ranks if group is not waiting else ():
+                places.setdefault(rank, []).append(group.place)
+    odd = tuple(sorted(rank for rank, seen in places.items() if 2 * len(seen) > rounds))
+    if not found:
+        return Grouping((), None, ())
+    shown = [each for each in found if each[1] is not None and not set(odd) <= set(each[1].ranks)]
+    groups, waiting = (shown or found)[0]
+    outside = {rank: (len(places[rank]), Counter(places[rank]).most_common(1)[0][0]) for rank in odd}
+    return Grouping(groups, waiting, odd, rounds, outside)
 
 
 def sentence(grouping: Grouping) -> str:
     """Return what the ranks do, as one sentence; empty without a stack."""
+    if grouping.samples > 1 and len(grouping.groups) > 1:
+        return _over_samples(grouping)
     waiting = grouping.waiting
     others = [group for group in grouping.groups if group is not waiting]
     parts = []
     if waiting is not None:
-        parts.append(
-            f"{several(len(waiting.ranks), 'rank')} {'wait' if len(waiting.ranks) > 1 else 'waits'} {_at(waiting)}"
-        )
+        verb = "wait" if len(waiting.ranks) > 1 else "waits"
+        parts.append(f"{several(len(waiting.ranks), 'rank')} {verb} {_at(waiting.place)}")
     parts += [
-        f"{_named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {_at(group)}" for group in others[:_MAX_SHOWN]
+        f"{_named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {_at(group.place)}"
+        for group in others[:_MAX_SHOWN]
     ]
     if len(others) > _MAX_SHOWN:
         parts.append(f"{len(others) - _MAX_SHOWN} more groups")
+    return "; ".join(parts)
+
+
+def _over_samples(grouping: Grouping) -> str:
+    """Return how often the odd ranks differ, those that differ most often first."""
+    if not grouping.odd:
+        return f"no rank differs from the others in most of {grouping.samples} samples"
+    alike: dict[tuple[int, Place], list[int]] = {}
+    for rank, key in grouping.outside.items():
+        alike.setdefault(key, []).append(rank)
+    parts = [
+        f"{_named(ranks)} {'differ' if len(ranks) > 1 else 'differs'} from the others in {count} of {grouping.samples} "
+        f"samples, most often {_at(place)}"
+        for (count, place), ranks in sorted(alike.items(), key=lambda item: (-item[0][0], item[1]))
+    ]
+    if len(parts) > _MAX_SHOWN:
+        parts[_MAX_SHOWN:] = [f"{len(parts) - _MAX_SHOWN} more groups"]
     return "; ".join(parts)
 
 
@@ -114,8 +143,7 @@ def _waits(stack: Stack) -> bool:
     return any(part in frame.file for frame in stack for part in _COLLECTIVES)
 
 
-def _at(group: Group) -> str:
-    place = group.place
+def _at(place: Place) -> str:
     return f"in {place.call or place.function} at {place.location}"
 
 
