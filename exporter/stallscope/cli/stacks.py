@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from stallscope.cli import _requests
+from stallscope.cli import _flight_recorder, _nccl_ras, _requests
 from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
 from stallscope.cli._py_spy import Unreadable, threads_of
+from stallscope.common.address import Address, parse_address
 from stallscope.common.formatting import ago, readable, without_password
 from stallscope.protocol.stack_request import MAX_INTERVAL
 from stallscope.protocol.stacks import MAX_SAMPLES, Frame, Stack
+from stallscope.view import collective_counts
+from stallscope.view.collective_counts import Evidence
 from stallscope.view.stack_groups import Group, grouped, sentence
 
 _PATH = "/api/v1/stacks"
@@ -25,6 +30,7 @@ _LONGER = 5.0
 _MAX_FRAMES = 8
 """Frames of a group that are printed."""
 _TEXT_LENGTH = 200
+_OFF = "off"
 
 
 def parser() -> Parser:
@@ -43,6 +49,7 @@ def parser() -> Parser:
             "stallscope stacks resnet50": "a run on this node",
             "stallscope stacks llama --exporter.url node1:19400 --exporter.url node2:19400": "a run on two nodes",
             "stallscope stacks resnet50 --samples 5 --interval 10": "a rank that is slow now and then",
+            "stallscope stacks llama --flight-recorder /dumps": "also the dumps of PyTorch's flight recorder",
             "stallscope stacks --pid 4242": "a process without the shim; needs the extra stallscope[stacks]",
         },
         notes="Exit status: 0 if stacks are shown, 1 if an exporter refused or no rank has a stack, 2 for an invalid "
@@ -59,6 +66,19 @@ def parser() -> Parser:
     )
     made.add_argument(
         "--interval", type=_interval, default=1.0, metavar="SECONDS", help="seconds between two samples (default: 1)"
+    )
+    made.add_argument(
+        "--nccl",
+        type=_service,
+        metavar="HOST:PORT",
+        help="NCCL's RAS service, which counts the operations of each rank; or off (default: "
+        f"{_nccl_ras.VARIABLE} or {_nccl_ras.DEFAULT}, if a rank is at a standstill: queries can crash a running job)",
+    )
+    made.add_argument(
+        "--flight-recorder",
+        type=Path,
+        metavar="FOLDER",
+        help="dumps of PyTorch's flight recorder: their folder, or how their names begin",
     )
     _requests.add_flags(made, "show")
     return made
@@ -82,17 +102,57 @@ def main(arguments: Sequence[str]) -> int:
     _wait(nodes)
     ranks = {rank["rank"]: rank for node in nodes for rank in node.ranks}
     found = grouped({number: _stacks(rank) for number, rank in ranks.items()})
+    evidence, problems = _evidence(parsed, ranks)
     if parsed.json:
-        print(json.dumps(_document(parsed.run, found, nodes), indent=2))
+        print(json.dumps(_document(parsed.run, found, nodes, evidence), indent=2))
     else:
         now = max([node.time for node in nodes])
         print("\n".join(_lines(found.groups, found.odd, ranks, now)) if ranks else "no rank is known")
         if summary := sentence(found):
             print(f"\n{readable(summary, 10 * _TEXT_LENGTH)}")
+        for each in evidence:
+            print("\n".join(["", *collective_counts.lines(each, found.odd)]))
+    for problem in problems:
+        print(f"stallscope stacks: {problem}", file=sys.stderr)
     for node in nodes:
         if node.problem:
             print(f"stallscope stacks: {node.shown}: {node.problem}", file=sys.stderr)
     return int(not found.groups or any(node.problem for node in nodes))
+
+
+def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> tuple[list[Evidence], list[str]]:
+    """Return what NCCL and PyTorch report about collective operations, and why one of them can't be read."""
+    found, problems = [], []
+    try:
+        if parsed.nccl != _OFF and (evidence := _nccl(parsed.nccl, ranks)):
+            found.append(evidence)
+    except _nccl_ras.Unreadable as problem:
+        problems.append(f"--nccl: {problem}")
+    try:
+        if parsed.flight_recorder is not None:
+            found.append(_flight_recorder.read(parsed.flight_recorder))
+    except _flight_recorder.Unreadable as problem:
+        problems.append(f"--flight-recorder: {problem}")
+    return found, problems
+
+
+def _nccl(address: Address | None, ranks: dict[int, dict[str, Any]]) -> Evidence | None:
+    """Return NCCL's evidence; from the default address only at a standstill, and if it belongs to the run.
+
+    A query has crashed training processes with some versions of NCCL, while they created communicators.
+    """
+    if address is None and not any(rank["standstill"] for rank in ranks.values()):
+        return None
+    try:
+        evidence = _nccl_ras.read(address or parse_address(os.environ.get(_nccl_ras.VARIABLE) or _nccl_ras.DEFAULT))
+    except (_nccl_ras.NoService, ValueError):
+        if address is None:
+            return None
+        raise
+    sizes = {rank.get("world_size", "") for rank in ranks.values()}
+    pids = {number: rank["pid"] for number, rank in ranks.items() if "pid" in rank}
+    of_run = collective_counts.of_run(evidence, sizes.pop(), pids) if len(sizes) == 1 else None
+    return of_run if address is None else of_run or evidence
 
 
 def _show_process(pid: int, *, as_json: bool) -> int:
@@ -185,6 +245,8 @@ def _is_rank(rank: Any) -> bool:
         return (
             type(rank["rank"]) is int
             and type(rank["standstill"]) is bool
+            and type(rank.get("pid", 0)) is int
+            and type(rank.get("world_size", "")) is str
             and type(rank["reported"]) in (int, float)
             and type(rank["taken"]) in (int, float, type(None))
             and all(type(number) is int and 0 <= number < len(stacks) for number in rank["samples"])
@@ -239,7 +301,7 @@ def _numbers(ranks: Sequence[int]) -> str:
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
-def _document(run: str, found: Any, nodes: Iterable[_Node]) -> dict[str, Any]:
+def _document(run: str, found: Any, nodes: Iterable[_Node], evidence: Iterable[Evidence]) -> dict[str, Any]:
     return {
         "run": run,
         "summary": sentence(found),
@@ -253,8 +315,18 @@ def _document(run: str, found: Any, nodes: Iterable[_Node]) -> dict[str, Any]:
             }
             for group in found.groups
         ],
+        "collectives": [collective_counts.document(each) for each in evidence],
         "exporters": [{"exporter": node.shown, "problem": node.problem, "ranks": node.ranks} for node in nodes],
     }
+
+
+def _service(text: str) -> Address | str:
+    if text == _OFF:
+        return text
+    try:
+        return parse_address(text)
+    except ValueError as expected:
+        raise argparse.ArgumentTypeError(f"expected off, {expected}, got {text!r}") from None
 
 
 def _pid(text: str) -> int:

@@ -78,7 +78,7 @@ def sentence(grouping: Grouping) -> str:
             f"{several(len(waiting.ranks), 'rank')} {'wait' if len(waiting.ranks) > 1 else 'waits'} {_at(waiting)}"
         )
     parts += [
-        f"{_named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {_at(group)}" for group in others[:_MAX_SHOWN]
+        f"{named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {_at(group)}" for group in others[:_MAX_SHOWN]
     ]
     if len(others) > _MAX_SHOWN:
         parts.append(f"{len(others) - _MAX_SHOWN} more groups")
@@ -119,7 +119,8 @@ def _at(group: Group) -> str:
     return f"in {place.call or place.function} at {place.location}"
 
 
-def _named(ranks: Iterable[int]) -> str:
+def named(ranks: Iterable[int]) -> str:
+    """Return ranks in words: `ranks 1, 2 and 5`, or how many there are."""
     numbers = [str(rank) for rank in ranks]
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
