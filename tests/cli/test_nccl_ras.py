@@ -12,7 +12,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,9 @@ from stallscope.view.collective_counts import Evidence, lines
 from tests.analysis.servers import answering, dripping, talking
 
 Say = Callable[[socket.socket, threading.Event], None]
+
+
+PIDS = {rank: 100 + rank for rank in range(8)}
 
 
 def service(answer: str, speaks_json: bool = True) -> Say:
@@ -54,9 +57,9 @@ def read(say: Say) -> Evidence:
         return _nccl_ras.read(address)
 
 
-def in_json(counts: list[int | None], version: str = "2.29.7") -> str:
+def in_json(counts: Sequence[int | None], pids: Mapping[int, int] = PIDS) -> str:
     """A communicator in JSON; a rank without counts is missing."""
-    places = [{"rank": rank, "host": "10.0.0.1", "pid": 100 + rank} for rank in range(len(counts))]
+    places = [{"rank": rank, "host": "10.0.0.1", "pid": pids[rank]} for rank in range(len(counts))]
     gpus = [{**place, "cuda_dev": place["rank"], "nvml_dev": place["rank"]} for place in places]
     ranks = [
         {**gpu, "status": {"init_state": 0}, "collective_counts": {"Broadcast": 1, "AllReduce": count}}
@@ -69,7 +72,7 @@ def in_json(counts: list[int | None], version: str = "2.29.7") -> str:
         if count is None
     ]
     communicator = {"hash": "0xae94", "size": len(counts), "ranks": ranks, "missing_ranks": missing}
-    return json.dumps({"nccl_version": version, "communicators": [communicator]}, indent=2)
+    return json.dumps({"nccl_version": "2.29.7", "communicators": [communicator]}, indent=2)
 
 
 TEXT = """NCCL version 2.27.5 compiled with CUDA 12.9
@@ -239,7 +242,7 @@ def exporter(standstill: bool = True, size: int = 4) -> Any:
     ranks = [
         {
             "rank": rank,
-            "pid": 100 + rank,
+            "pid": PIDS[rank],
             "world_size": str(size),
             "reported": 1.0,
             "taken": 2.0,
