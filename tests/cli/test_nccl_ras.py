@@ -327,4 +327,9 @@ def test_a_reason_is_shown_only_for_a_service_that_was_named_or_that_responds(ca
     assert "--nccl: NCCL (RAS) returned malformed JSON" in shown(capsys, service("{"), default=True)[1]
     with exporter() as (url, _):
         assert stacks.main(["job", "--exporter.url", url, "--nccl", "localhost:1"]) == 0
-    assert "--nccl: Connection refused; check that the job runs here" in capsys.readouterr().err
+        assert "--nccl: Connection refused; check that the job runs here" in capsys.readouterr().err
+        assert stacks.main(["job", "--exporter.url", url, f"--nccl={'a' * 64}:1"]) == 0
+        assert "--nccl: not a host name; check --nccl" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            stacks.main(["job", "--exporter.url", url, "--nccl=28028"])
+        assert "expected off, HOST:PORT" in capsys.readouterr().err

@@ -67,6 +67,8 @@ def _exchange(address: Address) -> tuple[str, bool]:
             return _status(connection), is_json
     except TimeoutError:
         raise
+    except UnicodeError:
+        raise NoService("not a host name; check --nccl") from None
     except OSError as error:
         raise NoService(f"{error.strerror or error}; check that the job runs here with NCCL 2.24 or newer") from None
 
