@@ -13,6 +13,7 @@ import pytest
 
 from stallscope.cli import _py_spy, _requests, stacks
 from tests.analysis.servers import answering
+from tests.cli.test_nccl_ras import in_json, service, serving
 from tests.cli.test_trace import exporter, page, process
 from tests.waiting import until
 
@@ -66,10 +67,13 @@ def test_the_odd_rank_of_a_hung_job_is_named_on_the_page_and_by_the_command(
         line = lines_of("all_reduce read_sample", file)
         place = f'location="{tmp_path.name}/train.py:{line["read_sample"]}",function="read_sample"'
         assert f'stallscope_training_stack_info{{run="job",rank="3",{place}' in page(url)
-        assert stacks.main(["job", "--exporter.url", url]) == 0
-        shown = capsys.readouterr().out
-        assert stacks.main(["job", "--json", "--exporter.url", url]) == 0
+        assert stacks.main(["job", "--json", "--nccl=off", "--exporter.url", url]) == 0
         document = json.loads(capsys.readouterr().out)
+        pids = {rank["rank"]: rank["pid"] for rank in document["exporters"][0]["ranks"]}
+        with serving(service(in_json([41 if rank == 3 else 42 for rank in range(8)], pids))) as address:
+            assert stacks.main(["job", "--exporter.url", url, f"--nccl={address}"]) == 0
+        shown, _, evidence = capsys.readouterr().out.rpartition("\n\n")
+    assert evidence.endswith(" 8 ranks: rank 3 launched 41 AllReduce operations, the others 42\n")
     assert shown.splitlines()[-1] == (
         f"7 ranks wait in all_reduce at {tmp_path.name}/train.py:{line['all_reduce']}; "
         f"rank 3 is in read_sample at {tmp_path.name}/train.py:{line['read_sample']}"

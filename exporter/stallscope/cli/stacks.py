@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from stallscope.cli import _requests
+from stallscope.cli import _flight_recorder, _nccl_ras, _requests
 from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
 from stallscope.cli._py_spy import Unreadable, threads_of
+from stallscope.common.address import Address, parse_address
 from stallscope.common.formatting import ago, percent, readable, several, without_password
 from stallscope.protocol.stack_request import MAX_INTERVAL
 from stallscope.protocol.stacks import MAX_SAMPLES, Frame, Stack, is_shim, sampled_phases
 from stallscope.protocol.vocabulary import MAX_CODE_LINES
+from stallscope.view import collective_counts
+from stallscope.view.collective_counts import Evidence
 from stallscope.view.line_groups import LineGroup, PhaseLines, grouped_lines
 from stallscope.view.stack_groups import Grouping, grouped, sentence
 
@@ -30,6 +35,7 @@ _LONGER = 5.0
 _MAX_FRAMES = 8
 """Frames of a group that are printed."""
 _TEXT_LENGTH = 200
+_OFF = "off"
 
 
 def parser() -> Parser:
@@ -51,6 +57,7 @@ def parser() -> Parser:
             "stallscope stacks llama --exporter.url node1:19400 --exporter.url node2:19400": "a run on two nodes",
             "stallscope stacks resnet50 --samples 5 --interval 10": "a rank that is slow now and then",
             "stallscope stacks resnet50 --lines": "the lines that take the time of each phase",
+            "stallscope stacks llama --flight-recorder /dumps": "also the dumps of PyTorch's flight recorder",
             "stallscope stacks --pid 4242": "a process without the shim; needs the extra stallscope[stacks]",
         },
         notes="A rank with STALLSCOPE_STACKS=0 in its environment takes no samples.\n\nExit status: 0 if stacks or "
@@ -75,6 +82,21 @@ def parser() -> Parser:
         "--lines",
         action="store_true",
         help=f"show up to {MAX_CODE_LINES} lines of code of each phase, with their share of its time",
+    )
+    made.add_argument(
+        "--nccl",
+        type=_service,
+        default=_OFF,
+        metavar="HOST:PORT",
+        help="NCCL's RAS service, which counts the operations of each rank; or on, for that of "
+        f"{_nccl_ras.VARIABLE} or {_nccl_ras.DEFAULT} if a rank is at a standstill (default: off: a query has crashed "
+        "training with some versions of NCCL)",
+    )
+    made.add_argument(
+        "--flight-recorder",
+        type=Path,
+        metavar="FOLDER",
+        help="dumps of PyTorch's flight recorder: their folder, or how their names begin",
     )
     _requests.add_flags(made, "show")
     return made
@@ -109,13 +131,18 @@ def _show_stacks(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
     """Print the groups of ranks; return whether there are any."""
     ranks = {rank["rank"]: rank for node in nodes for rank in node.ranks}
     found = grouped({number: _stacks(rank) for number, rank in ranks.items()})
+    evidence, problems = _evidence(parsed, ranks)
     if parsed.json:
-        print(json.dumps(_document(parsed.run, found, nodes), indent=2))
+        print(json.dumps(_document(parsed.run, found, nodes, evidence), indent=2))
     else:
         now = max([node.time for node in nodes])
         print("\n".join(_group_lines(found, ranks, now)) if ranks else "no rank is known")
         if summary := sentence(found):
             print(f"\n{readable(summary, 10 * _TEXT_LENGTH)}")
+        for each in evidence:
+            print("\n".join(["", *collective_counts.lines(each, found.odd)]))
+    for problem in problems:
+        print(f"stallscope stacks: {problem}", file=sys.stderr)
     return bool(found.groups)
 
 
@@ -134,6 +161,41 @@ def _show_lines(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
     texts += _without(silent, "lines of code")
     print("\n".join(texts) if texts else "no rank is known")
     return bool(found)
+
+
+def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> tuple[list[Evidence], list[str]]:
+    """Return what NCCL and PyTorch report about collective operations, and why one of them can't be read."""
+    found, problems = [], []
+    try:
+        if parsed.nccl != _OFF and (evidence := _nccl(parsed.nccl, ranks)):
+            found.append(evidence)
+    except _nccl_ras.Unreadable as problem:
+        problems.append(f"--nccl: {problem}")
+    try:
+        if parsed.flight_recorder is not None:
+            found.append(_flight_recorder.read(parsed.flight_recorder))
+    except _flight_recorder.Unreadable as problem:
+        problems.append(f"--flight-recorder: {problem}")
+    return found, problems
+
+
+def _nccl(address: Address | None, ranks: dict[int, dict[str, Any]]) -> Evidence | None:
+    """Return NCCL's evidence; from the default address only at a standstill, and if it belongs to the run.
+
+    A query has crashed training processes with some versions of NCCL, while they created communicators.
+    """
+    if address is None and not any(rank["standstill"] for rank in ranks.values()):
+        return None
+    try:
+        evidence = _nccl_ras.read(address or parse_address(os.environ.get(_nccl_ras.VARIABLE) or _nccl_ras.DEFAULT))
+    except (_nccl_ras.NoService, ValueError):
+        if address is None:
+            return None
+        raise
+    sizes = {rank.get("world_size", "") for rank in ranks.values()}
+    pids = {number: rank["pid"] for number, rank in ranks.items() if "pid" in rank}
+    of_run = collective_counts.of_run(evidence, sizes.pop(), pids) if len(sizes) == 1 else None
+    return of_run if address is None else of_run or evidence
 
 
 def _show_process(pid: int, *, as_json: bool) -> int:
@@ -246,6 +308,8 @@ def _is_rank(rank: Any) -> bool:
             and type(rank["standstill"]) is bool
             and type(rank.get("reachable", True)) is bool
             and (rank.get("lines") is None or sampled_phases(rank["lines"]) is not None)
+            and type(rank.get("pid", 0)) is int
+            and type(rank.get("world_size", "")) is str
             and type(rank["reported"]) in (int, float)
             and type(rank["taken"]) in (int, float, type(None))
             and all(type(number) is int and 0 <= number < len(stacks) for number in rank["samples"])
@@ -333,7 +397,7 @@ def _exporters(nodes: Iterable[_Node]) -> list[dict[str, Any]]:
     return [{"exporter": node.shown, "problem": node.problem, "ranks": node.ranks} for node in nodes]
 
 
-def _document(run: str, found: Grouping, nodes: Iterable[_Node]) -> dict[str, Any]:
+def _document(run: str, found: Grouping, nodes: Iterable[_Node], evidence: Iterable[Evidence]) -> dict[str, Any]:
     return {
         "run": run,
         "summary": sentence(found),
@@ -347,8 +411,18 @@ def _document(run: str, found: Grouping, nodes: Iterable[_Node]) -> dict[str, An
             }
             for group in found.groups
         ],
+        "collectives": [collective_counts.document(each) for each in evidence],
         "exporters": _exporters(nodes),
     }
+
+
+def _service(text: str) -> Address | str | None:
+    if text in (_OFF, "on"):
+        return _OFF if text == _OFF else None
+    try:
+        return parse_address(text)
+    except ValueError as expected:
+        raise argparse.ArgumentTypeError(f"expected on, off, {expected}, got {text!r}") from None
 
 
 def _pid(text: str) -> int:

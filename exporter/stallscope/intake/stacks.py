@@ -249,6 +249,8 @@ class StackRequests:
         stacks = list(dict.fromkeys(samples))
         return {
             "rank": held.report.rank,
+            "pid": held.report.pid,
+            "world_size": held.report.info.get("world_size", ""),
             "reported": held.arrived,
             "taken": left.at if left is not None else None,
             "standstill": left is not None and left.is_standstill(held),

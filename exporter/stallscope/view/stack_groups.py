@@ -89,7 +89,7 @@ def sentence(grouping: Grouping) -> str:
         verb = "wait" if len(waiting.ranks) > 1 else "waits"
         parts.append(f"{several(len(waiting.ranks), 'rank')} {verb} {_at(waiting.place)}")
     parts += [
-        f"{_named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {_at(group.place)}"
+        f"{named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {_at(group.place)}"
         for group in others[:_MAX_SHOWN]
     ]
     if len(others) > _MAX_SHOWN:
@@ -105,7 +105,7 @@ def _over_samples(grouping: Grouping) -> str:
     for rank, key in grouping.outside.items():
         alike.setdefault(key, []).append(rank)
     parts = [
-        f"{_named(ranks)} {'differ' if len(ranks) > 1 else 'differs'} from the others in {count} of {grouping.samples} "
+        f"{named(ranks)} {'differ' if len(ranks) > 1 else 'differs'} from the others in {count} of {grouping.samples} "
         f"samples, most often {_at(place)}"
         for (count, place), ranks in sorted(alike.items(), key=lambda item: (-item[0][0], item[1]))
     ]
@@ -147,7 +147,8 @@ def _at(place: Place) -> str:
     return f"in {place.call or place.function} at {place.location}"
 
 
-def _named(ranks: Iterable[int]) -> str:
+def named(ranks: Iterable[int]) -> str:
+    """Return ranks in words: `ranks 1, 2 and 5`, or how many there are."""
     numbers = [str(rank) for rank in ranks]
     if len(numbers) == 1:
         return f"rank {numbers[0]}"

@@ -1,0 +1,219 @@
+"""Counts of collective operations by rank, as NCCL and PyTorch report them: a rank with fewer keeps the others waiting.
+
+Equal counts are evidence too: the rank that the others wait for has then launched every operation, and its stack shows
+what it does instead of waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stallscope.common.formatting import readable, several
+from stallscope.view.stack_groups import named
+
+_MAX_COMMUNICATORS = 8
+"""Communicators with different counts that are printed."""
+_MAX_SHARES = 3
+"""Different counts of an operation that a sentence has."""
+_MAX_MEMBERS = 8
+"""Processes that a sentence lists."""
+_LOST = {
+    "dead": "NCCL considers {} dead",
+    "unresponsive": "NCCL receives no answer from {}",
+    "left": "{} no longer belongs to it",
+    "no_file": "there is no file of {}",
+    "no_operation": "no operation of {} is recorded",
+}
+"""Part of a sentence about ranks without counts, by their state."""
+
+
+class Member(NamedTuple):
+    """A rank of a communicator."""
+
+    rank: int
+    """Its number in the communicator."""
+    host: str = ""
+    pid: int | None = None
+    run_rank: int | None = None
+    """Its number in the run, if known."""
+
+
+class Share(NamedTuple):
+    """Members that launched equally many operations."""
+
+    launched: int
+    number: int
+    """How many members they are."""
+    members: tuple[Member, ...]
+    """Empty if they are not listed."""
+    last: str = ""
+    """Name of their last operation, if known."""
+
+
+class Communicator(NamedTuple):
+    """A communicator of NCCL, or a process group of PyTorch."""
+
+    name: str
+    size: int
+    counts: Mapping[str, tuple[Share, ...]]
+    """By kind of operation, the largest share first."""
+    lost: tuple[tuple[Member, str], ...] = ()
+    """Ranks without counts, with a key of `_LOST` each."""
+
+    @property
+    def members(self) -> Iterator[Member]:
+        """The members that are listed."""
+        yield from (member for member, _ in self.lost)
+        yield from (member for shares in self.counts.values() for share in shares for member in share.members)
+
+    @property
+    def differs(self) -> bool:
+        """True if ranks have different counts, or no counts."""
+        return bool(self.lost) or any(len(shares) > 1 for shares in self.counts.values())
+
+
+class Evidence(NamedTuple):
+    """The communicators that one source reports."""
+
+    source: str
+    kind: str
+    """Noun for a communicator of this source."""
+    number: int
+    """All communicators, also those that are not listed because their counts are equal."""
+    communicators: tuple[Communicator, ...]
+
+
+def shared(counts: Iterable[tuple[Member, int, str]]) -> tuple[Share, ...]:
+    """Group members by count and last operation, the largest share first."""
+    found: dict[tuple[int, str], list[Member]] = {}
+    for member, count, last in counts:
+        found.setdefault((count, last), []).append(member)
+    shares = [Share(count, len(members), tuple(sorted(members)), last) for (count, last), members in found.items()]
+    return tuple(sorted(shares, key=lambda share: (-share.number, share.launched, share.last)))
+
+
+def of_run(evidence: Evidence, world_size: str, pids: Mapping[int, int]) -> Evidence | None:
+    """Return the evidence with the run's ranks, or None if it is not known to belong to the run.
+
+    Jobs of one user can share the port of NCCL's service. A communicator of all ranks belongs to the run if the numbers
+    and processes of its ranks are those that the run reported. It connects the other communicators' processes to ranks.
+
+    Args:
+        evidence: as NCCL reported it.
+        world_size: the run's number of ranks.
+        pids: process of each rank that is known.
+    """
+    ranks: dict[tuple[str, int | None], int] = {}
+    for communicator in evidence.communicators:
+        members = [member for member in communicator.members if member.pid is not None]
+        are_equal = [pids[member.rank] == member.pid for member in members if member.rank in pids]
+        if str(communicator.size) == world_size and are_equal and all(are_equal):
+            ranks.update({(member.host, member.pid): member.rank for member in members})
+    if not ranks:
+        return None
+
+    def renamed(member: Member) -> Member:
+        return member._replace(run_rank=ranks.get((member.host, member.pid)))
+
+    return evidence._replace(
+        communicators=tuple(
+            communicator._replace(
+                counts={
+                    operation: tuple(share._replace(members=tuple(map(renamed, share.members))) for share in shares)
+                    for operation, shares in communicator.counts.items()
+                },
+                lost=tuple((renamed(member), state) for member, state in communicator.lost),
+            )
+            for communicator in evidence.communicators
+        )
+    )
+
+
+def lines(evidence: Evidence, odd: Sequence[int]) -> Iterator[str]:
+    """Return a line for each communicator with different counts, or one line if all counts are equal.
+
+    Args:
+        evidence: of one source.
+        odd: ranks whose stack differs from the others.
+    """
+    different = [communicator for communicator in evidence.communicators if communicator.differs]
+    for communicator in different[:_MAX_COMMUNICATORS]:
+        yield f"{evidence.source}: {sentence(communicator)}"
+    if len(different) > _MAX_COMMUNICATORS:
+        yield f"{evidence.source}: … {several(len(different) - _MAX_COMMUNICATORS, f'more {evidence.kind}')}"
+    if not evidence.number:
+        yield f"{evidence.source}: no {evidence.kind} yet"
+    elif not different:
+        where = f"in {several(evidence.number, evidence.kind)}"
+        elsewhere = f"; {named(odd)} waits elsewhere, as the stack shows" if len(odd) == 1 else ""
+        yield f"{evidence.source}: the counts of operations are equal on all ranks {where}{elsewhere}"
+
+
+def sentence(communicator: Communicator) -> str:
+    """Return what differs between the ranks of a communicator."""
+    parts = [_difference(name, shares) for name, shares in communicator.counts.items() if len(shares) > 1]
+    for state, text in _LOST.items():
+        if lost := [member for member, its_state in communicator.lost if its_state == state]:
+            parts.append(text.format(_who(lost)))
+    return f"{communicator.name}, {several(communicator.size, 'rank')}: {'; '.join(parts)}"
+
+
+def document(evidence: Evidence) -> dict[str, Any]:
+    """Return the evidence for a JSON document: the communicators with different counts."""
+    return {
+        "source": evidence.source,
+        "communicators": evidence.number,
+        "differences": [
+            {
+                "name": communicator.name,
+                "size": communicator.size,
+                "summary": sentence(communicator),
+                "operations": {
+                    operation: [
+                        {**share._asdict(), "members": [member._asdict() for member in share.members]}
+                        for share in shares
+                    ]
+                    for operation, shares in communicator.counts.items()
+                    if len(shares) > 1
+                },
+                "lost": [{**member._asdict(), "state": state} for member, state in communicator.lost],
+            }
+            for communicator in evidence.communicators
+            if communicator.differs
+        ],
+    }
+
+
+def _difference(operation: str, shares: Sequence[Share]) -> str:
+    has_majority = shares[0].number > shares[1].number
+    others = sorted(shares[1:] if has_majority else shares, key=lambda share: (share.launched, share.last))
+    parts = [
+        f"{_who(share.members, share.number)} launched "
+        + (several(share.launched, f"{operation} operation") if share is others[0] else f"{share.launched:,}")
+        + _last(share)
+        for share in others[:_MAX_SHARES]
+    ]
+    if len(others) > _MAX_SHARES:
+        parts.append(several(len(others) - _MAX_SHARES, "more count"))
+    if has_majority:
+        parts.append(f"the others {shares[0].launched:,}{_last(shares[0])}")
+    return ", ".join(parts)
+
+
+def _last(share: Share) -> str:
+    return f" (last: {readable(share.last)})" if share.last else ""
+
+
+def _who(members: Sequence[Member], number: int = 0) -> str:
+    """Return the ranks of the run, or the processes if a rank is unknown."""
+    ranks = [member.run_rank for member in members if member.run_rank is not None]
+    if not members or len(members) > _MAX_MEMBERS:
+        return several(number or len(members), "rank")
+    if len(ranks) == len(members):
+        return named(sorted(ranks))
+    return ", ".join(
+        f"rank {member.rank} of the communicator"
+        + (f" (process {member.pid} on {readable(member.host)})" if member.pid is not None else "")
+        for member in members
+    )
