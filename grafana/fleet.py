@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.builders import Json, answers, choices, variables, verdicts
+from grafana.builders import Json, answers, choices, owners, variables, verdicts
 from grafana.builders.alerts import alert_table, fired, firing, severities
 from grafana.builders.bands import bands
 from grafana.builders.choices import CLUSTER
@@ -11,7 +11,7 @@ from grafana.builders.field import BLUE, GREEN, GREY, ORANGE, Override, by_name,
 from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, stat, state_timeline, table, time_series
 from grafana.builders.query import Query
-from grafana.fleet_rows import owners
+from grafana.fleet_rows import economics
 
 RUN_LABELS = "cluster, namespace, run"
 GPU_LABELS = "cluster, job, instance, gpu, uuid, mig"
@@ -277,7 +277,7 @@ def _links() -> list[Override]:
 
 def _idle_gpus() -> Panel:
     owner = _of_gpus(
-        f"stallscope_gpu_owner_info{{{CLUSTER}}}", "namespace", "pod", "slurm_job", "user", ranked=RANKED_IDLE
+        owners.with_workload(CLUSTER), "namespace", "pod", "slurm_job", "user", owners.WORKLOAD, ranked=RANKED_IDLE
     )
     claim = _of_gpus(f'gpu_rank:pair:info{{{CLUSTER}, run!=""}}', "run", ranked=RANKED_IDLE)
     return table(
@@ -297,6 +297,7 @@ def _idle_gpus() -> Panel:
             "user": "User",
             "namespace": "Namespace",
             "pod": "Pod",
+            **owners.COLUMNS,
             "slurm_job": "Slurm job",
             "run": "Run",
         },
@@ -304,6 +305,7 @@ def _idle_gpus() -> Panel:
         sort="Idle for",
         overrides=[
             *_links(),
+            *owners.workload_columns(),
             by_name("Idle for", unit="s", custom__width=100),
             by_name("Cost so far", decimals=1, custom__width=160),
         ],
@@ -391,7 +393,7 @@ def dashboard() -> Dashboard:
                 title="currency",
                 description="Currency of the price and of all costs.",
             ),
-            owners.variable(),
+            economics.variable(),
             answers.variable(_answer(), "No GPU time is lost."),
         ),
         rows=(
@@ -407,7 +409,7 @@ def dashboard() -> Dashboard:
             ),
             Row("Alerts", (_alerts(),)),
             Row("Runs and GPUs", (_lost_by_cause(), _runs_table(), _not_up(), _idle_gpus())),
-            owners.row(),
+            economics.row(),
             Row(
                 "Utilisation and verdicts over time",
                 (_gpus_over_time(), _map_of_gpus()),

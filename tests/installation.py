@@ -233,6 +233,10 @@ def _further(scraped: Sequence[Series], scrapes: int) -> Iterator[Series]:
                 yield Series(f"stallscope_training_{name}", each.labels, [value] * scrapes)
             dropped = {**each.labels, "cause": "queue_full"}
             yield Series("stallscope_training_shim_dropped_reports_total", dropped, [0.0] * scrapes)
+        elif each.name == "stallscope_gpu_owner_info":
+            labels = _subset(each.labels, (*_GPU, "namespace", "pod"))
+            workload = {"queue": "research", "workload_kind": "PyTorchJob", "workload": HEALTHY}
+            yield Series("stallscope_gpu_owner_workload_info", {**labels, **workload}, each.values)
         elif each.name == "stallscope_exporter_source_up":
             name = "stallscope_exporter_source"
             yield Series(f"{name}_cpu_seconds_total", each.labels, [0.001 * age for age in ages])

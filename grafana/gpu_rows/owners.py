@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grafana.builders import owners
 from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Row
 from grafana.builders.field import BLUE, Text, by_name, texts
@@ -46,10 +47,11 @@ def _holders() -> Panel:
     by = f"cluster, instance, gpu, uuid, mig, {OWNER}"
     return table(
         "Current holders",
-        "Every holder of every GPU, with the memory of its processes and their share of compute time. If a holder "
-        "never computes, ask whether the GPU can be released.",
+        "Every holder of every GPU, with the memory of its processes and their share of compute time; of a pod also "
+        "its queue and workload, if the exporter reads the Kubernetes API. If a holder never computes, ask whether the "
+        "GPU can be released.",
         [
-            Query(f"max by ({by}) (stallscope_gpu_owner_info{{{GPU}}})", table=True),
+            Query(f"max by ({by}, {owners.WORKLOAD}) ({owners.with_workload(GPU)})", table=True),
             Query(f"sum by ({by}) (stallscope_gpu_owner_memory_used_bytes{{{GPU}}})", table=True),
             Query(f"sum by ({by}) ({rate('stallscope_gpu_owner_busy_seconds_total')})", table=True),
         ],
@@ -59,6 +61,7 @@ def _holders() -> Panel:
             "namespace": "Namespace",
             "pod": "Pod",
             "container": "Container",
+            **owners.COLUMNS,
             "slurm_job": "Slurm job",
             "Value #B": "Memory",
             "Value #C": "Computing",
@@ -68,6 +71,7 @@ def _holders() -> Panel:
         sort="Memory",
         overrides=[
             *PLACE_LINKS,
+            *owners.workload_columns(),
             by_name("Memory", unit="bytes"),
             by_name("Computing", unit="percentunit"),
         ],

@@ -390,3 +390,12 @@ def test_all_stands_for_everything_and_for_what_has_no_cluster(library: Library)
     assert values["cluster"] == ALL
     runs = {run for answer in library.answers("stallscope-fleet", "hot") for run in labels_of(answer.result, "run")}
     assert {"hot", "straggling"} <= runs
+
+
+def test_holders_have_queue_and_workload_of_their_pods_and_neither_where_they_are_unknown(library: Library) -> None:
+    of_pods = library.found("stallscope-gpu", HEALTHY, ("Current holders", "A"))
+    assert labels_of(of_pods, "workload") == {f"PyTorchJob/{HEALTHY}"}
+    assert labels_of(of_pods, "queue") == {"research"}
+    of_users = library.found("stallscope-gpu", "idle", ("Current holders", "A"))
+    assert labels_of(of_users, "user") == {"ada", "grace"}
+    assert labels_of(of_users, "workload") | labels_of(of_users, "queue") == set()

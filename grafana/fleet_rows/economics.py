@@ -38,13 +38,16 @@ def variable() -> Json:
 
 
 def _sum(record: str, by: Sequence[str] = (), *, matchers: str = "", offset: str = "") -> str:
-    """Return PromQL for the sum of a record over the time range, times hours."""
-    summed = f"sum by ({', '.join(by)}) ({record}{{{', '.join(filter(None, (CLUSTER, matchers)))}}})"
-    return f"sum_over_time(({summed})[$__range:$__interval]{offset}) * $__interval_ms / 3600000"
+    """Return PromQL for the sum of a record over the time range, in hours."""
+    selector = f"{record}{{{', '.join(filter(None, (CLUSTER, matchers)))}}}"
+    # The sum over time comes first: a sum by labels at each step takes twice as long.
+    return (
+        f"sum by ({', '.join(by)}) (sum_over_time({selector}[$__range:$__interval]{offset})) * $__interval_ms / 3600000"
+    )
 
 
 def _by_owner(record: str, *more: str, matchers: str = "", offset: str = "") -> str:
-    """Return PromQL for the sum of a record over the time range, times hours, of each owner.
+    """Return PromQL for the sum of a record over the time range, in hours, of each owner.
 
     Args:
         record: with the labels `namespace` and `user`.
@@ -116,8 +119,13 @@ def _owners() -> Panel:
         ("Held but idle", idle, "locale", 1),
         ("Lost share", f"{lost} / {held}", "percentunit", 0),
         ("Lost share before", f"{lost_before} / {before}", "percentunit", 0),
-        # Before the oldest data, a change is unknown.
-        ("Held, change", f"{held} - ({before} or 0 * {held}) and on () (count({before}))", "locale", 1),
+        # An owner without GPUs before has all of its hours as the change; without data, a change is unknown.
+        (
+            "Held, change",
+            f"({held} - {before} or {held}) and on () count({_KNOWN}{{{CLUSTER}}} offset $__range)",
+            "locale",
+            1,
+        ),
         ("Energy", f"3600 * {_by_owner(_POWER)}", "joule", 1),
         ("Cost", f"{_PRICE} * {held}", "locale", 0),
         ("Cost of loss", f"{_PRICE} * {lost}", "locale", 0),
