@@ -69,7 +69,7 @@ def parser() -> Parser:
         "--interval",
         type=_interval,
         metavar="SECONDS",
-        help=f"seconds between two samples (default: {_INTERVAL:g})",
+        help=f"mean seconds between two samples (default: {_INTERVAL:g})",
     )
     made.add_argument(
         "--lines",
@@ -338,6 +338,8 @@ def _document(run: str, found: Grouping, nodes: Iterable[_Node]) -> dict[str, An
         "run": run,
         "summary": sentence(found),
         "odd_ranks": list(found.odd),
+        "samples": found.samples,
+        "samples_outside": {str(rank): count for rank, (count, _) in found.outside.items()},
         "groups": [
             {
                 "ranks": list(group.ranks),
