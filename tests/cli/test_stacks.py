@@ -112,6 +112,7 @@ def test_lines_and_the_reason_of_each_rank_without_are_shown(
         {**RANK, "rank": 1, "reachable": False, "lines": None},
         {**RANK, "rank": 2, "standstill": True, "lines": None},
         {**RANK, "rank": 3, "lines": LINES, "taken": 1.0},
+        {**RANK, "rank": 4, "lines": {**LINES, "other": {"seconds": 0.0, "lines": []}}},
     ]
     answer: dict[str, Any] = {"time": 5.0, "seconds": 0.0, "problem": "", "ranks": ranks}
     monkeypatch.setattr(_requests, "post", lambda *_: answer)
@@ -119,14 +120,14 @@ def test_lines_and_the_reason_of_each_rank_without_are_shown(
     assert stacks.main(["job", "--lines"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "data_wait:",
-        "  rank 0, 50 % of the time:",
+        "  ranks 0, 4, 50 % to 100 % of the time, rank 4 most:",
         "    50 %  a?.py:1 f, in 4 workers",
         "rank 1: no lines of code; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket",
         "rank 2: at a standstill; its stack is shown without --lines",
         "rank 3: no lines of code in time; the rank has made no report since the request, or its shim is older",
     ]
     assert stacks.main(["job", "--lines", "--json"]) == 0
-    assert [group["ranks"] for group in json.loads(capsys.readouterr().out)["phases"][0]["groups"]] == [[0]]
+    assert [group["ranks"] for group in json.loads(capsys.readouterr().out)["phases"][0]["groups"]] == [[0, 4]]
     del ranks[0]["lines"]
     assert stacks.main(["job", "--lines"]) == 1
     assert "this exporter can't request lines of code; update it" in capsys.readouterr().err

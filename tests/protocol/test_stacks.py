@@ -161,6 +161,14 @@ def test_the_place_is_the_user_s_innermost_line_and_the_call_below_it() -> None:
     assert place_of(stack[2:]) == Place("project/trainer.py:88", "train_step", "")
 
 
+def test_the_call_is_the_function_inside_of_decorators_and_of_the_shim() -> None:
+    user = Frame("/home/me/project/trainer.py", 88, "train_step")
+    wrapper = Frame("/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", 81, "wrapper")
+    observed = Frame("/venv/lib/python3.11/site-packages/stallscope/integrations/pytorch.py", 5, "observed")
+    assert place_of((Frame(TORCH, 2810, "all_reduce"), wrapper, observed, user)).call == "all_reduce"
+    assert place_of((wrapper, user)).call == "wrapper"
+
+
 def test_a_stack_of_libraries_alone_has_the_place_of_its_innermost_line() -> None:
     assert place_of((Frame(TORCH, 2810, "all_reduce"),)) == Place(
         "distributed/distributed_c10d.py:2810", "all_reduce", ""

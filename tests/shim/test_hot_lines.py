@@ -332,6 +332,16 @@ def test_the_line_names_the_library_that_it_calls() -> None:
     assert code_location.library_function_of(spot[2]) == "PIL.Image.<module>"
 
 
+def test_the_line_names_the_function_inside_of_a_decorator() -> None:
+    program = "def all_reduce():\n    return here()\ndef wrapper():\n    return all_reduce()\n"
+    variables: dict[str, Any] = {"here": here}
+    exec(compile(program, "/env/lib/python3.11/site-packages/torch/distributed/c10d.py", "exec"), variables)
+    spot = code_location.spot_of(variables["wrapper"]())
+    assert spot is not None
+    assert spot[2] is not None
+    assert code_location.library_function_of(spot[2]) == "torch.distributed.c10d.all_reduce"
+
+
 def test_without_code_of_the_program_a_worker_reports_the_library() -> None:
     frame = stack_in("/env/lib/python3.11/site-packages/torchvision/transforms/functional.py", "torchvision.x")
     deepest = code_location.spot_of(frame, or_library=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -357,11 +358,11 @@ def reported(intake: Intake) -> bool:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_stacks, "_PICKED_UP", 0.0)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_stacks, "_PICKED_UP", 2.0)
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("soon")
 def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake, tmp_path: Path) -> None:
     with hanging(tmp_path, TRAINING.replace('"job"', '"job", rank=3')):
         until(lambda: reported(intake), "no report")
@@ -377,7 +378,7 @@ def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake,
     assert "augment" in [frame[2] for stack in rank["stacks"] for frame in stack]
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("soon")
 def test_a_running_rank_finds_the_lines_that_its_owner_requests_after_the_stacks(
     intake: Intake, tmp_path: Path
 ) -> None:
@@ -385,7 +386,7 @@ def test_a_running_rank_finds_the_lines_that_its_owner_requests_after_the_stacks
     with hanging(tmp_path, program + TRAINING):
         until(lambda: reported(intake), "no report")
         assert ask(intake, os.getuid(), samples=2, interval=0.05)[0] == 202
-        assert ask(intake, os.getuid(), samples=1, lines=True)[0] == 202
+        until(lambda: ask(intake, os.getuid(), samples=1, lines=True)[0] == 202, "still refused")
         until(lambda: read(intake)["lines"], "no lines arrived")
         rank = read(intake)
     assert rank["lines"]["other"]["lines"][0][1] == "augment"
@@ -417,13 +418,18 @@ def read(intake: Intake) -> dict[str, Any]:
     return found
 
 
-def test_ranks_take_their_samples_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stallscope.shim.stacks.time.time", lambda: 1003.0)
-    request = StackRequest("job", 5, 10.0, (), 2000.0)
-    assert stacks._seconds_until(request) == 0.0
-    assert stacks._seconds_until(request._replace(begins=1010.0)) == 7.0
-    assert stacks._seconds_until(request._replace(begins=990.0)) == 7.0, "a late rank joins the next sample"
-    assert stacks._seconds_until(request._replace(begins=1e9)) == stacks._LONGEST_WAIT
+def test_ranks_take_their_samples_at_the_same_moments_not_in_step_with_the_training() -> None:
+    request = StackRequest("job", 20, 10.0, (), 2000.0, 1010.0)
+    moments = stacks._moments(request, 1003.0)
+    assert [int(moment // 10) for moment in moments] == list(range(101, 121)), "one in each interval"
+    parts = sorted(moment % 10 for moment in moments)
+    assert max(after - before for before, after in itertools.pairwise([0.0, *parts, 10.0])) < 1.0
+    assert stacks._moments(request, 1009.9) == moments
+    late = stacks._moments(request, 1025.0)
+    assert (late[:18], len(late)) == (moments[2:], 20)
+    at_once = stacks._moments(request._replace(begins=0.0), 1003.0)
+    assert at_once == moments
+    assert stacks._moments(request._replace(begins=1e9), 1003.0) == moments, "implausible"
 
 
 def test_other_users_can_neither_request_nor_read_stacks(intake: Intake, tmp_path: Path, path: Path) -> None:

@@ -17,6 +17,7 @@ def test_ranks_with_the_same_first_line_are_one_group() -> None:
     data_wait, forward = grouped_lines(ranks)
     assert (data_wait.phase, forward.phase) == ("data_wait", "forward")
     assert [(group.ranks, round(group.share, 2)) for group in data_wait.groups] == [((0, 1), 0.7), ((2,), 1.0)]
+    assert data_wait.groups[0].shares == (0.6, 0.8)
     assert [(line.location, round(line.share, 2)) for line in data_wait.groups[0].lines] == [
         ("a.py:1", 0.7),
         ("c.py:3", 0.15),

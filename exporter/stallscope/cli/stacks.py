@@ -34,6 +34,8 @@ _LONGER = 5.0
 """Seconds to wait beyond the time that the exporters estimate."""
 _MAX_FRAMES = 8
 """Frames of a group that are printed."""
+_UNEQUAL = 0.1
+"""Difference between the shares of two ranks that is shown."""
 _TEXT_LENGTH = 200
 _OFF = "off"
 
@@ -76,7 +78,7 @@ def parser() -> Parser:
         "--interval",
         type=_interval,
         metavar="SECONDS",
-        help=f"seconds between two samples (default: {_INTERVAL:g})",
+        help=f"mean seconds between two samples (default: {_INTERVAL:g})",
     )
     made.add_argument(
         "--lines",
@@ -361,7 +363,13 @@ def _without(ranks: Mapping[int, Mapping[str, Any]], what: str) -> Iterator[str]
 def _phase_lines(phase: PhaseLines) -> Iterator[str]:
     yield f"{readable(phase.phase, _TEXT_LENGTH)}:"
     for group in phase.groups:
-        yield f"  {_numbers(group.ranks)}, {percent(group.share)} of the time:"
+        most, least = max(group.shares), min(group.shares)
+        share = f"{percent(group.share)} of the time"
+        if most - least > _UNEQUAL:
+            share = (
+                f"{percent(least)} to {percent(most)} of the time, rank {group.ranks[group.shares.index(most)]} most"
+            )
+        yield f"  {_numbers(group.ranks)}, {share}:"
         for line in group.lines:
             workers = f", in {several(line.workers, 'worker')}" if line.workers else ""
             place = readable(f"{line.location} {line.function}".rstrip(), 2 * _TEXT_LENGTH)
@@ -402,6 +410,8 @@ def _document(run: str, found: Grouping, nodes: Iterable[_Node], evidence: Itera
         "run": run,
         "summary": sentence(found),
         "odd_ranks": list(found.odd),
+        "samples": found.samples,
+        "samples_outside": {str(rank): count for rank, (count, _) in found.outside.items()},
         "groups": [
             {
                 "ranks": list(group.ranks),

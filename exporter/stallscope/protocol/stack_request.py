@@ -5,9 +5,9 @@ Training that reports through the UNIX socket finds it in a file next to the soc
     {"version": 1, "run": "resnet50", "samples": 5, "interval": 1.0, "ranks": [0, 3], "expires": 1700000700.0,
      "begins": 1700000689.0, "lines": false}
 
-Each rank takes `samples` stacks of its training thread, `interval` seconds apart. The first one is due at `begins`, so
-that the samples of all ranks belong together. With `lines`, each rank samples its lines of code for a burst instead.
-No ranks are all ranks.
+Each rank takes `samples` stacks of its training thread, one in each interval of `interval` seconds from `begins` on.
+The moments are the same for all ranks, so that their samples belong together. With `lines`, each rank samples its lines
+of code for a burst instead. No ranks are all ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.stacks import MAX_SAMPLES
 
 MAX_INTERVAL = 60.0
-"""Largest number of seconds between two samples."""
+"""Most seconds of an interval with one sample."""
 LINES_SECONDS = 75.0
 """Seconds within which the lines of a rank arrive: workers may take a minute to begin."""
 _HIGHEST = 2**53
@@ -36,7 +36,7 @@ class StackRequest(NamedTuple):
     expires: float
     """Unix time after which the request is void."""
     begins: float = 0.0
-    """Unix time of the first sample; 0 for at once."""
+    """Unix time from which on samples are taken, a multiple of the interval; 0 for at once."""
     lines: bool = False
     """True for the lines of code of a burst, in place of stacks."""
 

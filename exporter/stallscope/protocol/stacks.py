@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from stallscope.protocol.vocabulary import (
+    DECORATORS,
     LINES,
     MAX_CODE_LINES,
     MAX_LABEL_LENGTH,
@@ -185,7 +186,9 @@ def place_of(stack: Stack) -> Place:
     frame = stack[position]
     is_cell = any(part in frame.file for part in _CELLS)
     location = f"{'notebook cell' if is_cell else '/'.join(frame.file.rsplit('/', 2)[-2:])}:{frame.line}"
-    call = stack[position - 1].function if position else ""
+    called = stack[:position][::-1]
+    named = [frame for frame in called if not is_shim(frame) and frame.function not in DECORATORS]
+    call = (named or called)[0].function if called else ""
     return Place(location[-MAX_LABEL_LENGTH:], frame.function[:MAX_LABEL_LENGTH], call[:MAX_LABEL_LENGTH])
 
 

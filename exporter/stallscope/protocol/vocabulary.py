@@ -108,3 +108,5 @@ SAMPLE = "Sample"
 """Line before a stack that was requested."""
 LINES = "Lines"
 """Beginning of the line with the result of a requested burst of samples, in JSON."""
+DECORATORS = frozenset(("wrapper", "wrapped", "inner", "decorate_context", "_fn"))
+"""Names of functions that decorators of libraries put around others: the inner function is the one that was called."""

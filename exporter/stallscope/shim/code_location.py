@@ -8,7 +8,7 @@ import sysconfig
 from contextlib import suppress
 from functools import lru_cache
 
-from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH
+from stallscope.protocol.vocabulary import DECORATORS, MAX_LABEL_LENGTH
 from stallscope.shim.tolerance import label
 
 TYPE_CHECKING = False
@@ -55,7 +55,7 @@ def spot_of(frame: FrameType | None, *, or_library: bool = False) -> Spot | None
         if kind == LIBRARY:
             if or_library and library is None and not _module(frame).startswith(_LOADER_MODULES):
                 library = code, frame.f_lineno or code.co_firstlineno, None
-            beneath = code
+            beneath = beneath if beneath is not None and code.co_name in DECORATORS else code
         elif not code.co_filename.startswith((_PACKAGE, "<")):
             beneath = code
         frame = frame.f_back

@@ -63,6 +63,8 @@ _LONGEST_BURST = 60.0
 """Seconds after which the result of a burst is no longer awaited."""
 _LONGEST_WAIT = 120.0
 """Most seconds until the first sample that a request may name."""
+_GOLDEN_RATIO = 0.6180339887498949
+"""Its multiples, less their integer parts, are spread evenly."""
 _LONGEST = 86400.0
 _MAX_REQUEST = 8192
 """Bytes of the longest request, as in `protocol.step_request`: importing that takes longer than all of the shim."""
@@ -259,15 +261,15 @@ class Watch:
         if request.run != name or (request.ranks and rank not in request.ranks) or time.time() > request.expires:
             return
         self._clear(self._header)
-        now = time.monotonic()
+        now, wall = time.monotonic(), time.time()
         if request.lines:
             if hot_lines is not None:
                 self._keep_until = now + _LONGEST_BURST + _KEPT_SECONDS
                 hot_lines.begin(now, self._leave_lines)
             return
-        due = now + _seconds_until(request)
-        self._keep_until = due + request.samples * request.interval + _KEPT_SECONDS
-        _thread.start_new_thread(self._sample, (_thread.get_ident(), request.samples, request.interval, due))
+        due = [now + moment - wall for moment in _moments(request, wall)]
+        self._keep_until = due[-1] + _KEPT_SECONDS
+        _thread.start_new_thread(self._sample, (_thread.get_ident(), due))
 
     def _leave_lines(self, lines: str) -> None:
         if _watch is self and self._is_same_file():
@@ -275,10 +277,10 @@ class Watch:
             os.write(self._file, f"{LINES} {lines}\n".encode("ascii", "backslashreplace"))
             self._keep_until = time.monotonic() + _KEPT_SECONDS
 
-    def _sample(self, thread: int, samples: int, interval: float, due: float) -> None:
+    def _sample(self, thread: int, due: list[float]) -> None:
         try:
-            for number in range(samples):
-                time.sleep(max(due + number * interval - time.monotonic(), 0.0))
+            for moment in due:
+                time.sleep(max(moment - time.monotonic(), 0.0))
                 if _watch is not self or not self._is_same_file():
                     return
                 self._write(SAMPLE, sys._current_frames().get(thread))  # noqa: SLF001 - the only way to it
@@ -295,10 +297,16 @@ class Watch:
         os.write(self._file, ("\n".join(lines) + "\n\n").encode("ascii", "backslashreplace"))
 
 
-def _seconds_until(request: StackRequest) -> float:
-    """Return the seconds until the first sample; of a late rank, until the other ranks' next one."""
-    ahead = request.begins - time.time() if request.begins else 0.0
-    return min(ahead, _LONGEST_WAIT) if ahead >= 0.0 else ahead % request.interval
+def _moments(request: StackRequest, now: float) -> list[float]:
+    """Return the Unix times of the samples: the same for all ranks, as far as they are late.
+
+    There is one in each interval, at another part of it each time. Otherwise a loop with steps of a constant length
+    might be at the same line in all samples.
+    """
+    interval = request.interval
+    begins = request.begins if request.begins < now + _LONGEST_WAIT else 0.0
+    first = max(round(begins / interval), int(now / interval) + 1)
+    return [(number + number * _GOLDEN_RATIO % 1.0) * interval for number in range(first, first + request.samples)]
 
 
 def _escaped(text: str) -> str:

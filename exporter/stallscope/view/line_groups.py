@@ -16,6 +16,8 @@ class LineGroup(NamedTuple):
     ranks: tuple[int, ...]
     share: float
     """Mean share of the phase in the time of these ranks."""
+    shares: tuple[float, ...]
+    """This share of each rank."""
     lines: tuple[HotLine, ...]
     """Lines with the largest mean shares of the phase; `workers` is the largest number in a rank."""
 
@@ -72,4 +74,4 @@ def _group(phase: str, members: Sequence[int], ranks: Mapping[int, Mapping[str, 
         for location, seen in found.items()
     ]
     lines.sort(key=lambda line: (-line.share, line.location))
-    return LineGroup(tuple(members), fmean(shares), tuple(lines[:MAX_CODE_LINES]))
+    return LineGroup(tuple(members), fmean(shares), tuple(shares), tuple(lines[:MAX_CODE_LINES]))

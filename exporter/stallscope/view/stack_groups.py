@@ -16,6 +16,8 @@ from stallscope.protocol.stacks import Place, Stack, place_of, user_frame
 
 _COLLECTIVES = ("/torch/distributed/", "/horovod/", "/mpi4py/", "/deepspeed/comm/", "/jax/experimental/multihost_utils")
 """Parts of the paths of code that waits for other ranks."""
+_CLEARLY = 2
+"""A rank must differ so many times as often as any other to be mentioned where none differs in most samples."""
 _MAX_SHOWN = 3
 """Odd groups that a sentence has."""
 _MAX_RANKS = 8
@@ -47,7 +49,7 @@ class Grouping(NamedTuple):
     samples: int = 1
     """Samples of each rank that were compared."""
     outside: Mapping[int, tuple[int, Place]] = {}
-    """Of each odd rank, the samples in which it was not in the waiting group, and its most frequent place in them."""
+    """By rank, the samples in which it was not in the waiting group, if any, and its most frequent place in them."""
 
 
 def grouped(stacks: Mapping[int, Sequence[Stack]]) -> Grouping:
@@ -74,13 +76,13 @@ def grouped(stacks: Mapping[int, Sequence[Stack]]) -> Grouping:
         return Grouping((), None, ())
     shown = [each for each in found if each[1] is not None and not set(odd) <= set(each[1].ranks)]
     groups, waiting = (shown or found)[0]
-    outside = {rank: (len(places[rank]), Counter(places[rank]).most_common(1)[0][0]) for rank in odd}
+    outside = {rank: (len(seen), Counter(seen).most_common(1)[0][0]) for rank, seen in sorted(places.items())}
     return Grouping(groups, waiting, odd, rounds, outside)
 
 
 def sentence(grouping: Grouping) -> str:
     """Return what the ranks do, as one sentence; empty without a stack."""
-    if grouping.samples > 1 and len(grouping.groups) > 1:
+    if grouping.samples > 1 and sum(len(group.ranks) for group in grouping.groups) > 1:
         return _over_samples(grouping)
     waiting = grouping.waiting
     others = [group for group in grouping.groups if group is not waiting]
@@ -100,10 +102,16 @@ def sentence(grouping: Grouping) -> str:
 def _over_samples(grouping: Grouping) -> str:
     """Return how often the odd ranks differ, those that differ most often first."""
     if not grouping.odd:
-        return f"no rank differs from the others in most of {grouping.samples} samples"
+        text = f"no rank differs from the others in most of {grouping.samples} samples"
+        (count, rank), (next_count, _) = sorted(
+            [(0, -1), (0, -1), *[(count, rank) for rank, (count, _) in grouping.outside.items()]], reverse=True
+        )[:2]
+        if count >= _CLEARLY * max(next_count, 1):
+            text += f"; rank {rank} differs most often, in {count}, {_at(grouping.outside[rank][1])}"
+        return text
     alike: dict[tuple[int, Place], list[int]] = {}
-    for rank, key in grouping.outside.items():
-        alike.setdefault(key, []).append(rank)
+    for rank in grouping.odd:
+        alike.setdefault(grouping.outside[rank], []).append(rank)
     parts = [
         f"{named(ranks)} {'differ' if len(ranks) > 1 else 'differs'} from the others in {count} of {grouping.samples} "
         f"samples, most often {_at(place)}"
