@@ -18,7 +18,9 @@ KUBERNETES = ROOT / "deploy/kubernetes"
 CHART = ROOT / "deploy/helm/stallscope"
 OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
 FOLDERS = [*(f"overlays/{name}" for name in OVERLAYS), "training-job"]
-"""The folders that can be applied."""
+"""The folders that can be applied, with a namespace."""
+STACKS = "stacks"
+"""The folder that can be applied next to an overlay, in its namespace."""
 
 Object = dict[str, Any]
 

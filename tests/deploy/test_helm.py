@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from stallscope.common.version import __version__
-from tests.deploy.rendering import CHART, Object, container, helmed, kustomized, of_kind, only, run
+from tests.deploy.rendering import CHART, STACKS, Object, container, helmed, kustomized, of_kind, only, run
 
 SWITCHES = {
     "plain": (),
@@ -46,6 +46,42 @@ def normal(objects: list[Object]) -> dict[tuple[str, str], Any]:
 @pytest.mark.parametrize("overlay", SWITCHES)
 def test_the_chart_renders_the_objects_of_the_overlay(overlay: str) -> None:
     assert normal(helmed(*SWITCHES[overlay])) == normal(kustomized(f"overlays/{overlay}"))
+
+
+def test_the_pods_that_read_stacks_are_those_of_their_folder_and_off_by_default() -> None:
+    with_stacks, plain = normal(helmed("stacks=true")), normal(helmed())
+    assert {key: with_stacks.pop(key) for key in with_stacks.keys() - plain.keys()} == normal(kustomized(STACKS))
+    assert with_stacks == plain
+
+
+def test_values_for_a_cluster_reach_the_pods_that_read_stacks(tmp_path: Path) -> None:
+    values = {
+        "stacks": True,
+        "fullnameOverride": "gpus",
+        "nameOverride": "telemetry",
+        "commonLabels": {"team": "platform", "app.kubernetes.io/name": "theirs"},
+        "image": {"repository": "registry/exporter", "tag": "1.2.3"},
+        "imagePullSecrets": [{"name": "pull"}],
+        "nodeSelector": {"pool": "a100"},
+        "tolerations": [],
+        "seLinuxOptions": {"type": "spc_t"},
+        "networkPolicies": {"enabled": False},
+    }
+    objects = rendered(values, tmp_path)
+    assert not of_kind(objects, "NetworkPolicy")
+    (daemonset,) = (each for each in of_kind(objects, "DaemonSet") if each["metadata"]["name"] == "gpus-stacks")
+    kubernetes_validate.validate(daemonset, "1.34", strict=True)
+    template, found = daemonset["spec"]["template"], container(daemonset)
+    assert daemonset["spec"]["selector"]["matchLabels"] == {"app.kubernetes.io/name": "telemetry-stacks"}
+    assert (
+        template["metadata"]["labels"].items()
+        >= {"app.kubernetes.io/name": "telemetry-stacks", "team": "platform"}.items()
+    )
+    assert found["image"] == "registry/exporter:1.2.3"
+    assert found["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    pod = template["spec"]
+    assert (pod["imagePullSecrets"], pod["nodeSelector"]) == ([{"name": "pull"}], {"pool": "a100"})
+    assert "tolerations" not in pod
 
 
 def test_every_overlay_has_a_value() -> None:

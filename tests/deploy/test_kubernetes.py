@@ -20,7 +20,7 @@ from stallscope.protocol.report import DEFAULT_PORT
 from stallscope.shim.launchers import ranks
 from stallscope.shim.transport import Datagrams, transport
 from tests.deploy import pod_security
-from tests.deploy.rendering import FOLDERS, OVERLAYS, ROOT, Object, container, kustomized, of_kind, only, run
+from tests.deploy.rendering import FOLDERS, OVERLAYS, ROOT, STACKS, Object, container, kustomized, of_kind, only, run
 
 VERSIONS = ("1.26", "1.29", "1.32", "1.34", "1.37")
 OPERATOR = "monitoring.coreos.com/v1"
@@ -62,7 +62,7 @@ def operator_schema(kind: str) -> Any:
     return json.loads((Path(__file__).parent / f"operator_schemas/{kind}.json").read_text())
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [*FOLDERS, STACKS])
 def test_every_folder_builds(folder: str) -> None:
     objects = kustomized(folder)
     assert objects
@@ -71,7 +71,7 @@ def test_every_folder_builds(folder: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [*FOLDERS, STACKS])
 def test_objects_are_valid_by_the_schemas_of_kubernetes(folder: str, version: str) -> None:
     for each in kustomized(folder):
         if each["apiVersion"] != OPERATOR:
@@ -232,6 +232,27 @@ class TestSecurity:
         labels = only(objects, "Namespace")["metadata"]["labels"]
         (workload,) = of_kind(objects, "DaemonSet") + of_kind(objects, "Job")
         assert labels["pod-security.kubernetes.io/enforce"] == pod_security.level(pod_of(workload))
+
+    def test_pods_that_read_stacks_have_one_capability_and_no_network_and_are_not_the_exporters(self) -> None:
+        objects = kustomized(STACKS)
+        assert sorted(each["kind"] for each in objects) == ["DaemonSet", "NetworkPolicy"]  # deleting it leaves the rest
+        daemonset, policy = only(objects, "DaemonSet"), only(objects, "NetworkPolicy")
+        pod, found, exporter = pod_of(daemonset), container(daemonset), exporter_of("plain")
+        assert pod_security.baseline(pod) == {"Host Namespaces", "Capabilities"}
+        assert found["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+        assert found["securityContext"]["readOnlyRootFilesystem"] is True
+        assert pod["automountServiceAccountToken"] is False
+        assert "volumes" not in pod
+        labels = daemonset["spec"]["template"]["metadata"]["labels"]
+        assert policy["spec"] == {
+            "podSelector": daemonset["spec"]["selector"],
+            "policyTypes": ["Ingress", "Egress"],
+        }
+        assert labels.items() >= daemonset["spec"]["selector"]["matchLabels"].items()
+        assert not labels.items() >= SELECTOR.items()
+        assert {each["metadata"]["namespace"] for each in objects} == {exporter["metadata"]["namespace"]}
+        assert pod["affinity"] == pod_of(exporter)["affinity"]
+        assert found["image"] == container(exporter)["image"]
 
     def test_the_readme_lists_the_level_of_each_overlay(self) -> None:
         readme = (ROOT / "deploy/kubernetes/README.md").read_text()
@@ -503,7 +524,7 @@ def test_objects_have_the_standard_labels_and_one_namespace(folder: str) -> None
             assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "stallscope"
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [*FOLDERS, STACKS])
 def test_names_and_labels_are_valid_for_the_api_server(folder: str) -> None:
     # Not in the schemas: DNS labels, label values, names of ports.
     for each in kustomized(folder):
@@ -516,7 +537,7 @@ def test_names_and_labels_are_valid_for_the_api_server(folder: str) -> None:
     assert all(re.fullmatch(r"[a-z0-9-]{1,15}", port) for port in ports)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [*FOLDERS, STACKS])
 def test_no_image_names_a_registry(folder: str) -> None:
     images = re.findall(r'"image": "([^"]+)"', json.dumps(kustomized(folder)))
     assert images

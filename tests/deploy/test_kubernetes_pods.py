@@ -77,25 +77,50 @@ def test_metrics_of_the_pod_are_not_exported_as_the_nodes(port: int) -> None:
     assert "stallscope_host_shared_memory_total_bytes" not in metrics
 
 
-def test_other_users_processes_are_visible_with_exactly_its_capabilities() -> None:
-    daemonset = only(kustomized("overlays/host-processes"), "DaemonSet")
-    asked = container(daemonset)["securityContext"]["capabilities"]["add"]
+def limited_to(capabilities: list[str]) -> list[str]:
+    """Return the beginning of a command that runs as root with these capabilities only."""
     setpriv = shutil.which("setpriv")
     held = int(re.search(r"CapBnd:\s*(\w+)", Path("/proc/self/status").read_text())[1], 16)  # type: ignore[index]
     if setpriv is None or os.geteuid() != 0 or held & (1 << 2 | 1 << 19) != (1 << 2 | 1 << 19):
         pytest.skip("only root with all capabilities can give some of them away, with setpriv")
+    names = ",".join(["-all", *(f"+{name.lower()}" for name in capabilities)])
+    return [setpriv, f"--bounding-set={names}", f"--inh-caps={names}"]
+
+
+def test_other_users_processes_are_visible_with_exactly_its_capabilities() -> None:
+    daemonset = only(kustomized("overlays/host-processes"), "DaemonSet")
+    asked = container(daemonset)["securityContext"]["capabilities"]["add"]
     look = "import sys; from pathlib import Path; from stallscope.owners.processes import Processes; "
     look += "print(Processes(Path('/')).look_up([int(sys.argv[1])])[int(sys.argv[1])].pod_name)"
     somebody = {"user": 65534, "group": 65534, "extra_groups": [], "env": {"POD_NAME": "train-0"}}
     with subprocess.Popen(["/bin/sleep", "60"], **somebody) as process:  # type: ignore[call-overload]
         try:
             for given in (asked, *([name] for name in asked)):
-                names = ",".join(["-all", *(f"+{name.lower()}" for name in given)])
-                command = [setpriv, f"--bounding-set={names}", f"--inh-caps={names}", sys.executable, "-c", look]
+                command = [*limited_to(given), sys.executable, "-c", look]
                 done = subprocess.run(
                     [*command, str(process.pid)], capture_output=True, text=True, timeout=60, check=True
                 )
                 assert done.stdout.strip() == ("train-0" if given == asked else "")
+        finally:
+            process.kill()
+
+
+def test_stacks_of_another_users_process_are_readable_with_exactly_the_capability_for_them() -> None:
+    asked: list[str] = container(only(kustomized("stacks"), "DaemonSet"))["securityContext"]["capabilities"]["add"]
+    nothing: list[str] = []
+    python = shutil.which("python3", path="/usr/bin")
+    if python is None or not (shutil.which("py-spy") or Path(sys.executable).with_name("py-spy").exists()):
+        pytest.skip("needs py-spy, and a Python that every user can execute")
+    program = "import time; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([python, "-c", program], user=65534, group=65534, extra_groups=[], stdout=-1) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            for given in (asked, nothing):
+                command = [*limited_to(given), sys.executable, "-m", "stallscope", "stacks", "--pid", str(process.pid)]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+                assert ("<module> at <string>:1" in done.stdout) is bool(given), done.stderr
+                assert ("capability SYS_PTRACE" in done.stderr) is not bool(given)
         finally:
             process.kill()
 

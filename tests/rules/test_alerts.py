@@ -342,16 +342,14 @@ def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:
 
 
 LOADERS = "stallscope_training_dataloader_workers"
-SLOW_LINE = series(
-    "stallscope_training_code_seconds_total",
-    growing(0.3),
-    run="my run",
-    rank="0",
-    phase="data_wait",
-    location="data/augment.py:41",
-    function="elastic > scipy.map",
-    **TARGET,
-)
+
+
+def code(per_second: str, phase: str, location: str, function: str, run: str = "train") -> tuple[str, str]:
+    labels = {**TARGET, "run": run, "rank": "0", "phase": phase, "location": location, "function": function}
+    return series("stallscope_training_code_seconds_total", per_second, **labels)
+
+
+SLOW_LINE = code(growing(0.3), "data_wait", "data/augment.py:41", "elastic > scipy.map", "my run")
 
 
 @pytest.mark.parametrize(
@@ -391,6 +389,32 @@ def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(
             "lost": "12.0 GPU-hours a day",
             "runbook_url": url + "TrainingInputCpuSaturated.md",
             "dashboard_url": "/d/stallscope-run?var-run=my+run&var-namespace=a%26b",
+        },
+    )
+
+
+def test_the_text_on_a_cause_that_is_not_the_verdict_names_the_line_of_its_own_phase(rulebook: Rulebook) -> None:
+    lines = [
+        code(growing(0.2), "data_wait", "augment.py:41", "elastic"),
+        code(growing(0.15), "logging", "log.py:9", ""),
+    ]
+    url = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingCallbackStall.md"
+    line = "75% of phase logging is in log.py:9."
+    rulebook.check_text(
+        [*exporter(), *rank(wait=0.4, phases={"logging": 0.2}), *gpu(idle=0.6), *lines],
+        "TrainingCallbackStall",
+        {"run": "train", "severity": "warning", "cause": "callback_stall", "job_class": "production"},
+        {
+            "summary": "Logging or callbacks block training.",
+            "description": (
+                "GPUs of run train idle for 20% of the time while the loop logs, runs callbacks or is in a phase with "
+                f"a custom name. {line} Move that work to a thread, do it less often, and reduce on the GPU before "
+                "copying (one number, not a tensor); stallscope_training_phase_max_seconds names the longest."
+            ),
+            "line": line,
+            "lost": "4.8 GPU-hours a day",
+            "runbook_url": url,
+            "dashboard_url": "/d/stallscope-run?var-run=train",
         },
     )
 
