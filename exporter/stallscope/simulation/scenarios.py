@@ -386,8 +386,8 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ),
     (
         "checkpoint_stall",
-        "A checkpoint of 15 s every minute blocks the training.",
-        _load(pause=Pause("checkpoint", 15.0, 60.0)),
+        "A checkpoint of 6 s every half a minute blocks the training.",
+        _load(pause=Pause("checkpoint", 6.0, 24.0)),
     ),
     (
         "evaluation_overhead",
@@ -491,7 +491,7 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ),
     (
         "cpu_saturated",
-        "All CPUs of the host are busy, and tasks wait for one.",
+        "All CPUs of the host are busy, and tasks wait for one; found after twenty minutes.",
         _load(HostLoad(cpu=0.985, cpu_waiting=0.7)),
     ),
     (
