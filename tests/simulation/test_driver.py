@@ -141,7 +141,7 @@ def test_energy_is_the_integral_of_power() -> None:
 
 
 def test_power_follows_utilisation_and_stays_under_its_limit() -> None:
-    busy, idle = World("healthy"), World("underused")
+    busy, idle = World("compute_bound"), World("underused")
     for world in (busy, idle):
         world.clock.advance(60.0)
     watts = [(energy(world.devices[0])) / 60.0 for world in (busy, idle)]

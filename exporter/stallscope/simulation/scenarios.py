@@ -23,6 +23,7 @@ class Pause:
     another start, after all of them have failed."""
     seconds: float
     every_seconds: float
+    """Without the pause. A pause in steps that not every minute has looks like steps that still become shorter."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,16 @@ _EXPERIMENT = Workload(
     memory_share=0.125,
 )
 _QUIET = HostLoad(cpu=0.15)
-_IDLE = Workload(data_wait=1.0, host_copy=0, forward=0, backward=0, communication=0, optimizer=0, memory_share=0.3)
+_IDLE = Workload(
+    data_wait=1.0,
+    host_copy=0,
+    forward=0,
+    backward=0,
+    communication=0,
+    optimizer=0,
+    variation=0.0,  # else the others would spin in a collective until the slowest is there
+    memory_share=0.3,
+)
 
 _FAULTY = (1,)
 """The GPU, and the rank on it, that a fault of one of them is for."""
@@ -399,8 +409,8 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ),
     (
         "checkpoint_stall",
-        "A checkpoint of 15 s every minute blocks the training.",
-        _load(pause=Pause("checkpoint", 15.0, 60.0), lines=program.SAVING),
+        "A checkpoint of 3 s every quarter of a minute blocks the training.",
+        _load(pause=Pause("checkpoint", 3.0, 12.0), lines=program.SAVING),
     ),
     (
         "evaluation_overhead",
@@ -409,13 +419,13 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ),
     (
         "callback_stall",
-        "Logging and callbacks take 8 s every 30 s.",
-        _load(pause=Pause("logging", 8.0, 30.0), lines=program.LOGGING),
+        "Logging and callbacks take 4 s every 19 s.",
+        _load(pause=Pause("logging", 4.0, 15.0), lines=program.LOGGING),
     ),
     (
         "step_outliers",
-        "Every 25 s, one step takes 7 s in place of one.",
-        _load(pause=Pause("forward", 6.0, 25.0)),
+        "Every 18 s, one step takes 4 s in place of one.",
+        _load(pause=Pause("forward", 3.0, 15.0)),
     ),
     (
         "step_time_drift",
@@ -504,7 +514,7 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ),
     (
         "cpu_saturated",
-        "All CPUs of the host are busy, and tasks wait for one.",
+        "All CPUs of the host are busy, and tasks wait for one; found after twenty minutes.",
         _load(HostLoad(cpu=0.985, cpu_waiting=0.7)),
     ),
     (
@@ -666,7 +676,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="mem_zombie",
-            description="A job has ended, and the memory of its GPUs is in use by no process; found within an hour.",
+            description="A job has ended, and the memory of its GPUs is in use by no process.",
             expected="mem_zombie",
             workload=_IDLE,
             host=HostLoad(cpu=0.02),
