@@ -286,7 +286,7 @@ def _without(ranks: Mapping[int, Mapping[str, Any]], what: str) -> Iterator[str]
     reasons: dict[str, list[int]] = {}
     for number, rank in sorted(ranks.items()):
         if rank["standstill"]:
-            reason = "at a standstill; its stack is shown without --lines"
+            reason = "at a standstill; omit --lines to see the stack"
         elif not rank.get("reachable", True):
             reason = f"no {what}; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket"
         else:
