@@ -124,6 +124,8 @@ def test_lines_and_the_reason_of_each_rank_without_are_shown(
     ]
     assert stacks.main(["job", "--lines", "--json"]) == 0
     assert [group["ranks"] for group in json.loads(capsys.readouterr().out)["phases"][0]["groups"]] == [[0, 4]]
+    assert stacks.main(["job", "--samples=0"]) == 1
+    assert "ranks 0, 3-4: no stack yet; request some with --samples" in capsys.readouterr().out
     del ranks[0]["lines"]
     assert stacks.main(["job", "--lines"]) == 1
     assert "this exporter can't request lines of code; update it" in capsys.readouterr().err
