@@ -18,6 +18,7 @@ from tests.benchmarks import (
     scrape,
     scraped_cluster,
     shim_cost,
+    stack_samples,
     status_page,
     top,
     training_step,
@@ -60,7 +61,8 @@ def main() -> None:
     options = parser.parse_args()
     today = dt.datetime.now(dt.timezone.utc).date()
     before = load()
-    parts = ["### The shim", shim_cost.table().strip(), training_step.table().strip(), unmodified_loop.table().strip()]
+    shim = (shim_cost, stack_samples, training_step, unmodified_loop)
+    parts = ["### The shim", *[part.table().strip() for part in shim]]
     # Prometheus may use every CPU.
     rule_cost = ["### Rules", rules.table(), "### A cluster that is scraped", scraped_cluster.table()]
     reading = ["### Reading a run back", reading_back.table(), "### stallscope report", report.table()]

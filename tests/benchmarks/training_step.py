@@ -54,7 +54,7 @@ def table(pairs: int = _PAIRS) -> str:
         with stallscope.Run("training-step") as run:
             differences, plain = _pairs(_tracked(run, train), _bare(train), exporter, pairs)
     usual = statistics.median(plain)
-    mean, bound = _trimmed(differences)
+    mean, bound = trimmed(differences)
     verdict = "above the noise" if abs(mean) > bound else "within the noise"
     lines = [
         f"| added to a step of {usual * 1e3:.1f} ms of PyTorch {torch.__version__}, one CPU | µs | of the step |",
@@ -187,7 +187,7 @@ def _drain(exporter: socket.socket) -> None:
             exporter.recv(65536)
 
 
-def _trimmed(values: list[float]) -> tuple[float, float]:
+def trimmed(values: list[float]) -> tuple[float, float]:
     """Mean without the extremes, which belong to other programs, and half its confidence interval."""
     ordered = sorted(values)
     cut = int(len(ordered) * _TRIM)

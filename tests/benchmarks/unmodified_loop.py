@@ -15,6 +15,7 @@ import socket
 import statistics
 import tempfile
 import threading
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,11 +47,8 @@ def table() -> str:
     torch.set_num_threads(1)
     head = f"`stallscope run` on an unmodified loop of PyTorch {torch.__version__}, one core"
     lines = [f"| {head} | µs a step | of the step | reported by the shim |", "|---|---|---|---|"]
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as exporter:
-        place = Path(folder) / "report.sock"
-        exporter.bind(str(place))
-        threading.Thread(target=_drain, args=(exporter,), daemon=True).start()
-        os.environ["STALLSCOPE_ADDRESS"] = f"unix://{place}"
+    with drained_socket() as address:
+        os.environ["STALLSCOPE_ADDRESS"] = address
         for length in _STEPS:
             cost = measure(torch, length)
             lines.append(
@@ -112,6 +110,16 @@ class _Batches:
 
     def __getitem__(self, index: int) -> Any:
         return self._batch
+
+
+@contextlib.contextmanager
+def drained_socket() -> Iterator[str]:
+    """Yield the address of a socket whose reports are read and dropped."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as exporter:
+        place = Path(folder) / "report.sock"
+        exporter.bind(str(place))
+        threading.Thread(target=_drain, args=(exporter,), daemon=True).start()
+        yield f"unix://{place}"
 
 
 def _drain(exporter: socket.socket) -> None:

@@ -123,11 +123,13 @@ def test_lines_and_the_reason_of_each_rank_without_are_shown(
         "  ranks 0, 4, 50 % to 100 % of the time, rank 4 most:",
         "    50 %  a?.py:1 f, in 4 workers",
         "rank 1: no lines of code; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket",
-        "rank 2: at a standstill; its stack is shown without --lines",
+        "rank 2: at a standstill; omit --lines to see the stack",
         "rank 3: no lines of code in time; the rank has made no report since the request, or its shim is older",
     ]
     assert stacks.main(["job", "--lines", "--json"]) == 0
     assert [group["ranks"] for group in json.loads(capsys.readouterr().out)["phases"][0]["groups"]] == [[0, 4]]
+    assert stacks.main(["job", "--samples=0"]) == 1
+    assert "ranks 0, 3-4: no stack yet; request some with --samples" in capsys.readouterr().out
     del ranks[0]["lines"]
     assert stacks.main(["job", "--lines"]) == 1
     assert "this exporter can't request lines of code; update it" in capsys.readouterr().err

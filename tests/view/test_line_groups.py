@@ -33,5 +33,9 @@ def test_a_group_has_five_lines_at_most() -> None:
     assert len(grouped_lines(ranks)[0].groups[0].lines) == 5
 
 
+def test_seconds_that_a_user_has_written_by_hand_may_be_zero() -> None:
+    assert grouped_lines({0: {"other": phase(0.0, ("a.py:1", 1.0))}})[0].groups[0].share == 0.0
+
+
 def test_without_lines_there_is_no_phase() -> None:
     assert grouped_lines({}) == grouped_lines({0: {}, 1: {"forward": phase(0.3)}}) == ()

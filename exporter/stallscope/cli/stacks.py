@@ -138,7 +138,7 @@ def _show_stacks(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
         print(json.dumps(_document(parsed.run, found, nodes, evidence), indent=2))
     else:
         now = max([node.time for node in nodes])
-        print("\n".join(_group_lines(found, ranks, now)) if ranks else "no rank is known")
+        print("\n".join(_group_lines(found, ranks, now, parsed.samples != 0)) if ranks else "no rank is known")
         if summary := sentence(found):
             print(f"\n{readable(summary, 10 * _TEXT_LENGTH)}")
         for each in evidence:
@@ -332,7 +332,7 @@ def _stacks(rank: dict[str, Any]) -> list[Stack]:
     return [stacks[number] for number in rank["samples"]]
 
 
-def _group_lines(found: Grouping, ranks: dict[int, dict[str, Any]], now: float) -> Iterator[str]:
+def _group_lines(found: Grouping, ranks: dict[int, dict[str, Any]], now: float, requested: bool) -> Iterator[str]:
     shown: set[int] = set()
     for group in found.groups:
         shown.update(group.ranks)
@@ -342,17 +342,19 @@ def _group_lines(found: Grouping, ranks: dict[int, dict[str, Any]], now: float) 
         if all(ranks[rank]["standstill"] for rank in group.ranks):
             yield f"  last report {ago(silent)}"
         yield from _frame_lines(group.stack)
-    yield from _without({number: rank for number, rank in ranks.items() if number not in shown}, "stack")
+    yield from _without({number: rank for number, rank in ranks.items() if number not in shown}, "stack", requested)
 
 
-def _without(ranks: Mapping[int, Mapping[str, Any]], what: str) -> Iterator[str]:
+def _without(ranks: Mapping[int, Mapping[str, Any]], what: str, requested: bool = True) -> Iterator[str]:
     """Return the reason of each rank for having no stack or line."""
     reasons: dict[str, list[int]] = {}
     for number, rank in sorted(ranks.items()):
         if rank["standstill"]:
-            reason = "at a standstill; its stack is shown without --lines"
+            reason = "at a standstill; omit --lines to see the stack"
         elif not rank.get("reachable", True):
             reason = f"no {what}; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket"
+        elif not requested:
+            reason = f"no {what} yet; request some with --samples"
         else:
             reason = f"no {what} in time; the rank has made no report since the request, or its shim is older"
         reasons.setdefault(reason, []).append(number)

@@ -59,7 +59,8 @@ def grouped_lines(ranks: Mapping[int, Mapping[str, SampledPhase]]) -> tuple[Phas
 
 
 def _group(phase: str, members: Sequence[int], ranks: Mapping[int, Mapping[str, SampledPhase]]) -> LineGroup:
-    shares = [ranks[rank][phase].seconds / sum(each.seconds for each in ranks[rank].values()) for rank in members]
+    totals = [sum(each.seconds for each in ranks[rank].values()) or 1.0 for rank in members]
+    shares = [ranks[rank][phase].seconds / total for rank, total in zip(members, totals, strict=True)]
     found: dict[str, list[HotLine]] = {}
     for rank in members:
         for line in ranks[rank][phase].lines:
