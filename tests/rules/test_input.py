@@ -464,6 +464,7 @@ def test_the_text_speaks_of_gpu_time_only_where_there_are_gpus(rulebook: Ruleboo
             ),
             "runbook_url": URL + "TrainingInputFewWorkers.md",
             "dashboard_url": "/d/stallscope-run?var-run=a",
+            "line": "",
             "lost": "12.0 GPU-hours a day" if with_gpu else "",
         },
         at="40m",
@@ -484,6 +485,7 @@ def test_the_text_of_a_full_link_names_its_ceiling(rulebook: Rulebook) -> None:
                 "or use a faster link."
             ),
             "runbook_url": URL + "TrainingInputNetworkBound.md",
+            "line": "",
             "dashboard_url": "/d/stallscope-run?var-run=a",
             "lost": "12.0 GPU-hours a day",
         },

@@ -449,6 +449,7 @@ def test_an_alert_says_what_it_costs(rulebook: Rulebook) -> None:
         | {"run": "train", "job_class": "production"},
         {
             "summary": "Logging or callbacks block training.",
+            "line": "",
             "lost": "6.0 GPU-hours a day",
             "description": "GPUs of run train idle for 25% of the time while the loop logs, runs callbacks or is in a "
             "phase with a custom name. Move that work to a thread, do it less often, and reduce on the GPU before "
@@ -478,6 +479,7 @@ def test_a_stall_names_the_ranks_whose_process_is_gone(rulebook: Rulebook, other
         | {"run": "train", "job_class": "production"},
         {
             "summary": "Training is stalled, but its processes are alive.",
+            "line": "",
             "lost": "24.0 GPU-hours a day",
             "description": "100% of the ranks of run train have not completed a step for over a minute, and for far "
             f"longer than their steps usually take.{gone} Before the job is killed, compare the stacks of all ranks "
