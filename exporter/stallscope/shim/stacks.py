@@ -48,7 +48,7 @@ EVERY = 5.0
 STANDSTILL_SECONDS = 60.0
 """Minimum seconds without a report before a rank in its loop is at a standstill; `stall_seconds` of the rules."""
 OTHER_SECONDS = 300.0
-"""The same minimum outside the loop: during the start, evaluation and checkpoints."""
+"""Minimum outside the loop: during the start, evaluation and checkpoints."""
 SIGNAL = signal.SIGURG
 _FACTOR = 3.0
 """The time without a report must also be this many times the longest recent time between two reports."""
