@@ -224,7 +224,7 @@ class ActivityMeter:
         return found
 
     def _answers(self, older: Handle, newer: Handle, now: float) -> Iterable[tuple[int, tuple[int, float]]]:
-        """Query the metrics that are due; omit those of newer drivers if the driver refuses the call because of them."""
+        """Query the metrics that are due; omit those of newer drivers if an older one refuses them."""
         ids = self._retry.select(self._wanted, now)
         base = tuple(metric for metric in ids if metric in _BASE)
         if not self._retry.due(_LATER_KEY, now):
