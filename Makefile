@@ -70,7 +70,7 @@ up: $(UP_STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertm
 	@echo "$(UP_VENV)/bin/stallscope up $(ARGS)"
 	@exec $(UP_VENV)/bin/stallscope up $(ARGS)
 
-prepare: $(STAMP) tools ## install what the tests need, frameworks apart
+prepare: $(STAMP) tools ## install what the tests need, without the frameworks
 	$(BIN)/python -m tests.deploy.kubernetes_tools
 
 prepare-all: prepare $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) ## install what all tests need
@@ -86,7 +86,7 @@ matrix: ## `make unit` with each supported Python that is installed, in an envir
 	  else echo "$$python: not installed, skipped"; fi; \
 	done; [ -z "$$failed" ] || { echo "make unit fails with$$failed" >&2; exit 1; }
 
-coverage: prepare ## the lines of the package that `make test` does not reach
+coverage: prepare ## list the lines of the package that `make test` does not execute
 	rm -f .coverage
 	-PYTEST_ADDOPTS='--cov --cov-append --cov-report=' $(MAKE) test
 	$(BIN)/coverage report
@@ -99,7 +99,7 @@ test-all: prepare-all ## every test: also with training frameworks, the score of
 	$(call BESIDE,$(ARGS))
 	$(call AFTER,$(or $(ARGS),$(ALONE)))
 
-test-gpu: $(STAMP) ## the hardware suite; skips with its reason where no NVIDIA driver answers (to record a GPU: tests/captures)
+test-gpu: $(STAMP) ## the tests on a real NVIDIA GPU; skipped without a driver (to record a GPU: tests/captures)
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)
 
 lint: $(STAMP) ## style, types and the word list of tests/language.yml
@@ -108,13 +108,13 @@ lint: $(STAMP) ## style, types and the word list of tests/language.yml
 	$(BIN)/mypy
 	$(BIN)/python -m tests.language
 
-bench: $(STAMP) tools ## measure against the peers; prints the tables of tests/benchmarks/RESULTS.md
+bench: $(STAMP) tools ## compare the cost with other exporters; prints the tables of tests/benchmarks/RESULTS.md
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 score: $(STAMP) tools ## how often the diagnosis is right: every labelled scenario; writes tests/scenarios/RESULTS.md
 	$(BIN)/python -m tests.scenarios $(ARGS)
 
-generate: $(STAMP) ## write again what is generated and committed
+generate: $(STAMP) ## regenerate the committed files that are generated
 	$(BIN)/python -m exporter.tools.metrics_reference
 	$(BIN)/python -m exporter.tools.causes_reference
 	$(BIN)/python -m alerts.alert_rules
@@ -137,10 +137,10 @@ sbom: $(STAMP) ## list what the image installs, as CycloneDX JSON: dist/stallsco
 	$(BIN)/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml --output-file $(SBOM) \
 	  deploy/requirements-exporter.lock
 
-audit: $(STAMP) ## look up known vulnerabilities of what the locks hold; skips with a notice where no database answers
+audit: $(STAMP) ## look up known vulnerabilities of the locked packages; skipped with a message if no database is reachable
 	$(BIN)/python -m deploy.audit $(ARGS)
 
-screenshots: $(STAMP) tools ## take the README's pictures of the status page and of a report again; needs Chromium
+screenshots: $(STAMP) tools ## take the README's screenshots of the status page and of a report again; needs Chromium
 	$(BIN)/python -m tests.browser.screenshots
 
 vendor: $(STAMP) ## the shim as one file to copy: dist/stallscope_shim.zip

@@ -230,7 +230,7 @@ def _lost_by_cause() -> Panel:
         columns={
             "cause": "Verdict",
             "Value #A": "GPU-hours",
-            "Value #B": "Money",
+            "Value #B": "Cost",
             "remedy": "What to change",
         },
         height=8,
@@ -238,7 +238,7 @@ def _lost_by_cause() -> Panel:
         overrides=[
             *verdicts.columns(),
             by_name("GPU-hours", decimals=1, custom__width=100),
-            by_name("Money", decimals=0, custom__width=120),
+            by_name("Cost", decimals=0, custom__width=120),
         ],
         no_value="No loss is recorded in this time range.",
     )

@@ -26,7 +26,7 @@ _PRICE = "$price_per_gpu_hour"
 
 
 def variable() -> Json:
-    """Return the choice of what an owner is."""
+    """Return the variable that selects the kind of owner."""
     return variables.choice(
         "owner",
         ("user", "namespace", "label_team"),
@@ -71,7 +71,7 @@ def _by_owner(record: str, *more: str, matchers: str = "", offset: str = "") -> 
 
 
 def _teams(label: str, series: str) -> str:
-    """Return PromQL for the value 1 with the label `owner`, for each value of a label."""
+    """Return PromQL for a series of value 1 with the label `owner`, for each value of `label`."""
     owned = f'label_replace({series}, "owner", "$1", "$owner", "(.+)")'
     return f"topk by ({label}) (1, group by ({label}, owner) ({owned}))"
 
@@ -133,8 +133,8 @@ def _owners() -> Panel:
     return table(
         "GPU-hours by owner",
         "GPU-hours that each owner holds over the time range: of these, the hours that are busy, lost to all causes, "
-        "and idle for longer than the threshold. Changes are to the period of equal length before. Select user, "
-        "namespace or team above; a name in several clusters is one row. Contact the owner in the first row: the "
+        "and idle for longer than the threshold. Changes are relative to the preceding period of equal length. Select "
+        "user, namespace or team above; a name in several clusters is one row. Contact the owner in the first row: the "
         "table below has the remedies. stallscope report --by shows the same values.",
         [_query(expression) for _heading, expression, _unit, _decimals in columns],
         columns={
@@ -159,13 +159,13 @@ def _savings() -> Panel:
     return table(
         "Largest savings",
         f"The {_SAVINGS} largest losses of one owner to one cause over the time range, with the remedy. Causes "
-        "overlap: do not add them up.",
+        "overlap: do not sum them.",
         [_query(verdicts.with_remedy(f"({hours})")), _query(f"{_PRICE} * {hours}")],
         columns={
             "owner": "Owner",
             "cause": "Verdict",
             "Value #A": "GPU-hours",
-            "Value #B": "Money",
+            "Value #B": "Cost",
             "remedy": "What to change",
         },
         height=9,
@@ -174,7 +174,7 @@ def _savings() -> Panel:
             *verdicts.columns(),
             by_name("Owner", custom__width=150),
             by_name("GPU-hours", decimals=1, custom__width=100),
-            by_name("Money", decimals=0, custom__width=120),
+            by_name("Cost", decimals=0, custom__width=120),
         ],
         no_value="No GPU time was lost to a known cause.",
     )

@@ -56,7 +56,7 @@ def test_the_rank_that_launched_fewer_operations_is_named_with_its_last_one(tmp_
 def test_ranks_without_a_file_or_an_operation_are_named(tmp_path: Path) -> None:
     for rank in range(3):
         dump(tmp_path, rank, *([entry(7)] if rank else []))
-    assert read(tmp_path).endswith("4 ranks: there is no file of rank 3; no operation of rank 0 is recorded")
+    assert read(tmp_path).endswith("4 ranks: there is no dump of rank 3; no operation of rank 0 is recorded")
 
 
 def test_operations_between_two_ranks_are_not_compared(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(protocol: int, tmp_pa
     planted = tmp_path / "planted"
     content = pickle.dumps({"entries": [Malicious(planted)]}, protocol)
     (tmp_path / "trace_0").write_bytes(content)
-    with pytest.raises(_flight_recorder.Unreadable, match=r"trace_0: refers to .*, which a dump does not"):
+    with pytest.raises(_flight_recorder.Unreadable, match=r"trace_0: refers to .*, unlike a dump"):
         _flight_recorder.read(tmp_path)
     assert not planted.exists()
     pickle.loads(content)
@@ -110,7 +110,7 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(protocol: int, tmp_pa
         (pickle.dumps({"entries": [{**entry(1), "collective_seq_id": "x"}], "pg_config": {}}), "of a known format"),
         (pickle.dumps({"entries": [], "pg_config": {}})[:-5], "not a dump ("),
         (b"\x80\x02}U\x01aU\x01bsb.", "not a dump ("),
-        (b"\x80\x02cos\nsystem\n.", "refers to os.system, which a dump does not"),
+        (b"\x80\x02cos\nsystem\n.", "refers to os.system, unlike a dump"),
         (b"\x80\x02\x82\x01.", "not a dump (ValueError)"),
     ],
 )
@@ -126,14 +126,14 @@ def test_a_folder_without_dumps_or_with_several_kinds_is_refused(
 ) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "folder_1").mkdir()
-    with pytest.raises(_flight_recorder.Unreadable, match="no files with the number of a rank at the end"):
+    with pytest.raises(_flight_recorder.Unreadable, match="no file name that ends with a rank"):
         _flight_recorder.read(tmp_path)
     with pytest.raises(_flight_recorder.Unreadable, match="missing: No such file or directory; check the path"):
         _flight_recorder.read(tmp_path / "missing" / "trace_")
     dump(tmp_path, 0, entry(1))
     (tmp_path / "other_0").touch()
     with pytest.raises(
-        _flight_recorder.Unreadable, match=r"\(nccl_trace_rank_, other_\); give one: .*/nccl_trace_rank_"
+        _flight_recorder.Unreadable, match=r"\(nccl_trace_rank_, other_\); name one: .*/nccl_trace_rank_"
     ):
         _flight_recorder.read(tmp_path)
     assert _flight_recorder.read(tmp_path / "nccl_trace_rank_").number == 1

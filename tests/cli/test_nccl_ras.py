@@ -152,7 +152,7 @@ def test_a_missing_rank_is_read_also_without_the_comma_that_2_28_9_omits(comma: 
     answer = re.sub(r'("nvml_dev": \d),(\n *"status": {\n *"unresp)', rf"\1{comma}\2", in_json([5, None, 5, None]))
     (line,) = lines(read(service(answer)), [])
     assert line.endswith(
-        "NCCL receives no answer from rank 1 of the communicator (process 101 on 10.0.0.1), "
+        "NCCL receives no response from rank 1 of the communicator (process 101 on 10.0.0.1), "
         "rank 3 of the communicator (process 103 on 10.0.0.1)"
     )
 
@@ -171,10 +171,10 @@ def test_text_names_dead_and_unresponsive_ranks() -> None:
     (line,) = lines(read(text(errors=DEAD)), [])
     assert line.endswith(
         "NCCL considers rank 1 of the communicator (process 101 on 10.0.0.1) dead; "
-        "NCCL receives no answer from rank 2 of the communicator (process 102 on 10.0.0.1)"
+        "NCCL receives no response from rank 2 of the communicator (process 102 on 10.0.0.1)"
     )
     (line,) = lines(read(text(errors=OLDER)), [])
-    assert line.endswith("NCCL receives no answer from rank 2 of the communicator, rank 5 of the communicator")
+    assert line.endswith("NCCL receives no response from rank 2 of the communicator, rank 5 of the communicator")
 
 
 def test_text_without_differences_means_equal_counts() -> None:
@@ -201,11 +201,11 @@ def hangs_later(connection: socket.socket, over: threading.Event) -> None:
     [
         (hangs, "the service does not respond; its process may be stopped"),
         (dripping(b""), "the service does not respond"),
-        (hangs_later, "NCCL did not finish its answer within 0.2 s; try again"),
+        (hangs_later, "NCCL did not finish its response within 0.2 s; try again"),
         (lambda connection, _over: connection.recv(100), "not NCCL's RAS service; check --nccl"),
-        (service(""), "NCCL ended the connection without an answer; try again"),
-        (service("", speaks_json=False), "NCCL ended the connection without an answer; try again"),
-        (service(in_json([1, 2])[:-40]), "NCCL 2.29.7 (RAS) returned malformed JSON; see its text: ncclras -v"),
+        (service(""), "NCCL closed the connection without a response; try again"),
+        (service("", speaks_json=False), "NCCL closed the connection without a response; try again"),
+        (service(in_json([1, 2])[:-40]), "NCCL 2.29.7 (RAS) returned malformed JSON; read its text: ncclras -v"),
         (service("[" * 100_000), "returned malformed JSON"),
         (service("[1]"), "returned an unknown format"),
         (service('{"communicators": [{"ranks": [{"rank": -1}]}]}'), "returned an unknown format"),
@@ -280,7 +280,7 @@ def test_text_at_the_default_port_is_of_the_run_if_its_processes_are(capsys: Sho
     with exporter(size=8) as (url, _), serving(text(errors=DEAD)) as address, pytest.MonkeyPatch.context() as patch:
         patch.setenv("NCCL_RAS_ADDR", str(address))
         assert stacks.main(["job", "--exporter.url", url, "--nccl=on"]) == 0
-    assert "8 ranks: NCCL considers rank 1 dead; NCCL receives no answer from rank 2\n" in capsys.readouterr().out
+    assert "8 ranks: NCCL considers rank 1 dead; NCCL receives no response from rank 2\n" in capsys.readouterr().out
 
 
 def test_with_equal_counts_the_stacks_still_name_the_rank(capsys: Shown) -> None:

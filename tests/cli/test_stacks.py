@@ -116,7 +116,7 @@ def test_lines_and_the_reason_of_each_rank_without_are_shown(
     ]
     answer: dict[str, Any] = {"time": 5.0, "seconds": 0.0, "problem": "", "ranks": ranks}
     monkeypatch.setattr(_requests, "post", lambda *_: answer)
-    monkeypatch.setattr(stacks, "_LONGER", 0.01)
+    monkeypatch.setattr(stacks, "_EXTRA_SECONDS", 0.01)
     assert stacks.main(["job", "--lines"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "data_wait:",
@@ -124,7 +124,7 @@ def test_lines_and_the_reason_of_each_rank_without_are_shown(
         "    50 %  a?.py:1 f, in 4 workers",
         "rank 1: no lines of code; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket",
         "rank 2: at a standstill; omit --lines to see the stack",
-        "rank 3: no lines of code in time; the rank has made no report since the request, or its shim is older",
+        "rank 3: no lines of code in time; the rank has sent no report since the request, or its shim is too old",
     ]
     assert stacks.main(["job", "--lines", "--json"]) == 0
     assert [group["ranks"] for group in json.loads(capsys.readouterr().out)["phases"][0]["groups"]] == [[0, 4]]

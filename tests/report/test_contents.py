@@ -446,7 +446,7 @@ def test_gaps_and_failed_sources_are_reported(report_of: Report) -> None:
     (gap,) = table(document, "missing", "Gaps")
     assert gap["Node"] == "exporters1:19400"
     assert number(gap["Failed scrapes"]) == pytest.approx(17 / 37, abs=0.05)
-    assert {row["Source"] for row in table(document, "missing", "Failed sources")} == {"disk"}
+    assert {row["Collector"] for row in table(document, "missing", "Failed collectors")} == {"disk"}
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,7 @@ def test_strict_raises_what_would_be_logged(clock: ScriptedClock, desk: Desk, mo
     monkeypatch.setenv("STALLSCOPE_STRICT", "1")
     with pytest.raises(ValueError, match="loss is a Tensor"):
         run.report(loss=Tensor())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="a phase is called"):
+    with pytest.raises(ValueError, match="a phase is named"):
         run.phase("")
     with pytest.raises(ValueError, match="precision"):
         new(clock, desk, precision="int3")

@@ -57,7 +57,7 @@ def test_ranks_without_counts_are_named_with_the_reason() -> None:
     found = of_ranks(Communicator("communicator 0xa", 4, {"AllReduce": shared(members([5]))}, (*lost, left)))
     (line,) = lines(found, [])
     assert line.endswith(
-        "4 ranks: NCCL considers rank 3 dead; NCCL receives no answer from rank 1; rank 2 no longer belongs to it"
+        "4 ranks: NCCL considers rank 3 dead; NCCL receives no response from rank 1; rank 2 no longer belongs to it"
     )
 
 

@@ -1,9 +1,9 @@
 """Claims on GPUs, so that users who pick a GPU at the same time do not get the same one.
 
 A claim is a small file in a folder that all users share. While a command runs on the GPUs, the file is locked (flock)
-through a descriptor that the command inherits, so the kernel releases the claim when the command ends, however it
-ends. Without a command the claim is valid for a minute: long enough to start a program by hand. A user who picks holds
-one lock while choosing, so that no two users choose the same free memory.
+through a descriptor that the command inherits, so the kernel releases the claim when the command ends for any reason.
+Without a command the claim is valid for a minute: long enough to start a program by hand. `stallscope pick` holds a
+lock while it chooses, so that two users never choose the same free memory.
 
 Nothing in the folder is trusted: links are not followed, only regular files are opened, and only for reading. Invalid
 claims are reported and ignored. In a world-writable folder only the sticky bit keeps users from removing each other's
@@ -67,7 +67,7 @@ class Claim:
 
     @property
     def described(self) -> str:
-        """Such as `12 s ago by alice for 20.0 GiB (process 4711)`."""
+        """Text such as `12 s ago by alice for 20.0 GiB (process 4711)`."""
         what = f" for {size(self.memory)}" if self.memory else ""
         return f"{ago(self.age)} by {self.user}{what}" + (f" (process {self.pid})" if self.held else "")
 
@@ -111,7 +111,8 @@ class Claims:
             self._folder = os.open(folder, _READ | os.O_DIRECTORY)
         except OSError as error:
             raise ClaimsFailed(
-                f"the lock folder {folder} can't be used: {error.strerror} (links are not followed)"
+                f"the lock folder {folder} can't be used: {error.strerror}; name another with --lock-folder "
+                "(links are not followed)"
             ) from None
         about = os.fstat(self._folder)
         if about.st_uid not in (0, os.geteuid()):
@@ -122,7 +123,9 @@ class Claims:
             )
         if about.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not about.st_mode & stat.S_ISVTX:
             self.close()
-            raise ClaimsFailed(f"in the lock folder {folder} users can remove each other's files: chmod +t {folder}")
+            raise ClaimsFailed(
+                f"in the lock folder {folder} users can remove each other's files; run chmod +t {folder}"
+            )
 
     def close(self) -> None:
         """Close the folder; claims remain."""
@@ -157,7 +160,7 @@ class Claims:
     def standing(self) -> tuple[list[Claim], list[str]]:
         """Return all valid claims and warnings about invalid files; remove the files of expired claims."""
         claims: list[Claim] = []
-        complaints: list[str] = []
+        warnings: list[str] = []
         for name in sorted(os.listdir(self._folder)):  # noqa: PTH208 - by descriptor, since the path may have changed
             if not name.startswith(_PREFIX):
                 continue
@@ -166,14 +169,14 @@ class Claims:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                complaints.append(f"{self._shown(name)} is ignored: {error.strerror}")
+                warnings.append(f"{self._shown(name)} is ignored: {error.strerror}")
                 continue
             except _NoClaim as problem:
-                complaints.append(f"{self._shown(name)} is ignored: {problem}")
+                warnings.append(f"{self._shown(name)} is ignored: {problem}")
                 continue
             if claim is not None:
                 claims.append(claim)
-        return claims, complaints
+        return claims, warnings
 
     def make(self, uuid: str, *, memory: int, exclusive: bool, seconds: float | None) -> int:
         """Claim a GPU; only while `choosing`.
@@ -195,7 +198,9 @@ class Claims:
         try:
             descriptor = os.open(name, _NEW, 0o644, dir_fd=self._folder)
         except OSError as error:
-            raise ClaimsFailed(f"no claim can be made in {self._path}: {error.strerror}") from None
+            raise ClaimsFailed(
+                f"{self._path}: no claim can be made ({error.strerror}); name another folder with --lock-folder"
+            ) from None
         try:
             os.fchmod(descriptor, 0o644)  # despite the umask: other users must be able to read it
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,7 +209,9 @@ class Claims:
             os.close(descriptor)
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._folder)
-            raise ClaimsFailed(f"no claim can be made in {self._path}: {error.strerror}") from None
+            raise ClaimsFailed(
+                f"{self._path}: no claim can be made ({error.strerror}); name another folder with --lock-folder"
+            ) from None
         return descriptor
 
     def _mutex(self) -> int:
@@ -223,7 +230,7 @@ class Claims:
                 continue
             except OSError as error:
                 raise ClaimsFailed(f"{path} can't be used ({error.strerror}): have root remove it") from None
-            if (problem := _suspicion(os.fstat(descriptor))) is not None:
+            if (problem := _reason_for_distrust(os.fstat(descriptor))) is not None:
                 os.close(descriptor)
                 raise ClaimsFailed(f"{path} can't be used ({problem}): have root remove it")
             return descriptor
@@ -244,17 +251,19 @@ class Claims:
         except FileExistsError:
             raise
         except OSError as error:
-            raise ClaimsFailed(f"no lock can be made in {self._path}: {error.strerror}") from None
+            raise ClaimsFailed(
+                f"{self._path}: no lock can be made ({error.strerror}); name another folder with --lock-folder"
+            ) from None
         os.fchmod(descriptor, 0o644)
         os.close(descriptor)
 
     def _is(self, name: str, descriptor: int) -> bool:
         """Return True if the open file is still the file of that name."""
         try:
-            there = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+            current = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
         except OSError:
             return False
-        return os.path.samestat(there, os.fstat(descriptor))
+        return os.path.samestat(current, os.fstat(descriptor))
 
     def _read(self, name: str) -> Claim | None:
         """Return a claim; None if it has expired.
@@ -266,7 +275,7 @@ class Claims:
         descriptor = os.open(name, _READ, dir_fd=self._folder)
         try:
             about = os.fstat(descriptor)
-            if (problem := _suspicion(about)) is not None:
+            if (problem := _reason_for_distrust(about)) is not None:
                 raise _NoClaim(problem)
             held = not _locked(descriptor, fcntl.LOCK_SH)
             content = _content(os.read(descriptor, _LONGEST + 1))
@@ -274,7 +283,7 @@ class Claims:
             os.close(descriptor)
         age = self._now() - about.st_mtime
         if not held and not (content.seconds is not None and abs(age) < content.seconds):
-            with contextlib.suppress(OSError):  # another user's stays until the next start of the machine
+            with contextlib.suppress(OSError):  # another user's file stays until the machine restarts
                 os.unlink(name, dir_fd=self._folder)
             return None
         return Claim(
@@ -314,7 +323,7 @@ def _content(text: bytes) -> _Content:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise _NoClaim("it is not a valid claim") from None
-    right = (
+    is_valid = (
         type(uuid) is str
         and type(memory) is int
         and 0 <= memory <= _MOST_MEMORY
@@ -323,12 +332,12 @@ def _content(text: bytes) -> _Content:
         and 0 < pid <= _MOST_PROCESSES
         and (seconds is None or (type(seconds) in (int, float) and 0 <= seconds <= 3600))
     )
-    if not right:
+    if not is_valid:
         raise _NoClaim("it is not a valid claim")
     return _Content(uuid, memory, exclusive, pid, seconds)
 
 
-def _suspicion(about: os.stat_result) -> str | None:
+def _reason_for_distrust(about: os.stat_result) -> str | None:
     """Return the reason to distrust a file; None if there is none."""
     if not stat.S_ISREG(about.st_mode):
         return "it is not a regular file"

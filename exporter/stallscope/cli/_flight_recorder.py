@@ -1,7 +1,7 @@
-"""Dumps of PyTorch's flight recorder: the last operations of each rank and process group, as files of one rank each.
+"""Read dumps of PyTorch's flight recorder: one file per rank, with its last operations in each process group.
 
-PyTorch writes a pickle, which can run any code when it is read. These need containers, numbers and text alone, so no
-class or function of a file is ever looked up. Operations between two ranks, such as send, are not compared.
+PyTorch writes a pickle, and unpickling can run any code. A dump contains only containers, numbers and text, so every
+class or function in a file is refused. Point-to-point operations, such as send, are not compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read(path: Path) -> Evidence:
     """Return the process groups, with the operations that each rank has launched.
 
     Args:
-        path: the folder of the files, or what their names begin with, as in TORCH_FR_DUMP_TEMP_FILE.
+        path: the folder of the files, or the prefix of their paths, as in TORCH_FR_DUMP_TEMP_FILE.
 
     Raises:
         Unreadable: there are no such files, or one of them is not a dump.
@@ -44,7 +44,7 @@ def read(path: Path) -> Evidence:
         except OSError as error:
             raise Unreadable(f"{file}: {error.strerror or error}; check its permissions") from None
         except _Invalid as problem:
-            raise Unreadable(f"{file}: {problem}; give a folder that has only dumps of one job") from None
+            raise Unreadable(f"{file}: {problem}; name a folder that has only dumps of one job") from None
         for group, (count, last) in found.items():
             groups.setdefault(group, []).append((Member(rank, run_rank=rank), count, last))
     now = time.time()
@@ -84,7 +84,7 @@ class _Unpickler(pickle.Unpickler):
     """Reads containers, numbers and text."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise _Invalid(f"refers to {readable(module)}.{readable(name)}, which a dump does not")
+        raise _Invalid(f"refers to {readable(module)}.{readable(name)}, unlike a dump")
 
 
 def _files(path: Path) -> dict[int, Path]:
@@ -102,9 +102,9 @@ def _files(path: Path) -> dict[int, Path]:
         found = {prefix: found[prefix]}
     if len(found) > 1:
         names = ", ".join(map(readable, sorted(found)[:3]))
-        raise Unreadable(f"{path}: files of several names ({names}); give one: {folder / sorted(found)[0]}")
+        raise Unreadable(f"{path}: files with several prefixes ({names}); name one: {folder / sorted(found)[0]}")
     if not found:
-        raise Unreadable(f"{path}: no files with the number of a rank at the end; check TORCH_FR_DUMP_TEMP_FILE")
+        raise Unreadable(f"{path}: no file name that ends with a rank; check TORCH_FR_DUMP_TEMP_FILE")
     (files,) = found.values()
     return files
 

@@ -1,7 +1,7 @@
 """The state of a job's communicators, from NCCL's RAS service (NCCL 2.24 and newer).
 
-Any process of the job answers for all of them, as text, or as JSON since NCCL 2.28.7. Text lists members only where
-counts differ, and of a share only if it is less than half of the communicator.
+Any process of the job responds for all communicators, as text, or as JSON since NCCL 2.28.7. The text lists members
+only if counts differ, and only for counts that less than half of the members have.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ DEFAULT = "localhost:28028"
 VARIABLE = "NCCL_RAS_ADDR"
 _GREETING_SECONDS = 1.0
 _ATTEMPTS = 5
-"""Processes that share the port and may not respond: each connection can reach another one."""
+"""Connections to try: several processes can share the port, and one of them may not respond."""
 _SECONDS = 20.0
-"""NCCL waits up to ten seconds for processes that do not respond."""
-_LONGEST_ANSWER = 64 << 20
+"""Seconds to wait for the response: NCCL waits up to ten seconds for processes that do not respond."""
+_MAX_RESPONSE = 64 << 20
 _MISSING_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s*"status")')
-"""Part of a missing rank as NCCL 2.28.7 and 2.28.9 write it, with a comma missing at its end."""
+"""JSON of a missing rank, in which NCCL 2.28.7 and 2.28.9 omit a comma."""
 
 
 class Unreadable(Exception):
-    """NCCL's answer can't be used; the message is one line with the problem and what to do."""
+    """NCCL's response can't be used; the message is one line with the problem and what to do."""
 
 
 class NoService(Unreadable):
@@ -41,14 +41,14 @@ def read(address: Address) -> Evidence:
     """Return the communicators of the job whose service has this address.
 
     Raises:
-        Unreadable: the answer can't be used.
+        Unreadable: the response can't be used.
     """
-    text, is_json = _answer(address)
+    text, is_json = _response(address)
     return _from_json(text) if is_json else _from_text(text)
 
 
-def _answer(address: Address) -> tuple[str, bool]:
-    """Return the service's answer, and whether it should be JSON."""
+def _response(address: Address) -> tuple[str, bool]:
+    """Return the service's response, and whether it should be JSON."""
     for _ in range(_ATTEMPTS):
         with suppress(TimeoutError):
             return _exchange(address)
@@ -77,14 +77,14 @@ def _status(connection: socket.socket) -> str:
     try:
         received = _receive(connection, _SECONDS)
     except TimeoutError:
-        raise Unreadable(f"NCCL did not finish its answer within {_SECONDS:g} s; try again") from None
+        raise Unreadable(f"NCCL did not finish its response within {_SECONDS:g} s; try again") from None
     if not received:
-        raise Unreadable("NCCL ended the connection without an answer; try again")
+        raise Unreadable("NCCL closed the connection without a response; try again")
     return received.decode(errors="replace")
 
 
 def _receive(connection: socket.socket, seconds: float, end: bytes = b"") -> bytes:
-    """Return what the service sends until these bytes, or until it closes the connection.
+    """Return the bytes that the service sends, up to `end` or until it closes the connection.
 
     Raises:
         TimeoutError: it takes longer.
@@ -98,8 +98,8 @@ def _receive(connection: socket.socket, seconds: float, end: bytes = b"") -> byt
         if not (part := connection.recv(1 << 16)):
             break
         received += part
-        if len(received) > _LONGEST_ANSWER:
-            raise Unreadable("NCCL's answer is too large; see its text: ncclras -v")
+        if len(received) > _MAX_RESPONSE:
+            raise Unreadable("NCCL's response is too large; read its text: ncclras -v")
     return bytes(received)
 
 
@@ -109,11 +109,11 @@ def _from_json(text: str) -> Evidence:
     try:
         document = json.loads(_MISSING_COMMA.sub(r"\1,", text))
     except (ValueError, RecursionError):
-        raise Unreadable(f"{source} returned malformed JSON; see its text: ncclras -v") from None
+        raise Unreadable(f"{source} returned malformed JSON; read its text: ncclras -v") from None
     try:
         found = tuple(_communicator(each) for each in document["communicators"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise Unreadable(f"{source} returned an unknown format; see its text: ncclras -v") from None
+        raise Unreadable(f"{source} returned an unknown format; read its text: ncclras -v") from None
     return Evidence(source, "communicator", len(found), found)
 
 
@@ -162,7 +162,7 @@ _PROCESS = re.compile(r"\s*Process (\d+) on node (\S+) managing")
 
 
 class _Section:
-    """Everything that the text has about one communicator."""
+    """The part of the text about one communicator."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -171,10 +171,10 @@ class _Section:
 
 
 def _from_text(text: str) -> Evidence:
-    """Return what the text has; lines that are unknown are skipped."""
+    """Parse the text; skip unknown lines."""
     version = _VERSION.search(text)
     if version is None or "\nWarnings\n" not in text:  # the heading of the last part
-        raise Unreadable("NCCL returned an unknown or incomplete text; see it: ncclras -v")
+        raise Unreadable("NCCL returned an unknown or incomplete text; read it: ncclras -v")
     rows: dict[str, tuple[int, int]] = {}
     sections: dict[str, _Section] = {}
     section, part, shares = _Section(0), "", list[Share]()

@@ -1,4 +1,4 @@
-"""Show where the ranks of a job are in their code, the ranks that differ, and the lines that take the time."""
+"""Show where each rank of a job is in its code, which ranks differ, and the lines of code that take the most time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _PATH = "/api/v1/stacks"
 _POLL_SECONDS = 0.5
 _SAMPLES = 5
 _INTERVAL = 1.0
-_LONGER = 5.0
+_EXTRA_SECONDS = 5.0
 """Seconds to wait beyond the time that the exporters estimate."""
 _MAX_FRAMES = 8
 """Frames of a group that are printed."""
-_UNEQUAL = 0.1
-"""Difference between the shares of two ranks that is shown."""
+_MIN_DIFFERENCE = 0.1
+"""Smallest difference between the shares of two ranks that is shown."""
 _TEXT_LENGTH = 200
 _OFF = "off"
 
@@ -46,19 +46,20 @@ def parser() -> Parser:
         "stacks",
         usage="stallscope stacks RUN [flags]\n       stallscope stacks --pid PID [--json]",
         description="Group the ranks of a run by their Python stacks, and name the ranks that differ from the others. "
-        "A rank at a standstill has left its stack. A running rank takes samples on request, within about ten "
-        "seconds. Of several samples, the ranks are named that differ in most of them. With --lines, each running "
-        "rank samples its stack for ten seconds, 20 times a second, and the lines that take the time of each phase are "
-        "shown. Only files, lines and names of functions leave the training. On this node, users can see the stacks of "
-        "their own runs; root, the exporter's user and members of its --web.control-group can see those of every "
-        "run. Requests from another node need --web.allow-remote-reports and a user or client certificate in the "
-        "exporter's --web.config.file. Ranks must report through the exporter's UNIX socket. With --pid, py-spy reads "
-        "the stacks of one process, which needs no shim, but the permission to attach to it.",
+        "A rank at a standstill has stored its stack already. A running rank takes samples on request, within about "
+        "ten seconds. With several samples, ranks that differ in most of them are named. With --lines, each running "
+        "rank samples its stack for ten seconds, 20 times a second, and the lines of code that take the most time of "
+        "each phase are shown. Only file names, line numbers and function names leave the training. On this node, "
+        "users can see the stacks of their own runs; root, the exporter's user and members of its "
+        "--web.control-group can see those of every run. Requests from another node need --web.allow-remote-reports "
+        "and a user or client certificate in the exporter's --web.config.file. Ranks must report through the "
+        "exporter's UNIX socket. With --pid, py-spy reads the stacks of one process, which needs no shim, but the "
+        "permission to attach to it.",
         examples={
             "stallscope stacks resnet50": "a run on this node",
             "stallscope stacks llama --exporter.url node1:19400 --exporter.url node2:19400": "a run on two nodes",
             "stallscope stacks resnet50 --samples 5 --interval 10": "a rank that is slow now and then",
-            "stallscope stacks resnet50 --lines": "the lines that take the time of each phase",
+            "stallscope stacks resnet50 --lines": "the lines of code that take the most time of each phase",
             "stallscope stacks llama --flight-recorder /dumps": "also the dumps of PyTorch's flight recorder",
             "stallscope stacks --pid 4242": "a process without the shim; needs the extra stallscope[stacks]",
         },
@@ -71,7 +72,7 @@ def parser() -> Parser:
         "--samples",
         type=_samples,
         metavar="NUMBER",
-        help=f"stacks that each running rank takes, 0 to {MAX_SAMPLES}; 0 only shows those that are there "
+        help=f"stacks that each running rank takes, 0 to {MAX_SAMPLES}; 0 shows only stacks that are stored already "
         f"(default: {_SAMPLES})",
     )
     made.add_argument(
@@ -90,15 +91,15 @@ def parser() -> Parser:
         type=_service,
         default=_OFF,
         metavar="HOST:PORT",
-        help="NCCL's RAS service, which counts the operations of each rank; or on, for that of "
-        f"{_nccl_ras.VARIABLE} or {_nccl_ras.DEFAULT} if a rank is at a standstill (default: off: a query has crashed "
-        "training with some versions of NCCL)",
+        help="address of NCCL's RAS service, which counts the operations of each rank; on: the address in "
+        f"{_nccl_ras.VARIABLE}, or {_nccl_ras.DEFAULT}, if a rank is at a standstill (default: off, because a query "
+        "has crashed training with some versions of NCCL)",
     )
     made.add_argument(
         "--flight-recorder",
         type=Path,
         metavar="FOLDER",
-        help="dumps of PyTorch's flight recorder: their folder, or how their names begin",
+        help="folder of the dumps of PyTorch's flight recorder, or the prefix of their paths",
     )
     _requests.add_flags(made, "show")
     return made
@@ -113,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     made = parser()
     parsed = made.parse_args(arguments)
     if (parsed.run is None) == (parsed.pid is None):
-        made.error("expected a RUN or --pid")
+        made.error("expected either a RUN or --pid")
     if parsed.lines and not (parsed.pid is parsed.samples is parsed.interval is None):
         made.error("--lines: takes none of --pid, --samples and --interval; omit them")
     if parsed.pid is not None:
@@ -154,19 +155,19 @@ def _show_lines(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
     found = grouped_lines({number: sampled_phases(rank["lines"]) for number, rank in answered.items()})
     silent = {rank["rank"]: rank for node in nodes for rank in node.ranks if rank["rank"] not in answered}
     if parsed.json:
-        phases = [{**phase._asdict(), "groups": [_documented(group) for group in phase.groups]} for phase in found]
+        phases = [{**phase._asdict(), "groups": [_group_document(group) for group in phase.groups]} for phase in found]
         print(json.dumps({"run": parsed.run, "phases": phases, "exporters": _exporters(nodes)}, indent=2))
         return bool(found)
     texts = [line for phase in found for line in _phase_lines(phase)]
     if answered and not found:
-        texts.append(f"{_numbers(sorted(answered))}: the burst has found no line of the program")
-    texts += _without(silent, "lines of code")
+        texts.append(f"{_rank_ranges(sorted(answered))}: no line of the program was sampled")
+    texts += _reasons(silent, "lines of code")
     print("\n".join(texts) if texts else "no rank is known")
     return bool(found)
 
 
 def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> tuple[list[Evidence], list[str]]:
-    """Return what NCCL and PyTorch report about collective operations, and why one of them can't be read."""
+    """Return the evidence of NCCL and PyTorch about collective operations, and the problems with reading it."""
     found, problems = [], []
     try:
         if parsed.nccl != _OFF and (evidence := _nccl(parsed.nccl, ranks)):
@@ -182,9 +183,9 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> t
 
 
 def _nccl(address: Address | None, ranks: dict[int, dict[str, Any]]) -> Evidence | None:
-    """Return NCCL's evidence; from the default address only at a standstill, and if it belongs to the run.
+    """Return NCCL's evidence; from the default address only at a standstill, and only if it belongs to the run.
 
-    A query has crashed training processes with some versions of NCCL, while they created communicators.
+    With some versions of NCCL, a query has crashed training processes that were creating a communicator.
     """
     if address is None and not any(rank["standstill"] for rank in ranks.values()):
         return None
@@ -219,7 +220,7 @@ def _show_process(pid: int, *, as_json: bool) -> int:
 
 
 class _Node:
-    """An exporter, and the ranks that it has."""
+    """An exporter, and the ranks that report to it."""
 
     def __init__(self, address: str, parsed: argparse.Namespace) -> None:
         self.shown = without_password(address)
@@ -231,30 +232,30 @@ class _Node:
         self._certificate = parsed.certificate
         self._lines = parsed.lines
         self._samples = _SAMPLES if parsed.samples is None else parsed.samples
-        self._wanted = {
+        self._request = {
             "run": parsed.run,
             "ranks": parsed.rank,
             "interval": parsed.interval or _INTERVAL,
             "lines": parsed.lines,
         }
-        self._requested = 0.0
+        self._requested_at = 0.0
 
     def begin(self) -> None:
-        """Read the stacks that are there, and request others if a rank is not at a standstill."""
+        """Read the stored stacks, and request new ones from ranks that are not at a standstill."""
         try:
             self.read()
             if self._lines and not all("lines" in rank for rank in self.ranks):
                 raise _requests.Refused("this exporter can't request lines of code; update it")
-            if self._samples and not all(_is_silent(rank) for rank in self.ranks):
+            if self._samples and not all(_takes_no_request(rank) for rank in self.ranks):
                 answer = self._post(self._samples)
-                self._requested = _number(answer, "time")
+                self._requested_at = _number(answer, "time")
                 self.problem = readable(str(answer.get("problem", "")), _TEXT_LENGTH)
-                self.deadline = time.monotonic() + min(_number(answer, "seconds"), 3600.0) + _LONGER
+                self.deadline = time.monotonic() + min(_number(answer, "seconds"), 3600.0) + _EXTRA_SECONDS
         except _requests.Refused as refused:
             self.problem = str(refused)
 
     def read(self) -> None:
-        """Read the stacks that are there."""
+        """Read the stored stacks."""
         answer = self._post(0)
         ranks = answer.get("ranks")
         if not isinstance(ranks, list) or not all(_is_rank(rank) for rank in ranks):
@@ -262,23 +263,23 @@ class _Node:
         self.ranks, self.time = ranks, _number(answer, "time")
 
     def is_waiting(self) -> bool:
-        """Return whether a rank has not yet what was requested. Reads the stacks again."""
+        """Read the stacks again; return whether a rank has not yet returned the requested ones."""
         if time.monotonic() >= self.deadline or self.problem:
             return False
         try:
             self.read()
         except _requests.Refused as refused:
             self.problem = str(refused)
-        return not all(_is_silent(rank) or self.has_answered(rank) for rank in self.ranks)
+        return not all(_takes_no_request(rank) or self.has_answered(rank) for rank in self.ranks)
 
     def has_answered(self, rank: dict[str, Any]) -> bool:
-        """Return whether a rank has left what was requested."""
-        if (rank["taken"] or 0.0) < self._requested or not self._requested:
+        """Return whether a rank has returned the requested stacks or lines."""
+        if (rank["taken"] or 0.0) < self._requested_at or not self._requested_at:
             return False
         return rank["lines"] is not None if self._lines else len(rank["samples"]) >= self._samples
 
     def _post(self, samples: int) -> dict[str, Any]:
-        return _requests.post(self._address, _PATH, {**self._wanted, "samples": samples}, self._certificate, "stack")
+        return _requests.post(self._address, _PATH, {**self._request, "samples": samples}, self._certificate, "stack")
 
 
 def _wait(nodes: Iterable[_Node], what: str) -> None:
@@ -289,8 +290,8 @@ def _wait(nodes: Iterable[_Node], what: str) -> None:
             advance()
 
 
-def _is_silent(rank: Mapping[str, Any]) -> bool:
-    """Return whether a rank takes no request now; older exporters do not know whether it can."""
+def _takes_no_request(rank: Mapping[str, Any]) -> bool:
+    """Return whether a rank takes no request now. Older exporters do not report `reachable`."""
     return rank["standstill"] or not rank.get("reachable", True)
 
 
@@ -302,7 +303,7 @@ def _number(answer: dict[str, Any], key: str) -> float:
 
 
 def _is_rank(rank: Any) -> bool:
-    """Return whether this is a rank as the exporter returns it."""
+    """Return whether this is a valid rank of an exporter's response."""
     try:
         stacks = [[Frame(*frame) for frame in stack] for stack in rank["stacks"]]
         return (
@@ -337,16 +338,16 @@ def _group_lines(found: Grouping, ranks: dict[int, dict[str, Any]], now: float, 
     for group in found.groups:
         shown.update(group.ranks)
         marks = " (differs from the others)" if set(group.ranks) <= set(found.odd) else ""
-        yield f"{_numbers(group.ranks)}{marks}:"
+        yield f"{_rank_ranges(group.ranks)}{marks}:"
         silent = max(now - ranks[rank]["reported"] for rank in group.ranks)
         if all(ranks[rank]["standstill"] for rank in group.ranks):
             yield f"  last report {ago(silent)}"
         yield from _frame_lines(group.stack)
-    yield from _without({number: rank for number, rank in ranks.items() if number not in shown}, "stack", requested)
+    yield from _reasons({number: rank for number, rank in ranks.items() if number not in shown}, "stack", requested)
 
 
-def _without(ranks: Mapping[int, Mapping[str, Any]], what: str, requested: bool = True) -> Iterator[str]:
-    """Return the reason of each rank for having no stack or line."""
+def _reasons(ranks: Mapping[int, Mapping[str, Any]], what: str, requested: bool = True) -> Iterator[str]:
+    """Return the reason why each of these ranks has no stack or line."""
     reasons: dict[str, list[int]] = {}
     for number, rank in sorted(ranks.items()):
         if rank["standstill"]:
@@ -356,10 +357,10 @@ def _without(ranks: Mapping[int, Mapping[str, Any]], what: str, requested: bool 
         elif not requested:
             reason = f"no {what} yet; request some with --samples"
         else:
-            reason = f"no {what} in time; the rank has made no report since the request, or its shim is older"
+            reason = f"no {what} in time; the rank has sent no report since the request, or its shim is too old"
         reasons.setdefault(reason, []).append(number)
     for reason, numbers in reasons.items():
-        yield f"{_numbers(numbers)}: {reason}"
+        yield f"{_rank_ranges(numbers)}: {reason}"
 
 
 def _phase_lines(phase: PhaseLines) -> Iterator[str]:
@@ -367,11 +368,11 @@ def _phase_lines(phase: PhaseLines) -> Iterator[str]:
     for group in phase.groups:
         most, least = max(group.shares), min(group.shares)
         share = f"{percent(group.share)} of the time"
-        if most - least > _UNEQUAL:
+        if most - least > _MIN_DIFFERENCE:
             share = (
                 f"{percent(least)} to {percent(most)} of the time, rank {group.ranks[group.shares.index(most)]} most"
             )
-        yield f"  {_numbers(group.ranks)}, {share}:"
+        yield f"  {_rank_ranges(group.ranks)}, {share}:"
         for line in group.lines:
             workers = f", in {several(line.workers, 'worker')}" if line.workers else ""
             place = readable(f"{line.location} {line.function}".rstrip(), 2 * _TEXT_LENGTH)
@@ -379,7 +380,7 @@ def _phase_lines(phase: PhaseLines) -> Iterator[str]:
 
 
 def _frame_lines(stack: Stack) -> Iterator[str]:
-    # Frames of the shim matter only where the process is in one of them.
+    # A frame of the shim is shown only if it is the innermost frame.
     frames = [frame for position, frame in enumerate(stack) if not position or not is_shim(frame)]
     for frame in frames[:_MAX_FRAMES]:
         yield f"  {readable(frame.function, _TEXT_LENGTH)} at {readable(frame.file, _TEXT_LENGTH)}:{frame.line}"
@@ -387,8 +388,8 @@ def _frame_lines(stack: Stack) -> Iterator[str]:
         yield f"  … {len(frames) - _MAX_FRAMES} more"
 
 
-def _numbers(ranks: Sequence[int]) -> str:
-    """Return ranks as in `ranks 0-6, 9`."""
+def _rank_ranges(ranks: Sequence[int]) -> str:
+    """Format ranks such as `ranks 0-6, 9`."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][1] + 1:
@@ -399,7 +400,7 @@ def _numbers(ranks: Sequence[int]) -> str:
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
-def _documented(group: LineGroup) -> dict[str, Any]:
+def _group_document(group: LineGroup) -> dict[str, Any]:
     return {**group._asdict(), "lines": [line._asdict() for line in group.lines]}
 
 

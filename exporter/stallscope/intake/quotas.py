@@ -1,7 +1,7 @@
-"""Series and memory that ranks take, and the totals of each run and of each sender.
+"""Series and memory that ranks use, and the totals of each run and of each sender.
 
-A sender is a local user, by the uid that the kernel reports for the socket, or the network as a whole: addresses of
-datagrams can be forged, so that a quota for each address would be no quota.
+A sender is a local user, identified by the uid that the kernel reports for the socket, or the network as a whole:
+addresses of datagrams can be forged, so a quota for each address would limit nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _RANK_BYTES = 6_000
 _SERIES_BYTES = 700
 """Memory of a series apart from its text: the value, the sample, and their entries in tables."""
 _LINE_LENGTH = 100
-"""Characters of a line on the page apart from label values that the sender chooses."""
+"""Characters of a line on the page, except label values that the sender chooses."""
 _TEXTS = 3
-"""Copies of a line as text: the series' name, and its line and the family's while a page is made."""
+"""Copies of a line as text: the series' name, and its line and that of the family while a page is rendered."""
 _PAGES = 6
-"""Copies of a line as bytes: two formats of the new page, the same of the page before it, and a slow scrape of each."""
+"""Copies of a line as bytes: the new and the previous page in two formats, and a slow scrape of each."""
 _SESSIONS = 10
-"""Copies of a session's identifier: of the session that is held and of those before it."""
+"""Copies of a session's identifier: of the current and of former sessions."""
 _FIXED_SERIES = (
     2  # rank_info and stack_info
     + len(RUN_STATES)
@@ -39,17 +39,17 @@ _FIXED_SERIES = (
     + len(GAUGES)
     + len(PRECISIONS)
 )
-"""Series of a rank whose names no sender can choose."""
+"""Number of series of a rank with fixed names."""
 
 
 class Usage(NamedTuple):
-    """Runs, ranks, series and memory that the exporter holds, or may hold."""
+    """Number of runs, ranks and series, and their memory: either current values or limits."""
 
     runs: int = 0
     ranks: int = 0
     series: int = 0
     memory: int = 0
-    """Bytes, estimated from above."""
+    """Upper bound in bytes."""
 
     def plus(self, other: Usage) -> Usage:
         """Return the sum."""
@@ -61,10 +61,10 @@ class Usage(NamedTuple):
 
 
 def usage_of(report: Report) -> Usage:
-    """Return the most that one rank takes with the names in its report, in every table and page that holds them.
+    """Return the maximum usage of one rank with the names in its report, including all tables and pages.
 
-    Series with fixed names count whether they are in the report or not, so that a rank only grows by new names. The run
-    counts as 0: it is counted with its first rank.
+    Series with fixed names count even if they are not in the report, so that only new names increase the usage of a
+    rank. `runs` is 0: a run is counted with its first rank.
     """
     lines = _lines_of(report)
     series = _FIXED_SERIES + 4 * len(report.phases) + len(report.gpus) + len(report.values) + len(report.dropped)
@@ -76,7 +76,7 @@ def usage_of(report: Report) -> Usage:
         + [text for gpu in report.gpus for text in gpu]
     )
     length = series * (_LINE_LENGTH + _escaped_length(report.run)) + _escaped_length(labels)
-    # As UTF-8 an ASCII character is one byte; in memory it is as wide as the widest one of its string.
+    # In UTF-8 an ASCII character is one byte; in memory every character is as wide as the widest one of the string.
     encoded = length + series * _encoding_excess(report.run) + _encoding_excess(labels)
     width = max(_width(report.run), _width(labels), _width(report.session))
     own = width * (len(labels) + _SESSIONS * len(report.session))
@@ -97,7 +97,7 @@ def has_new_names(before: Report, after: Report) -> bool:
 
 
 def names_of(report: Report) -> dict[int, int]:
-    """Return a hash of each name in a report that makes series of its own, and how many they are."""
+    """Return a hash of each name in a report that has its own series, with the number of these series."""
     names = {hash(("phase", name)): 4 for name in report.phases}
     names.update({hash(("value", name)): 1 for name in report.values})
     names.update({hash(("dropped", name)): 1 for name in report.dropped})
@@ -127,7 +127,7 @@ def _lines_of(report: Report) -> set[tuple[str, str, str]]:
 
 
 class Totals:
-    """Usage of every rank, and its sums by run, by sender and of all. Not for several threads at once."""
+    """Usage of every rank, and its sums by run, by sender and in total. Not thread-safe."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -138,7 +138,7 @@ class Totals:
         self._sender_ranks: dict[tuple[Sender, str], int] = {}
 
     def rank(self, key: Key) -> Usage:
-        """Return what a rank takes; zeros for one that is not held."""
+        """Return the usage of a rank; zeros for an unknown rank."""
         return self._ranks[key][1] if key in self._ranks else Usage()
 
     def sender_of(self, key: Key) -> Sender:
@@ -146,19 +146,19 @@ class Totals:
         return self._ranks[key][0]
 
     def run(self, run: str) -> Usage:
-        """Return what all ranks of a run take."""
+        """Return the usage of all ranks of a run."""
         return self._by_run.get(run, Usage())
 
     def sender(self, sender: Sender) -> Usage:
-        """Return what all ranks of a sender take; `runs` counts those with a rank of this sender."""
+        """Return the usage of all ranks of a sender; `runs` is the number of runs with a rank of this sender."""
         return self._by_sender.get(sender, Usage())
 
     def senders_except(self, sender: Sender) -> list[Usage]:
-        """Return what each other sender takes."""
+        """Return the usage of each other sender."""
         return [usage for owner, usage in self._by_sender.items() if owner != sender]
 
     def set(self, key: Key, sender: Sender, usage: Usage) -> None:
-        """Enter a rank, or replace what it takes."""
+        """Add a rank, or replace its usage."""
         if self._ranks.get(key) == (sender, usage):
             return
         self.remove(key)
@@ -171,7 +171,7 @@ class Totals:
         self._by_run[run] = self.run(run).plus(usage._replace(runs=0))
 
     def remove(self, key: Key) -> None:
-        """Take a rank off the sums; one that is not held changes nothing."""
+        """Subtract a rank from the sums; ignore an unknown rank."""
         if key not in self._ranks:
             return
         sender, usage = self._ranks.pop(key)
@@ -198,7 +198,7 @@ def _encoding_excess(text: str) -> int:
 
 
 def _width(text: str) -> int:
-    """Return the bytes that CPython takes for each character of a string."""
+    """Return the bytes that CPython uses for each character of a string."""
     if text.isascii():
         return 1
     highest = max(text)

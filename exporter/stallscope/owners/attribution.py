@@ -1,4 +1,4 @@
-"""Attributes GPUs to owners: joins the data of the driver, the orchestrator and `/proc`. No state, no files.
+"""Attribute GPUs to owners: join the data of the driver, the orchestrator and `/proc`, without state or files.
 
 Only separable values are split. Memory belongs to its process; a value of the whole GPU is never assigned to each of
 several owners. Values without an owner have empty labels.
@@ -14,17 +14,17 @@ from stallscope.owners.pod_resources import Container
 from stallscope.owners.processes import Process
 
 MOST_OWNERS = 64
-"""Owners of one GPU that are shown; values of further ones have no owner."""
+"""Maximum number of owners of one GPU; values of further owners have no owner."""
 _TOLERANCE = 2**20
-"""Bytes in use beyond those of all processes that are too few for a series."""
+"""Unattributed bytes below this number have no series."""
 _SHORT_ID = 12
 """Digits of a container's id, as its runtime shows it."""
 _LONGEST_HOST_NAME = 63
-"""Kubernetes cuts a longer pod name for the host name."""
+"""Kubernetes truncates a longer pod name in the host name."""
 
 
 class Owner(NamedTuple):
-    """Who holds a GPU; the parts that do not apply are empty. The order is that of the labels."""
+    """The holder of a GPU, in the order of the labels; fields that do not apply are empty."""
 
     namespace: str = ""
     pod: str = ""
@@ -37,7 +37,7 @@ NOBODY = Owner()
 """The owner of values without a known owner."""
 
 Problem = tuple[str, str]
-"""A reason, as in `attribution_errors_total`, and what it befell."""
+"""A reason, as in `attribution_errors_total`, and the affected process or GPU."""
 
 
 class Share(NamedTuple):
@@ -46,30 +46,29 @@ class Share(NamedTuple):
     owner: Owner
     pids: tuple[int, ...]
     memory: int | None
-    """Bytes; None if the owner has no process, or the driver does not report the memory of one."""
+    """Bytes; None if the owner has no process, or the driver does not report the memory of a process."""
 
 
 class Attribution(NamedTuple):
-    """Everything found out of one GPU."""
+    """The owners of one GPU, and the problems in determining them."""
 
     shares: tuple[Share, ...]
-    """Who holds it."""
+    """One for each owner."""
     unattributed: int | None
-    """Bytes in use that are in no share; None where that is nothing, or not known."""
+    """Bytes in use without an owner; None if there are no such bytes, or if their number is unknown."""
     problems: frozenset[Problem]
 
 
 def pods_by_uid(containers: Iterable[Container], processes: Iterable[Process]) -> Mapping[str, tuple[Container, ...]]:
-    """Learn which pod an id in cgroups stands for, from those processes that say their pod's name.
+    """Return the containers of each pod by its UID in cgroups, from processes whose environment names the pod.
 
-    Returns:
-        The pod's containers by its id; ambiguous pods are left out.
+    Ambiguous pods are omitted.
     """
     containers = tuple(containers)
     named: dict[str, tuple[Container, ...]] = {}
     for process in processes:
         if process.pod_uid and process.pod_uid not in named:
-            mine = tuple(each for each in containers if _says(process, each))
+            mine = tuple(each for each in containers if _names_pod(process, each))
             if mine and len({each[:2] for each in mine}) == 1:
                 named[process.pod_uid] = mine
     return named
@@ -81,12 +80,12 @@ def attribute(
     processes: Mapping[int, Process],
     pods: Mapping[str, tuple[Container, ...]],
 ) -> Attribution:
-    """Say who holds one GPU.
+    """Determine the owners of one GPU.
 
     Args:
-        occupancy: what the driver says.
-        holders: the containers that the orchestrator gave the GPU to.
-        processes: what is known of processes; those that can't be seen are missing.
+        occupancy: memory and processes, as the driver reports them.
+        holders: the containers to which the orchestrator allocated the GPU.
+        processes: visible processes by process ID.
         pods: see `pods_by_uid`.
     """
     memory = _memory_by_pid(occupancy)
@@ -122,7 +121,7 @@ def attribute(
 
 
 def _memory_by_pid(occupancy: Occupancy) -> dict[int, int | None]:
-    """Memory of each process: one that computes and draws is listed twice, both times with all it has."""
+    """Return the memory of each process. A process that computes and draws is listed twice, with its whole memory."""
     memory: dict[int, int | None] = {}
     for process in occupancy.processes:
         before = memory.get(process.pid)
@@ -133,12 +132,12 @@ def _memory_by_pid(occupancy: Occupancy) -> dict[int, int | None]:
 def _owner(
     process: Process | None, holders: Sequence[Container], pods: Mapping[str, tuple[Container, ...]]
 ) -> Owner | None:
-    """Return a pod's owner without its user, or any other with it; None if unknown."""
+    """Return the owner of a process, without the user if it is a pod; None if unknown."""
     if len({holder[:2] for holder in holders}) == 1 and (process is None or not process.outside_kubernetes):
         return _of_pod(holders)
     if process is None:
         return None
-    mine = [holder for holder in holders if _says(process, holder)] or [
+    mine = [holder for holder in holders if _names_pod(process, holder)] or [
         holder for holder in holders if holder in pods.get(process.pod_uid, ())
     ]
     if not process.outside_kubernetes and len({holder[:2] for holder in mine}) == 1:
@@ -150,13 +149,13 @@ def _owner(
 
 
 def _of_pod(containers: Sequence[Container]) -> Owner:
-    """The one pod; its container only where there is just one that has the GPU."""
+    """Return the pod as owner; with the container if only one container of the pod has the GPU."""
     first = containers[0]
     return Owner(first.namespace, first.pod, first.name if len(set(containers)) == 1 else "")
 
 
-def _says(process: Process, container: Container) -> bool:
-    """Return True if the process' environment names the pod."""
+def _names_pod(process: Process, container: Container) -> bool:
+    """Return True if the environment of the process names the container's pod."""
     if process.pod_namespace and process.pod_namespace != container.namespace:
         return False
     if process.pod_name:

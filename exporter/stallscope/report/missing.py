@@ -141,7 +141,7 @@ def _signals(queries: Queries, found: Ranks | None) -> list[Block]:
 
 
 def _gpu_signals(queries: Queries) -> list[Block]:
-    """Report unsupported signals and failing sources."""
+    """Report unsupported signals and failing collectors."""
     which = queries.subject.node_matchers
     window = queries.window
     unsupported = queries.by(
@@ -149,8 +149,8 @@ def _gpu_signals(queries: Queries) -> list[Block]:
     )
     blocks: list[Block] = []
     if unsupported:
-        said = ", ".join(f"{signal} ({number:.0f})" for signal, number in sorted(unsupported.items()))
-        blocks.append(Paragraph(f"Not supported by GPU or driver (number of GPUs): {said}."))
+        signals = ", ".join(f"{signal} ({number:.0f})" for signal, number in sorted(unsupported.items()))
+        blocks.append(Paragraph(f"Not supported by GPU or driver (number of GPUs): {signals}."))
     down = queries.instant(f"1 - avg_over_time(stallscope_exporter_source_up{{{which}}}[{window}]) > 0")
     if down:
         rows: list[tuple[Value, ...]] = [
@@ -159,9 +159,9 @@ def _gpu_signals(queries: Queries) -> list[Block]:
         ]
         blocks.append(
             Table(
-                (Column("Source"), Column("Node"), Column("Failed", "share", "of the time")),
+                (Column("Collector"), Column("Node"), Column("Failed", "share", "of the time")),
                 tuple(rows[: queries.options.rows]),
-                title="Failed sources of exporters",
+                title="Failed collectors of exporters",
                 note=f"{len(rows) - queries.options.rows} more are omitted."
                 if len(rows) > queries.options.rows
                 else "",
@@ -195,7 +195,7 @@ def _scrapes(queries: Queries) -> list[Block]:
             ),
             tuple(rows[: queries.options.rows]),
             title="Gaps in scrapes",
-            note="Events in a gap are unknown. Counters bridge gaps while an exporter lives: sums are right, but "
+            note="Events in a gap are unknown. Counters bridge gaps unless the exporter restarts: sums are right, but "
             "their rate over the gap is a mean."
             + (
                 f" {len(rows) - queries.options.rows} more nodes are omitted."
@@ -207,9 +207,9 @@ def _scrapes(queries: Queries) -> list[Block]:
 
 
 def _clocks(queries: Queries) -> list[Block]:
-    """Report clocks of nodes and ranks that are ahead of the receiver's clock, which delay can't explain."""
+    """Report clocks of nodes and ranks that are ahead of the receiver's clock, which no delay can explain."""
     blocks: list[Block] = []
-    which = f'{queries.subject.node_matchers}, source=~"cpu|nvidia"'  # the sources that are read most often
+    which = f'{queries.subject.node_matchers}, source=~"cpu|nvidia"'  # the collectors that run most often
     last = f"stallscope_exporter_source_last_success_timestamp_seconds{{{which}}}"
     ahead = f"max by (instance) ({last}) - max by (instance) (timestamp({last}))"
     blocks += _ahead(queries, ahead, "instance", "node", "the server's")
@@ -228,7 +228,7 @@ def _ahead(queries: Queries, expression: str, label: str, kind: str, whose: str)
         Notice(
             "warning",
             f"The clock of {kind} {each.labels.get(label, '')} was up to {duration(each.value)} ahead of {whose}: "
-            "its times and ages are off by as much. Synchronize the clocks by NTP.",
+            "its times and ages are wrong by this much. Synchronize the clocks with NTP.",
         )
         for each in most
     ]

@@ -1,9 +1,9 @@
-"""Integrals over time of a driver's samples and counters: seconds, joules, and how often a GPU starves.
+"""Integrals over time of a driver's samples and counters: seconds, joules, and dips of the utilisation.
 
 A `Timeline` turns readings (buffered samples with the driver's timestamps, or polls by our own clock) into intervals
-with one value each; an integral adds the intervals up. An interval is credited to the reading that ends it. Time
-without a reading is an outage, which is not credited. An integral therefore ends at the newest sample, not
-at the time of the poll: the difference of two values covers the time between them to within one sample of the driver.
+with one value each; an integral sums the intervals. An interval is credited to the reading that ends it. Time without
+a reading is an outage, which is not credited. An integral therefore ends at the newest sample, not at the time of the
+poll. The difference of two values covers the time between them with an error of at most one driver sample.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from typing import NamedTuple
 from stallscope.catalogue.metrics import BELOW_LEVELS, UTILIZATION_BUCKETS
 
 DIP_LEVEL = 0.1
-"""Utilisation under which a fall counts as a dip."""
+"""Utilisation below which a GPU is in a dip."""
 BUSY_LEVEL = 0.5
-"""Utilisation above which a GPU must have been before a dip."""
+"""Utilisation above which a GPU counts as busy before a dip."""
 BUSY_SECONDS = 1.0
-"""Seconds for which it must have been above that level."""
+"""Minimum busy seconds before a dip."""
 
 _SILENCE = 1.5
 """Seconds without a new sample after which the driver's buffer counts as silent; its slowest period is 1 s."""
 _SLOWEST = 1.0
 """Slowest sampling period of the driver in seconds."""
-_LOOK_SECONDS = 5.0
+_FULL_READ_SECONDS = 5.0
 """Seconds between two reads of the whole buffer while it is silent."""
 _SPACINGS = 16
-"""Number of newest sample intervals; their third quartile is the usual interval."""
+"""Number of recent sample intervals; their third quartile is the usual interval."""
 _REMEMBERED = 15.0
 """Shortest time in seconds that the driver's buffer covers, at its fastest rate."""
 _LAG = 2.0
-"""Largest age of the newest sample in seconds; older time that was not credited is an outage."""
+"""Maximum age of the newest sample in seconds; earlier time that was not credited is an outage."""
 _DRIFT = 1.001
 """Largest ratio of the driver's clock rate to ours."""
 _SHORT = 0.005
-"""Seconds by which rounded samples may understate a second."""
+"""Seconds that rounded timestamps of samples may lack in one second."""
 _EDGE_SECONDS = 0.25
-"""Longest sample in seconds at the edge of a dip that counts as a mixture of both sides."""
+"""Maximum length in seconds of a sample that counts as a mixture of busy and idle time at the edge of a dip."""
 
 
 class Interval(NamedTuple):
-    """A value that held for a while."""
+    """A constant value for some time."""
 
     value: float
     seconds: float
@@ -52,7 +52,7 @@ class Interval(NamedTuple):
     unbroken: bool = True
     """True if it follows the previous interval without a gap."""
     missed_seconds: float = 0.0
-    """Missed seconds that it also represents, where polls are further apart than the driver's buffer covers."""
+    """Missed seconds that it also represents, if polls are further apart than the driver's buffer covers."""
 
 
 class Timeline:
@@ -72,18 +72,18 @@ class Timeline:
             longest: seconds; a longer interval is an outage. Pass three times the poll interval.
         """
         self.future = 0
-        """Samples rejected because they end in the future."""
+        """Number of samples that were rejected because they end in the future."""
         self.backwards = 0
-        """Times that the driver's clock went back, as when the driver is reloaded with another epoch."""
-        self._longest = max(longest, 2 * _SILENCE)  # a silence must have shown before a poll can bridge it
+        """Number of times that the driver's clock went back, for example after a reload of the driver."""
+        self._longest = max(longest, 2 * _SILENCE)  # a silence must be detected before a poll can bridge it
         self._newest_us = 0
-        self._polled = 0.0  # seconds since the newest sample that polls have spoken for
+        self._polled = 0.0  # seconds since the newest sample that were credited to polls
         self._known_until: float | None = None  # by our own clock
         self._uncredited = self._longest  # seconds that may still be credited
         self._counted_at: float | None = None
         self._spacings: deque[float] = deque(maxlen=_SPACINGS)
-        self._looked_at = 0.0
-        self._ahead_us = 0  # the latest of the samples that were not taken
+        self._full_read_at = 0.0
+        self._ahead_us = 0  # timestamp of the latest rejected sample
         self._only_ahead = False
         self._broken = True
 
@@ -96,16 +96,16 @@ class Timeline:
         """Return the timestamp after which to request samples from the driver.
 
         Usually the timestamp of the newest sample. While the buffer is silent, 0 every few seconds, because a clock
-        that went back shows only in the whole buffer.
+        that went back is only visible in the whole buffer.
         """
-        if self.silent(now) and now - self._looked_at >= _LOOK_SECONDS:
-            self._looked_at = now
+        if self.silent(now) and now - self._full_read_at >= _FULL_READ_SECONDS:
+            self._full_read_at = now
             return 0
         return self._newest_us
 
     def reopened(self) -> None:
         """Request the whole buffer next: the driver was reopened, and perhaps reloaded with another clock."""
-        self._looked_at = -_LOOK_SECONDS
+        self._full_read_at = -_FULL_READ_SECONDS
         self._known_until = None
 
     def silent(self, now: float) -> bool:
@@ -132,12 +132,12 @@ class Timeline:
             return []
         ahead_us, only_ahead = self._ahead_us, self._only_ahead
         self._only_ahead = False
-        intervals = self._taken(held, now)
+        intervals = self._accepted(held, now)
         if latest_us > self._newest_us and not intervals:
             if only_ahead and latest_us > ahead_us:
                 # Two polls returned only samples from the future, and they advance: the driver's clock was set forward.
                 self._restart_at(ahead_us)
-                return self._taken(held, now)
+                return self._accepted(held, now)
             self._only_ahead = True
         return intervals
 
@@ -151,7 +151,7 @@ class Timeline:
         unbroken = 0 < seconds <= self._longest
         return Interval(value, self._credit(seconds) if unbroken else 0.0, unbroken)
 
-    def _taken(self, samples: Iterable[tuple[int, float]], now: float) -> list[Interval]:
+    def _accepted(self, samples: Iterable[tuple[int, float]], now: float) -> list[Interval]:
         usual = sorted(self._spacings)[len(self._spacings) * 3 // 4] if self._spacings else None
         intervals: list[Interval] = []
         first = not self._newest_us
@@ -234,26 +234,26 @@ class TimeIntegral:
 class UtilizationIntegral(TimeIntegral):
     """Busy seconds (`total`), idle and low seconds, dips, and the distribution of utilisation readings.
 
-    A dip is a fall under 0.1 after at least one second above 0.5. The driver's samples smear both edges: a sample
-    between the levels leaves the dip due on the way down, and adds to the second what it holds of the busy side. So no
-    dip that fills one sample is missed, at the price of one that comes a sample's length too early now and then.
+    A dip is a fall below 0.1 after at least one second above 0.5. The driver's samples are means, so a sample at an
+    edge of a dip can have a value between these levels. On the way down it does not cancel the dip, and its busy part
+    counts towards the second. So no dip that fills one sample is missed, but a dip may be counted one sample early.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.elapsed = 0.0
-        """Seconds credited in all."""
+        """Total credited seconds."""
         self.idle = 0.0
         """Seconds at exactly 0."""
         self.below = dict.fromkeys(BELOW_LEVELS, 0.0)
-        """Seconds under each level."""
+        """Seconds below each level."""
         self.dips = 0
         self.dip_intervals = 0
-        """Pairs of successive dips with known time between."""
+        """Number of known intervals between successive dips."""
         self.dip_interval_sum = 0.0
         self.dip_interval_sum_of_squares = 0.0
         self.observations = [0] * (len(UTILIZATION_BUCKETS) + 1)
-        """Readings by bucket, the last above the highest bound."""
+        """Number of readings by bucket; the last bucket is above the highest bound."""
         self.observation_sum = 0.0
         self._busy_for = 0.0
         self._dip_due = False
@@ -312,11 +312,11 @@ class _Base(NamedTuple):
 
     value: float
     at: float | None
-    """Monotonic seconds, where known."""
+    """Monotonic seconds, if known."""
 
 
 COUNTER_SLACK = 2.0
-"""Longest time in seconds from the start of a poll to a driver call within it."""
+"""Maximum seconds from the start of a poll to a driver call in it."""
 
 
 class DriverCounter:
@@ -327,53 +327,53 @@ class DriverCounter:
     """
 
     def __init__(self, *, widths: Sequence[int] = (), most_per_second: float | None = None, slack: float = 0.0) -> None:
-        """Begin with nothing known.
+        """Begin without a reading.
 
         Args:
-            widths: bits after which the counter may wrap, such as (32, 64); none where it does not.
+            widths: bits after which the counter may wrap, such as (32, 64); empty if it never wraps.
             most_per_second: highest plausible rate; checked for readings with a time.
             slack: seconds by which two readings may be further apart than their times.
         """
         self.total: float = 0.0
-        """The value to expose: starts at the driver's own value, or at 0 where `add` came first. It never falls."""
+        """The value to export: starts at the driver's value, or at 0 if `add` was called first. It never decreases."""
         self.backwards = 0
-        """Readings lower than the one before, without a wrap or a restart of the driver to explain it."""
+        """Number of readings below the previous one that no wrap and no restart of the driver explains."""
         self.out_of_range = 0
-        """Readings that are not a valid count, or too far above the previous reading."""
+        """Number of readings that are not a valid count, or too far above the previous reading."""
         self._limits: tuple[float, ...] = tuple(2.0**width for width in sorted(widths))
         self._most_per_second = most_per_second
         self._slack = slack
-        self._added: float | None = None  # by `add`, less what the driver turned out to have counted as well
+        self._added: float | None = None  # by `add`, minus the part that the driver has counted too
         self._base: _Base | None = None
-        self._doubted: _Base | None = None  # the base before a reading that made no sense
+        self._doubted: _Base | None = None  # the base before an implausible reading
         self._session = 0
 
     @property
     def counted_at(self) -> float | None:
-        """Time of the newest reading, monotonic seconds; None before the first."""
+        """Time of the newest reading in monotonic seconds; None before the first."""
         return None if self._base is None else self._base.at
 
     def add(self, amount: float) -> float:
-        """Add an amount that was measured otherwise, while the driver does not count, and return the total.
+        """Add an amount from another source, while the driver does not count, and return the total.
 
-        Readings that come later add only what exceeds the amounts that were added meanwhile.
+        Later readings of the driver add only the part that exceeds these amounts.
         """
         self._added = (self._added or 0.0) + amount
         self.total += amount
         return self.total
 
     def take(self, raw: float, *, session: int = 0, now: float | None = None) -> float:
-        """Take in a reading and return the total.
+        """Add a reading and return the total.
 
         Args:
-            raw: what the driver counts now.
-            session: a new number means that the driver was opened again, and perhaps loaded again.
+            raw: value of the driver's counter.
+            session: a new number means that the driver was opened again, and perhaps reloaded.
             now: monotonic seconds.
         """
         if not 0 <= raw < _MOST:
             self.out_of_range += 1
             return self.total
-        raw = float(raw)  # whole numbers and fractions together would round up and down
+        raw = float(raw)  # a mixture of integers and fractions would be rounded in both directions
         reading, base = _Base(raw, now), self._base
         reopened, self._session = session != self._session, session
         if base is None:
@@ -408,7 +408,7 @@ class DriverCounter:
         return self.total
 
     def _wrapped(self, base: _Base, raw: float) -> float | None:
-        """Growth if the counter went past its width: from the upper half of its range into the lowest quarter."""
+        """Return the increase if the counter has wrapped: from the upper half of its range to the lowest quarter."""
         for limit in self._limits:
             if limit / 2 <= base.value < limit and raw < limit / 4:
                 return limit - base.value + raw

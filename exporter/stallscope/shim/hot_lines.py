@@ -1,15 +1,15 @@
-"""The lines of the program in which a run loses its time, from short bursts of stack samples.
+"""Find the lines of code in which a run loses time, with short bursts of stack samples.
 
-If the run loses much of a minute in a phase of the host, a thread samples the stack of the loop's thread for ten
-seconds, 20 times a second, and ends. Each sample belongs to the phase that is open, and to the innermost frame of the
-program's own code. While the loop waits for data, the samples of its workers, and of the threads that it waits for,
-replace its own.
+If the run loses a tenth of a minute or more in a phase of the host, a thread samples the stack of the loop's thread for
+ten seconds, 20 times a second, and ends. Each sample counts for the open phase, and for the innermost frame of the
+program's own code. While the loop waits for data, samples of its workers, and of the threads that it waits for, are
+used instead.
 
-A burst may be requested too (`protocol.stack_request`). It samples all phases, and its result is also left for the
+A burst can be requested too (`protocol.stack_request`). It samples all phases, and its result is also written for the
 exporter.
 
-Between two bursts, the time of a phase is divided as in the newest burst that has sampled this phase. So the seconds of
-a line are an estimate that grows with the seconds of its phase.
+Between two bursts, the time of a phase is divided among its lines as in the newest burst that sampled this phase. So
+the seconds of a line are an estimate that increases with the seconds of its phase.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from stallscope.shim.worker_samples import Counts, Entry
 
 WINDOW = 60.0
-"""Seconds of which a phase must lose much."""
+"""Seconds over which the time lost in a phase is measured."""
 MUCH = 0.1
-"""Share of this time that is much."""
+"""Share of the window: a phase that loses at least this much is sampled."""
 AGAIN = 600.0
-"""Seconds after which a phase that still loses much is sampled again."""
+"""Seconds until a phase that still loses this much is sampled again."""
 PAUSE = 60.0
-"""Fewest seconds from the end of a burst to the next one."""
+"""Minimum seconds from the end of a burst to the next one."""
 _BUSY = 0.8
-"""Share of the time from which on the work of the GPU limits the run."""
+"""Share of the time with work on the GPU, from which on the GPU limits the run."""
 _ON_GPU = ("host_copy", "forward", "backward", "communication", "optimizer")
 _NOT_LOST = (*_ON_GPU, "initialization", "restore", "paused")
 """Phases that are sampled only on request."""
 _LEAST_SECONDS = 0.4
-"""Sampled seconds of a phase, below which they prove nothing."""
+"""Minimum sampled seconds of a phase for a result."""
 _LEAST_SHARE = 0.02
-"""Share of a phase, below which a line is not reported."""
+"""Minimum share of a phase for which a line is reported."""
 _WORKERS_LATE = 60.0
-"""Seconds that workers may take to begin: a worker begins with its next batch."""
+"""Maximum seconds to wait for the workers to begin: a worker begins with its next batch."""
 
 
 class Line:
@@ -60,21 +60,21 @@ class Line:
     __slots__ = ("function", "location", "share", "workers")
 
     def __init__(self, location: str, function: str, share: float, workers: int) -> None:
-        """Take file and line, the function with what it calls, the share, and the number of worker processes."""
+        """Store file and line, the function with the library function that it calls, the share, and the workers."""
         self.location = location
         self.function = function
         self.share = share
         self.workers = workers
-        """Worker processes in which the line was seen; 0 if the training process executes it."""
+        """Number of worker processes in which the line was sampled; 0 if the training process executes it."""
 
 
 def lines_of(run: Run) -> Mapping[str, Sequence[Line]]:
-    """Return the lines of each phase that was sampled, those with the largest share first; at most five for a phase."""
+    """Return up to five lines of each sampled phase, sorted by share, the largest first."""
     return {} if run.silent or run.hot_lines is None else run.hot_lines.lines
 
 
 class HotLines:
-    """Starts bursts for a run, and holds their results. Belongs to the thread of the loop."""
+    """Starts bursts for a run, and keeps their results. Used only in the thread of the loop."""
 
     def __init__(
         self, timeline: Timeline, uses_gpu: Callable[[], bool], burst: Callable[[Timeline], Burst] | None = None
@@ -84,10 +84,10 @@ class HotLines:
         Args:
             timeline: the timeline of the run.
             uses_gpu: returns whether the run computes on GPUs, as far as known.
-            burst: makes a burst; `Burst` if left out.
+            burst: creates a burst; `Burst` by default.
         """
         self.lines: dict[str, list[Line]] = {}
-        """The result of the newest burst that has sampled the phase, by phase."""
+        """By phase, the result of the newest burst that sampled the phase."""
         self.cost = 0.0
         """CPU seconds of all bursts in this process."""
         self._timeline = timeline
@@ -104,7 +104,7 @@ class HotLines:
         self._deliver: Callable[[str], object] | None = None
 
     def refresh(self, now: float, *, last: bool = False) -> None:
-        """Start or end a burst if it is time, and estimate the seconds of each line. Called before each report."""
+        """Start or end a burst if it is due, and estimate the seconds of each line. Called before each report."""
         burst = self._burst
         if burst is None:
             if not self._timeline.looping:
@@ -124,12 +124,12 @@ class HotLines:
                 self._seconds[phase][line.location, line.function] += added * line.share
 
     def begin(self, now: float, deliver: Callable[[str], object] | None = None) -> None:
-        """Start a burst, whatever the run loses. Does nothing during a burst, or where bursts are switched off.
+        """Start a burst unless one is active, even if the run loses no time. Does nothing if bursts are disabled.
 
         Args:
             now: by the clock of the timeline.
-            deliver: called once with the result, in the form of `protocol.stacks`; such a burst, or the one that is
-                under way, samples all phases from now on.
+            deliver: called once with the result, in the format of `protocol.stacks`; the new or active burst then
+                samples all phases from now on.
         """
         if switched_off("STALLSCOPE_STACKS"):
             return
@@ -145,13 +145,13 @@ class HotLines:
         self._deliver = deliver or self._deliver
 
     def close(self) -> None:
-        """End a burst that is under way."""
+        """Stop the active burst."""
         if self._burst is not None:
             self._burst.stop()
             self._burst = self._deliver = None
 
     def written(self) -> str:
-        """Return the lines as the field of a report, with a comma before it; an empty string without any."""
+        """Return the lines as a JSON field of a report, with a leading comma; empty without lines."""
         phases = []
         for phase, seconds in self._seconds.items():
             lines = [
@@ -189,7 +189,7 @@ class HotLines:
                 self._wanted.discard(name)
 
     def _knows_other(self, spent: Mapping[str, float]) -> bool:
-        """Return whether the rest of the steps is lost: where no forward pass is measured, the rest may contain it."""
+        """Return whether `other` is lost time: if no forward pass is measured, `other` may contain it."""
         phases = self._timeline.phases
         on_gpu = any(phases[name].gpu_seconds for name in _ON_GPU if name in phases)
         return spent.get("forward", 0.0) > 0.0 and (on_gpu or not self._uses_gpu())
@@ -200,7 +200,7 @@ class HotLines:
         )
 
     def _is_sampled_by_now(self, name: str) -> bool:
-        """Return whether a burst that starts now samples the phase: it is in each step, or open."""
+        """Return whether a burst that starts now would sample the phase, because it is in each step or open."""
         phase = self._timeline.phases[name]
         return phase.opened or not phase.announced
 
@@ -211,7 +211,7 @@ class HotLines:
         found = burst.lines()
         if self._deliver is not None:
             deliver, self._deliver = self._deliver, None
-            deliver(_delivered(burst.seconds, found))
+            deliver(_encoded(burst.seconds, found))
         for phase, lines in found.items():
             if phase in _NOT_LOST:
                 continue
@@ -243,7 +243,7 @@ class Burst:
 
     @property
     def is_over(self) -> bool:
-        """True if the samples are complete, those of the workers included."""
+        """True if all samples were taken, including those of the workers."""
         if not self._is_done or self._channel is None or not any(sample.waits for sample in self._samples):
             return self._is_done
         age = time.monotonic() - self._began
@@ -277,7 +277,7 @@ class Burst:
             self._channel.hush()
 
     def lines(self) -> dict[str, list[Line]]:
-        """Return the lines of each phase that was sampled for long enough, those with the largest share first."""
+        """Return the lines of each phase that was sampled for long enough, the largest share first."""
         from stallscope.shim.code_location import function_of, library_function_of, location_of
 
         def entry(spot: Spot) -> Entry:
@@ -320,7 +320,7 @@ class Burst:
                 phase = timeline.open_now
                 if phase in _NOT_LOST and not self.samples_all:
                     continue
-                frames = sys._current_frames()  # noqa: SLF001 - the only way to the stacks
+                frames = sys._current_frames()  # noqa: SLF001 - no public function returns the stacks
                 frame = frames.get(self._thread)
                 if frame is None:  # the loop's thread has ended
                     break
@@ -329,7 +329,7 @@ class Burst:
                 waits = phase == "data_wait" and is_waiting(frame)
                 helpers = spots_of_others(frames, self._thread) if waits else []
                 self._samples.append(_Sample(now, seconds, phase, None if waits else spot_of(frame), waits, helpers))
-                del frames, frame  # they hold the local variables of the program
+                del frames, frame  # they keep the local variables of the program alive
             self.cost = time.thread_time()
         except Exception as error:
             tolerate(error, "sampling stacks")
@@ -337,7 +337,7 @@ class Burst:
             self._is_done = True
 
     def _rebook(self, began: float, ended: float, target: str, sources: Collection[str]) -> None:
-        """Move the samples of an interval, like its time, to the phase that they turned out to belong to."""
+        """Move the samples of an interval to another phase, as the timeline moves its time."""
         for sample in self._samples:
             if began <= sample.moment <= ended and sample.phase in sources:
                 sample.phase = target
@@ -351,17 +351,17 @@ class _Sample:
     ) -> None:
         self.moment = moment
         self.seconds = seconds
-        """Seconds that the sample stands for."""
+        """Seconds that the sample represents."""
         self.phase = phase
         self.spot = spot
         self.waits = waits
         """True if the loop waits for data from other threads or processes."""
         self.helpers = helpers
-        """Lines of the threads that it waits for."""
+        """Lines of the threads that the loop waits for."""
 
 
-def _delivered(seconds: Mapping[str, float], lines: Mapping[str, Sequence[Line]]) -> str:
-    """Return the result of a burst in the form of `protocol.stacks`."""
+def _encoded(seconds: Mapping[str, float], lines: Mapping[str, Sequence[Line]]) -> str:
+    """Return the result of a burst in the format of `protocol.stacks`."""
     phases = []
     for phase, sampled in seconds.items():
         entries = [
@@ -378,7 +378,7 @@ def _add(counts: Counts, key: Entry, seconds: float, workers: int = 0) -> None:
 
 
 def _lines(counts: Counts, total: float) -> list[Line]:
-    """Return lines by their share, each with the library's function that it spends most of its time in, if any."""
+    """Return lines sorted by share, each with the library function in which it spends most of its time, if any."""
     lines: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
     for (location, function, beneath), (seconds, workers) in counts.items():
         lines.setdefault((location, function), []).append((seconds, workers, beneath))

@@ -706,7 +706,9 @@ class Run:
     def _report_value(self, name: str, value: object) -> None:
         if name not in self._values:  # a keyword, and so text
             if len(self._values) >= vocabulary.MAX_VALUES:
-                complain(f"value {shown(name)} is one too many; at most {vocabulary.MAX_VALUES} are reported", "values")
+                complain(
+                    f"value {shown(name)} is ignored: at most {vocabulary.MAX_VALUES} are reported; use fewer", "values"
+                )
                 return
             if not is_label(name, vocabulary.MAX_LABEL_LENGTH):
                 complain(

@@ -1,24 +1,23 @@
-"""The stack of a rank at a standstill, for the exporter.
+"""Write the stack of a rank at a standstill, for the exporter.
 
-While a rank makes no report, none of its Python code may ever run again. So two timers are set at a report, which the
-next one sets again:
+A rank that sends no report may never execute Python again. So two timers are set in advance, and reset by each report:
 
-1. A POSIX timer sends SIGURG to the main thread, a signal that is ignored where no handler is set. If the main thread
-   executes Python, or waits in a call that a signal interrupts, the handler writes the stack, and sets both timers
-   again, to twice the time.
-2. Otherwise the main thread is in native code, and cannot cancel the second timer, of `faulthandler`. That one writes
-   the stacks of all threads from C, without the GIL.
+1. A POSIX timer sends SIGURG to the main thread, a signal that is ignored by default. If the main thread executes
+   Python, or waits in a call that a signal interrupts, the handler writes the stack, and sets both timers again, to
+   twice the time.
+2. Otherwise the main thread is in native code, and cannot cancel the second timer, which is that of `faulthandler`. It
+   writes the stacks of all threads from C, without the GIL.
 
 The second timer alone would be dangerous. It reads frames that other threads may be changing: with a busy main thread,
-one dump in about a hundred ends the process with a segmentation fault (CPython issues 116008, 131580, 140815). With
-the first timer, it only fires if the main thread executes no Python.
+about one dump in a hundred ends the process with a segmentation fault (CPython issues 116008, 131580, 140815). With
+the first timer, the second one only expires if the main thread executes no Python.
 
-The stacks go into a memory file, whose descriptor travels with reports through the UNIX socket (`protocol.stacks`).
-No timer is set where the program has a timer of `faulthandler` itself, where it handles or blocks the signal, where the
-first run begins outside of the main thread, with STALLSCOPE_STACKS=0, and without a GIL.
+The stacks are written to a memory file, whose descriptor is sent with reports through the UNIX socket
+(`protocol.stacks`). No timer is set if the program uses the timer of `faulthandler` itself, handles or blocks the
+signal, or begins its first run outside the main thread; nor with STALLSCOPE_STACKS=0, or without the GIL.
 
-A forked child would wait forever for the thread of faulthandler's timer when it ends, so that timer is cancelled before
-a fork. POSIX timers are not inherited. A program that replaces this process ends both.
+A forked child would wait forever for the thread of faulthandler's timer when it exits, so that timer is cancelled
+before a fork. POSIX timers are not inherited. `exec` ends both.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ if TYPE_CHECKING:
 EVERY = 5.0
 """Seconds between two settings of the timers, and between two reports with the descriptor."""
 STANDSTILL_SECONDS = 60.0
-"""Least seconds without a report after which a rank in its loop may be at a standstill: the rules' `stall_seconds`."""
+"""Minimum seconds without a report before a rank in its loop is at a standstill; `stall_seconds` of the rules."""
 OTHER_SECONDS = 300.0
-"""Least seconds of that kind outside of the loop: starting, evaluating, saving."""
+"""Minimum outside the loop: during the start, evaluation and checkpoints."""
 SIGNAL = signal.SIGURG
 _FACTOR = 3.0
 """The time without a report must also be this many times the longest recent time between two reports."""
@@ -58,20 +57,20 @@ _DECAY = 0.9
 _NATIVE_SECONDS = 5.0
 """Seconds that the signal's handler has before faulthandler writes the stacks."""
 _KEPT_SECONDS = 5.0
-"""Seconds for which requested stacks and lines stay; the exporter reads once a second."""
+"""Seconds for which requested stacks and lines are kept; the exporter reads them once a second."""
 _LONGEST_BURST = 60.0
-"""Seconds after which the result of a burst is no longer awaited."""
+"""Maximum seconds to wait for the result of a burst."""
 _LONGEST_WAIT = 120.0
-"""Most seconds until the first sample that a request may name."""
+"""Maximum seconds until the first sample of a request."""
 _GOLDEN_RATIO = 0.6180339887498949
-"""Its multiples, less their integer parts, are spread evenly."""
+"""The fractional parts of its multiples are spread evenly."""
 _LONGEST = 86400.0
 _MAX_REQUEST = 8192
-"""Bytes of the longest request, as in `protocol.step_request`: importing that takes longer than all of the shim."""
+"""Maximum bytes of a request, as in `protocol.step_request`, whose import would take longer than that of the shim."""
 _MAX_FRAMES = 100
 _MAX_TEXT = 500
 _DESCRIPTOR = 200
-"""Least number of the memory file's descriptor."""
+"""Lowest number that the memory file's descriptor may have."""
 _CLOCK_MONOTONIC = 1
 _SIGEV_THREAD_ID = 4
 _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 1, 2, 4
@@ -83,20 +82,20 @@ _later = faulthandler.dump_traceback_later
 _cancel = faulthandler.cancel_dump_traceback_later
 _watch: Watch | None = None
 _is_off = False
-_is_hooked = False
+_has_hooks = False
 _programs_timer = False
-"""True if the program has set faulthandler's timer for itself."""
+"""True if the program itself has set faulthandler's timer."""
 
 
 def attach(session: str, activity: str, name: str, rank: int, hot_lines: HotLines | None = None) -> int:
-    """Set the timers if it is time to. Called before each report.
+    """Set the timers if they are due. Called before each report.
 
     Args:
         session: identifier of the session that reports.
-        activity: what it does, one of the report's activities.
+        activity: one of the report's activities.
         name: of its run.
         rank: its rank.
-        hot_lines: finds the lines of code that may be requested.
+        hot_lines: samples the lines of code on request.
 
     Returns:
         The descriptor to send with the report, or -1 for none.
@@ -120,7 +119,7 @@ def attach(session: str, activity: str, name: str, rank: int, hot_lines: HotLine
 
 
 def release(session: str) -> None:
-    """Set no timer for this session from now on; without another one, end both."""
+    """Stop watching a session; if it was the last one, stop both timers."""
     global _watch
     if _watch is not None and _watch.release(session):
         watch, _watch = _watch, None
@@ -142,15 +141,15 @@ class Watch:
         self._timeout = OTHER_SECONDS
         self._header = b""
         self._keep_until = 0.0
-        """When the stacks that were requested have been read."""
+        """Time until which the requested stacks are kept for the exporter."""
         self._file = memory_file()
         self._identity = os.fstat(self._file).st_ino
         signal.signal(SIGNAL, self._handle)
         self._timer = _timer(SIGNAL)
-        _hook()
+        _install_hooks()
 
     def attach(self, session: str, activity: str, name: str, rank: int, hot_lines: HotLines | None) -> int:
-        """Set the timers, at most once in `EVERY` seconds; return the file's descriptor if they were set, else -1."""
+        """Set the timers at most once in `EVERY` seconds; return the file's descriptor if they were set, else -1."""
         now = time.monotonic()
         if now < self._due and session in self._sessions:
             return -1
@@ -191,7 +190,8 @@ class Watch:
     def resume_native(self) -> None:
         """Set the timer of faulthandler again, after a fork."""
         if not _programs_timer and self._set_at is not None and self._is_intact():
-            # The timer's thread blocks all signals, but only once it runs: it would take one meant for the main thread.
+            # The timer's thread blocks all signals only once it runs; until then, it could receive one instead of the
+            # main thread.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
                 _later(self._timeout + _NATIVE_SECONDS, file=self._file)
@@ -206,7 +206,7 @@ class Watch:
         self.forget()
 
     def forget(self) -> None:
-        """Close the file: in a forked child there are no timers."""
+        """Close the file only: a forked child has no timers."""
         if self._is_same_file():
             os.close(self._file)
         self._file, self._set_at = -1, None
@@ -234,14 +234,14 @@ class Watch:
             return False
 
     def _handle(self, _number: int, frame: FrameType | None) -> None:
-        """Write the stack: the timer has expired, and the main thread executes Python."""
+        """Handle the signal of the first timer: write the stack of the training thread."""
         try:
             if _watch is not self or self._set_at is None or not self._is_intact() or _programs_timer:
                 return
             self.suspend_native()
-            trains = int(self._header.split()[-1], 16)
-            if trains != _thread.get_ident():
-                frame = sys._current_frames().get(trains)  # noqa: SLF001 - the only way to it
+            training_thread = int(self._header.split()[-1], 16)
+            if training_thread != _thread.get_ident():
+                frame = sys._current_frames().get(training_thread)  # noqa: SLF001 - no public function has it
             self._clear(self._header)
             self._write(STANDSTILL, frame)
             self._timeout = min(2.0 * self._timeout, _LONGEST)
@@ -250,13 +250,13 @@ class Watch:
             tolerate(error, "writing the stack of a standstill")
 
     def _take(self, data: bytes, name: str, rank: int, hot_lines: HotLines | None) -> None:
-        """Take the stacks or lines that a request is for, in a thread of its own: this one is about to report."""
+        """Start to sample the requested stacks or lines in another thread, because this thread is about to report."""
         from stallscope.protocol import stack_request
 
         try:
             request = stack_request.parse(data)
         except ValueError as problem:
-            warn(f"a request for stacks is not understood: {problem}", "stack request")
+            warn(f"a request for stacks is invalid: {problem}", "stack request")
             return
         if request.run != name or (request.ranks and rank not in request.ranks) or time.time() > request.expires:
             return
@@ -265,13 +265,13 @@ class Watch:
         if request.lines:
             if hot_lines is not None:
                 self._keep_until = now + _LONGEST_BURST + _KEPT_SECONDS
-                hot_lines.begin(now, self._leave_lines)
+                hot_lines.begin(now, self._write_lines)
             return
         due = [now + moment - wall for moment in _moments(request, wall)]
         self._keep_until = due[-1] + _KEPT_SECONDS
         _thread.start_new_thread(self._sample, (_thread.get_ident(), due))
 
-    def _leave_lines(self, lines: str) -> None:
+    def _write_lines(self, lines: str) -> None:
         if _watch is self and self._is_same_file():
             self._clear(self._header)
             os.write(self._file, f"{LINES} {lines}\n".encode("ascii", "backslashreplace"))
@@ -283,7 +283,7 @@ class Watch:
                 time.sleep(max(moment - time.monotonic(), 0.0))
                 if _watch is not self or not self._is_same_file():
                     return
-                self._write(SAMPLE, sys._current_frames().get(thread))  # noqa: SLF001 - the only way to it
+                self._write(SAMPLE, sys._current_frames().get(thread))  # noqa: SLF001 - no public function has it
         except Exception as error:
             tolerate(error, "taking requested stacks")
 
@@ -298,10 +298,10 @@ class Watch:
 
 
 def _moments(request: StackRequest, now: float) -> list[float]:
-    """Return the Unix times of the samples: the same for all ranks, as far as they are late.
+    """Return the Unix times of the samples. They are the same for all ranks; a late rank starts with a later sample.
 
-    There is one in each interval, at another part of it each time. Otherwise a loop with steps of a constant length
-    might be at the same line in all samples.
+    Each interval has one sample, each time at another offset. Otherwise a loop with steps of a constant length could be
+    at the same line in all samples.
     """
     interval = request.interval
     begins = request.begins if request.begins < now + _LONGEST_WAIT else 0.0
@@ -325,11 +325,11 @@ def _is_possible() -> bool:
         return False
     if SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ()) or not is_default(SIGNAL):
         return False
-    return not (_had_faulthandler and _has_silent_thread())
+    return not (_had_faulthandler and _has_thread_without_signals())
 
 
-def _has_silent_thread() -> bool:
-    """Return whether a thread blocks every signal, as that of a timer of faulthandler does."""
+def _has_thread_without_signals() -> bool:
+    """Return whether a thread blocks every signal, as the thread of faulthandler's timer does."""
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/status", "rb") as file:
@@ -342,10 +342,10 @@ def _has_silent_thread() -> bool:
 
 
 def memory_file() -> int:
-    """Create a file in memory whose size can't change: the exporter relies on it, and it limits faulthandler.
+    """Create a memory file of constant size. The exporter relies on the size, and it limits the output of faulthandler.
 
     Raises:
-        OSError: the system has none.
+        OSError: the system does not support memory files.
     """
     import fcntl
 
@@ -353,19 +353,19 @@ def memory_file() -> int:
     try:
         os.ftruncate(file, STACKS_SIZE)
         fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW)
-        # A high number: a program that closes all descriptors, and then opens its own, must not get this one back
-        # while faulthandler may still write to it.
+        # A high number, because a program that closes all descriptors and opens new ones must not get this number while
+        # faulthandler may still write to it.
         return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _DESCRIPTOR)
     finally:
         os.close(file)
 
 
 def _timer(number: int) -> Callable[[float], None]:
-    """Create a POSIX timer that sends a signal to this thread; return what sets it, in seconds, or stops it with 0.
+    """Create a POSIX timer that sends a signal to this thread; return a function that sets its seconds, 0 to stop it.
 
     Raises:
-        OSError: the system has none.
-        AttributeError: likewise.
+        OSError: the system does not support such timers.
+        AttributeError: the C library does not have the functions.
     """
     import ctypes
     import struct
@@ -383,25 +383,25 @@ def _timer(number: int) -> Callable[[float], None]:
     return start
 
 
-def _hook() -> None:
-    """Follow forks, and the program's own use of faulthandler's timer."""
-    global _is_hooked
-    if not _is_hooked:
-        _is_hooked = True
-        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked)
-        faulthandler.dump_traceback_later = _noted_later
-        faulthandler.cancel_dump_traceback_later = _noted_cancel
+def _install_hooks() -> None:
+    """Detect forks, and the program's own use of faulthandler's timer."""
+    global _has_hooks
+    if not _has_hooks:
+        _has_hooks = True
+        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+        faulthandler.dump_traceback_later = _dump_traceback_later
+        faulthandler.cancel_dump_traceback_later = _cancel_dump_traceback_later
 
 
-def _noted_later(*arguments: Any, **options: Any) -> None:
-    """Stand in for `faulthandler.dump_traceback_later`: the timer is the program's from now on."""
+def _dump_traceback_later(*arguments: Any, **options: Any) -> None:
+    """Replace `faulthandler.dump_traceback_later`: the program uses the timer itself from now on."""
     global _programs_timer
     _later(*arguments, **options)
     _programs_timer = True
 
 
-def _noted_cancel() -> None:
-    """Stand in for `faulthandler.cancel_dump_traceback_later`."""
+def _cancel_dump_traceback_later() -> None:
+    """Replace `faulthandler.cancel_dump_traceback_later`."""
     global _programs_timer
     _cancel()
     _programs_timer = False
@@ -417,7 +417,7 @@ def _after_fork() -> None:
         _watch.resume_native()
 
 
-def _forked() -> None:
+def _after_fork_in_child() -> None:
     global _watch
     watch, _watch = _watch, None
     if watch is not None:

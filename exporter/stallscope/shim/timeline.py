@@ -1,4 +1,4 @@
-"""Where the time goes: every moment of a session belongs to exactly one phase."""
+"""Measure phases and steps: every moment of a session belongs to exactly one phase."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ STEP_BUCKETS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0),
 )
-"""The catalogue's bounds, held equal by a test: importing the catalogue would cost more than the shim."""
+"""Bounds of the catalogue, compared by a test: importing the catalogue takes longer than importing the shim."""
 OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
-"""Phases outside of steps: while they last, the step's clock is stopped."""
+"""Phases outside of steps: while one is open, the clock of the step is stopped."""
 STEP_PHASES = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "other")
-"""Phases that make up a step. Any other phase inside a step explains its being long."""
+"""Phases of every step. Any other phase inside a step is the reason why the step is long."""
 _OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
 _EPOCH_BEGINS = 2
-"""First steps of a pass over the data, never held to be slow: the loader's workers start again and fill their queue."""
+"""First steps of an epoch that never count as slow, because the loader's workers start again and fill their queue."""
 _RECENT = 60.0
 _HELD_AT_MOST = 1.0
-"""Seconds by which a report may be held back until it is known which phase the newest time belongs to."""
+"""Maximum seconds to delay a report until the phase of the newest time is known."""
 
 
 class Phase:
-    """A named part of the loop's time, and the context manager that books to it.
+    """A named part of the loop's time, and the context manager that adds time to it.
 
-    Time in a phase opened inside this one is the inner one's alone. A phase opened inside itself, or a step's phase
-    inside a phase outside of steps (`data_wait` of an evaluation), changes nothing: the time stays where it is.
+    Time in a nested phase counts for the nested phase only. A phase nested in itself, or a phase of the step nested in
+    a phase outside of steps (`data_wait` of an evaluation), has no effect: the time counts for the outer phase.
     """
 
     __slots__ = (
@@ -67,8 +67,8 @@ class Phase:
         self.special = name not in STEP_PHASES
         self.announced = self.outside or name == "checkpoint"
         self.opened = False
-        self.around: Phase = self  # while it is open, the one that it was opened in
-        self.mark = 0.0  # `seconds` when the present occurrence began
+        self.around: Phase = self  # while it is open, the phase in which it was opened
+        self.mark = 0.0  # `seconds` when the current occurrence began
         self.peak = 0.0  # longest occurrence since the last report
         self._hidden = 0
         self._longest: list[tuple[float, float]] = []  # falling, so that the first is the longest
@@ -124,11 +124,11 @@ class Phase:
 
     @property
     def hidden(self) -> bool:
-        """True if the innermost opening of this phase books nothing."""
+        """True if the innermost use of this phase has no effect."""
         return self._hidden > 0
 
     def longest(self, now: float) -> float:
-        """Longest occurrence of the last minute in seconds, the open one included."""
+        """Return the seconds of the longest occurrence in the last minute, including an open one."""
         longest = self._longest
         peak = self.peak
         if peak > 0.0:
@@ -144,13 +144,13 @@ class Phase:
         return recent
 
     def _leave_oddly(self, timeline: Timeline) -> None:
-        """End an opening that booked nothing, or one that is left out of order, as generators can do it."""
+        """Close a phase that had no effect, or that is closed out of order, as in a generator."""
         if self._hidden:
             self._hidden -= 1
         elif self.opened:
             now = timeline.now()
             timeline.book(now)
-            inside = timeline.current  # which goes on
+            inside = timeline.current  # stays open
             while inside.around is not self:
                 inside = inside.around
             inside.around = self.around
@@ -185,15 +185,15 @@ class _NoPhase(Phase):
 
 
 NO_PHASE = _NoPhase()
-"""Books nothing, for a run that is off and for a phase that can't be had."""
+"""A phase without effect, for a run that is off and for a phase that is refused."""
 
 
 class Timeline:
-    """A session's time, step by step and phase by phase.
+    """The time of a session by step and phase.
 
-    All phases together are the time since the beginning; those of the steps, `other` as their rest included, are the
-    steps' time and that of the step under way. Time before the loop is `initialization`: until the first wait for
-    data, copy, forward, backward or optimizer, or until the first `step()`.
+    The sum of all phases is the time since the beginning. The sum of the phases of steps, including `other`, is the
+    time of all steps and of the current step. Time before the loop is `initialization`: until the first wait for data,
+    copy, forward, backward or optimizer, or until the first `step()`.
     """
 
     __slots__ = (
@@ -242,26 +242,26 @@ class Timeline:
         """
         self.now = now
         self.mark = now()
-        """Up to when time is booked."""
+        """Time up to which the phases are counted."""
         self.due = inf
-        """When the next report is due; never, until the owner says so."""
+        """Time of the next report; never, until the owner sets it."""
         self._publish = publish
         self.pending: Callable[[], None] | None = None
-        """Books the events that are noted and not booked yet."""
+        """Adds the time of recorded events to their phases."""
         self.peek: Callable[[], str] | None = None
-        """Returns the phase that is open by the noted events, in any thread; an empty string if there are none."""
+        """Returns the phase that recorded events have opened, in any thread; empty without such events."""
         self.rebooked: Callable[[float, float, str, Collection[str]], None] | None = None
-        """Called when time has moved between phases: with its interval, the phase that has it now, and the others."""
+        """Called when time was moved between phases, with its interval, the new phase, and the former phases."""
         self.input_functions: set[CodeType] = set()
-        """Functions that draw batches: their time is moved from `other` to `data_wait` after it was booked."""
+        """Functions that produce batches: their time is first counted as `other`, then moved to `data_wait`."""
         self.listener: Callable[[], None] | None = None
-        """Called at each boundary, before a report that is due."""
+        """Called at the end of each step, before a report that is due."""
         self.after_step: Callable[[], object] | None = None
-        """Called once at the end of the current boundary. What it raises reaches the program."""
+        """Called once at the end of the current step. Its exceptions reach the program."""
         self.interval = interval
-        """Seconds between reports; what one report may come early."""
+        """Seconds between reports; a report may be this much early."""
         self.held = False
-        """True if a due report waits, because an integration does not yet know the phase of the newest time."""
+        """True if a due report is delayed, because an integration does not yet know the phase of the newest time."""
         self.initialization = Phase(self, "initialization")
         self.other = Phase(self, "other")
         self.phases = {"initialization": self.initialization, "other": self.other}
@@ -280,29 +280,29 @@ class Timeline:
         self._durations = self.slow_steps.durations
         self._step_began = self.mark
         self._bucket = 0
-        """The bucket that the newest step fell into, and mostly the next one's too."""
+        """Bucket of the newest step, and usually of the next one."""
         self._above = 0.0
         self._below = 0.0
-        """Its bounds."""
+        """Bounds of the bucket."""
         self._special = False
-        """True if the current step is not judged by its length, but by the code that follows."""
+        """True if the current step is not judged by its length alone; see `_end_special_step`."""
         self._explained = 0.0
-        """Seconds of it in phases that explain its being long."""
+        """Seconds of the current step in phases that explain why it is long."""
         self._excused = 0
-        """Steps from this one on that are not judged at all."""
+        """Number of steps, from the current one on, that are not judged."""
         self._tokens = self._samples = 0.0
-        """Tokens and samples that the client has reported for the step under way."""
+        """Tokens and samples that the program has reported for the current step."""
 
     def phase(self, name: str) -> Phase:
-        """The phase of that name, the same object each time; one that books nothing where the name is not usable."""
+        """Return the phase of that name, always the same object; a phase without effect if the name is invalid."""
         found = self.phases.get(name)
         return found if found is not None else self._new_phase(name)
 
     def step(self, opening: Phase | None = None) -> None:
-        """Mark a step's boundary. Does nothing inside a phase outside of steps.
+        """End the current step and begin the next one. Do nothing inside a phase outside of steps.
 
         Args:
-            opening: a phase that the next step begins with, opened at the same moment.
+            opening: a phase to open at the beginning of the next step.
         """
         try:
             if self.pending is not None:
@@ -351,13 +351,13 @@ class Timeline:
             action()
 
     def settle(self) -> None:
-        """Book the events that are noted and not booked yet. Required before the timeline is read or changed."""
+        """Add the time of recorded events to their phases. Required before the timeline is read or changed."""
         if self.pending is not None:
             self.pending()
 
     @property
     def open(self) -> tuple[Phase, ...]:
-        """The phases that are open, the outermost first."""
+        """The open phases, the outermost first."""
         found = [self.current]
         while found[-1].around is not found[-1]:
             found.append(found[-1].around)
@@ -365,7 +365,7 @@ class Timeline:
 
     @property
     def open_now(self) -> str:
-        """The name of the phase that is open. May be read in any thread."""
+        """Name of the innermost open phase. May be read in any thread."""
         peek = self.peek
         return (peek() if peek is not None else "") or self.current.name
 
@@ -386,30 +386,30 @@ class Timeline:
 
     @property
     def step_by_now(self) -> float:
-        """Seconds of the step under way, up to when time is booked."""
+        """Seconds of the current step, up to `mark`."""
         return self.mark - self._step_began
 
     def end_last_step(self, duration: float) -> None:
-        """Mark the boundary of a step that ended a while ago, because no next step showed it.
+        """End a step that ended earlier, which was not detected because no step followed.
 
         Args:
-            duration: its length in seconds, without what came after its work was done.
+            duration: length of the step in seconds, without the time after its work.
         """
         self._step_began = self.now() - duration
         self.step()
 
     def begin_pass(self) -> None:
-        """A pass over the data begins: the steps that fetch its first batches are never held to be slow."""
+        """Begin an epoch: the steps that fetch its first batches never count as slow."""
         self.excuse(_EPOCH_BEGINS)
 
     def excuse(self, steps: int) -> None:
-        """Exclude the next `number` steps, including the current one, from the judgement of slow steps only."""
+        """Exclude the next `steps` steps, including the current one, from the detection of slow steps."""
         if steps > self._excused:
             self._excused = steps
             self._special = True
 
     def worked(self, tokens: float, samples: float) -> None:
-        """Add tokens and samples to the step under way, which is then judged by them and not by its length alone."""
+        """Add tokens and samples to the current step, whose length is then judged in relation to them."""
         self.settle()
         if not self.current.outside:
             self._tokens += tokens
@@ -417,13 +417,13 @@ class Timeline:
             self._special = True
 
     def book(self, now: float) -> None:
-        """Book open time up to now."""
+        """Add the time since `mark` to the open phase."""
         self.current.seconds += now - self.mark
         self.mark = now
         self.other.occurrences = sum(self.counts)
 
     def snapshot(self) -> Snapshot:
-        """Book open time, and return what each phase has by now."""
+        """Add the time since `mark` to the open phase, and return the current values of each phase."""
         self.settle()
         now = self.now()
         self.current.seconds += now - self.mark
@@ -431,13 +431,13 @@ class Timeline:
         return {phase: (phase.seconds, phase.occurrences, phase.peak) for phase in self.phases.values()}
 
     def rebook(self, before: Snapshot, target: Phase, sources: Collection[str], after: Snapshot | None = None) -> None:
-        """Move time to the phase that it turned out to belong to. Only time that no report contained may be moved.
+        """Move time to another phase, once its phase is known. Only time that was not yet reported may be moved.
 
         Args:
-            before: the snapshot from when that time began.
+            before: the snapshot at the beginning of that time.
             target: the phase that the time belongs to.
-            sources: names of the phases that may lose time.
-            after: the snapshot from when that time ended; now by default.
+            sources: names of the phases from which time may be moved.
+            after: the snapshot at the end of that time; now by default.
         """
         now = self.snapshot()
         after = now if after is None else after
@@ -459,7 +459,7 @@ class Timeline:
         if moved <= 0.0:
             return
         if self.rebooked is not None:
-            # All phases together are the time since the beginning.
+            # The sum of all phases is the time since the beginning.
             origin = self.mark - sum(seconds for seconds, _, _ in now.values())
             began, ended = (sum(seconds for seconds, _, _ in each.values()) for each in (before, after))
             self.rebooked(origin + began, origin + ended, target.name, sources)
@@ -470,7 +470,7 @@ class Timeline:
             self.excuse(1)
 
     def move(self, source: Phase | None, target: Phase, seconds: float) -> None:
-        """Move seconds that no report contained from one phase of the step to another, as an occurrence of its own."""
+        """Move seconds that were not yet reported from one phase of the step to another, as a separate occurrence."""
         if source is not None:
             source.seconds -= seconds
             source.mark = min(source.mark, source.seconds)
@@ -481,15 +481,15 @@ class Timeline:
         target.peak = max(target.peak, seconds)
 
     def publish(self, now: float) -> None:
-        """Send the report that is due, unless it is held back."""
+        """Send the report that is due, unless it is delayed."""
         self.settle()
         if not self.held or now >= self.due + _HELD_AT_MOST:
             self._publish(now)
 
     def activity_changed(self, now: float) -> None:
-        """Report a new activity at once, in exchange for the next report.
+        """Report a new activity at once, and skip the next report in exchange.
 
-        Without it, a checkpoint that hangs would look like a step that does.
+        Otherwise, a checkpoint that hangs would look like a step that hangs.
         """
         due = self.due
         if now >= due:
@@ -499,10 +499,10 @@ class Timeline:
             self.due += due - now
 
     def special_phase_ended(self, phase: Phase, spent: float, now: float) -> None:
-        """Take a phase out of the step that contains it, wholly or as an excuse."""
+        """Exclude the time of a phase from the current step, or from the detection of slow steps."""
         if phase.outside:
             self._step_began += spent
-            self.excuse(1)  # caches are cold, and what was queued has run dry
+            self.excuse(1)  # caches are cold, and queues are empty
             self.activity_changed(now)
             return
         self._explained += spent
@@ -514,7 +514,7 @@ class Timeline:
 
     @property
     def activity(self) -> str:
-        """The session's activity, one of the contract's."""
+        """Current activity of the session, one of the report's activities."""
         if self.current.outside:
             return self.current.name
         checkpoint = self.phases.get("checkpoint")
@@ -549,12 +549,15 @@ class Timeline:
     def _new_phase(self, name: str) -> Phase:
         if not is_label(name, MAX_LABEL_LENGTH):
             complain(
-                f"a phase is called {shown(name)}; expected printable text of at most {MAX_LABEL_LENGTH} characters",
+                f"a phase is named {shown(name)}; expected printable text of at most {MAX_LABEL_LENGTH} characters",
                 "phase: name",
             )
             return NO_PHASE
         if len(self.phases) >= MAX_PHASES:
-            complain(f"phase {shown(name)} is one too many; at most {MAX_PHASES} are booked", "phase: too many")
+            complain(
+                f"phase {shown(name)} is ignored: a run has at most {MAX_PHASES} phases; use fewer names",
+                "phase: too many",
+            )
             return NO_PHASE
         found = self.phases[name] = Phase(self, name)
         return found

@@ -1,4 +1,4 @@
-"""How a report leaves the process: one attempt, without waiting, and a word on why it didn't go."""
+"""Send reports: one attempt each, without waiting. A sender returns the reason for a dropped report."""
 
 from __future__ import annotations
 
@@ -23,48 +23,53 @@ if TYPE_CHECKING:
     Address = str | tuple[Any, ...]
     """A socket address as the socket module has it."""
     Sender = Callable[[bytes], str | None]
-    """Takes one encoded report without waiting; None where it went, else the cause of the drop. May have `interval`,
-    the fewest seconds between two reports, `sign`, which makes it longer, and `close()`."""
+    """Sends one encoded report without waiting; returns None, or the reason if the report was dropped. May have
+    `interval`, the minimum seconds between two reports, `sign`, which makes a report longer, and `close()`."""
 
 _HTTP_TIMEOUT = 1.0
-_HTTP_ANSWER = 8192
-"""Bytes of an answer that are looked at."""
-_HTTP_EVERY = 5.0
-_HTTP_SELDOM = 80.0
+_MAX_RESPONSE = 8192
+"""Bytes of a response that are read."""
+_HTTP_INTERVAL = 5.0
+_MAX_HTTP_INTERVAL = 80.0
 
 
 _PATIENCE = 8
-"""Datagrams that fail before the sender backs off: a restarted exporter is back by then."""
-_DATAGRAMS_SELDOM = 4.0
+"""Failed datagrams before the sender backs off: a restarted exporter responds again by then."""
+_MAX_DATAGRAM_INTERVAL = 4.0
 _LONGEST_PATH = 107
-"""Bytes that the kernel has for a socket's path."""
+"""Maximum bytes of a socket's path in the kernel."""
 
 
 class Datagrams:
-    """Sends to the first of several sockets with a listener.
+    """Sends each report to the first of several sockets that has a listener.
 
-    Each report tries them in order, so that an exporter that starts late, stops, or moves is found: at once if it was
-    there a moment ago, within seconds if it never was, since looking for it must not cost more than sending.
+    The sockets are tried in order for each report. So an exporter that starts late, stops, or moves is found: at once
+    if it responded a moment ago, otherwise within seconds, because the search must not cost more than sending.
     """
 
     def __init__(self, targets: list[tuple[int, Address]], sign: Signing | None = None) -> None:
-        """Take pairs of address family and socket address, and what signs."""
+        """Prepare to send.
+
+        Args:
+            targets: pairs of address family and socket address.
+            sign: signs each report; None to send unsigned reports.
+        """
         self._targets = targets
         self._sockets: list[socket.socket | None] = [None] * len(targets)
         self._missed = 0
         self.interval = 0.0
-        """Fewest seconds between two reports."""
+        """Minimum seconds between two reports."""
         self.sign = sign
         self.passed = -1
-        """Descriptor that goes with the next report that leaves through a UNIX socket, or -1."""
+        """Descriptor to send with the next report through a UNIX socket, or -1."""
         self.passes = any(family == socket.AF_UNIX for family, _address in targets)
         """True if there is a UNIX socket to pass descriptors through."""
         self._used = -1
 
     def __call__(self, payload: bytes) -> str | None:
-        """Send; None, or why it was dropped.
+        """Send a report; return None, or the reason if it was dropped.
 
-        That is `absent`, `denied`, `unreachable`, `queue_full`, `too_large` or `error`.
+        Reasons are `absent`, `denied`, `unreachable`, `queue_full`, `too_large` and `error`.
         """
         cause = self._send_to_first(payload if self.sign is None else self.sign(payload))
         if cause in (None, "queue_full"):
@@ -72,7 +77,7 @@ class Datagrams:
         else:
             self._missed += 1
             if self._missed > _PATIENCE:
-                self.interval = min(max(self.interval * 2.0, 1.0), _DATAGRAMS_SELDOM)
+                self.interval = min(max(self.interval * 2.0, 1.0), _MAX_DATAGRAM_INTERVAL)
         return cause
 
     def _send_to_first(self, payload: bytes) -> str | None:
@@ -99,9 +104,10 @@ class Datagrams:
 
     @property
     def route(self) -> tuple[str, int]:
-        """Path of the UNIX socket that took the newest report, or else this end's descriptor where it was UDP.
+        """Path of the UNIX socket that received the newest report; for UDP, the local socket's descriptor.
 
-        The empty string and -1 for no report, and for UDP with signatures: a notice without one would be refused.
+        The empty string and -1 before the first report, and for UDP with signatures: an unsigned notice would be
+        rejected.
         """
         if self._used < 0:
             return "", -1
@@ -134,27 +140,27 @@ class Datagrams:
         sender = self._sockets[position]
         if sender is None:
             sender = self._sockets[position] = _opened(family)
-        if family == socket.AF_UNIX:  # by name each time: a new exporter, a new socket
+        if family == socket.AF_UNIX:  # by path each time, because a restarted exporter has a new socket
             if self.passed < 0 or not self._sent_with_descriptor(sender, address, payload):
                 sender.sendto(payload, address)
             return
-        # Only a connected socket detects a missing listener. Reconnected each time, since a cluster's network may have
-        # led it to a pod that is gone, or taken the connection back: Cilium chooses a Service's pod at connect() alone.
+        # Only a connected socket detects a missing listener. It is connected again each time, because Cilium chooses
+        # the pod of a Service only at connect(), and the chosen pod may be gone.
         sender.connect(address)
         try:
             sender.send(payload)
-        except (ConnectionRefusedError, ConnectionAbortedError):  # about the last report: this one is to be sent
+        except (ConnectionRefusedError, ConnectionAbortedError):  # an error of the report before; send this one
             sender.send(payload)
-        if sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # this machine's own answer is there at once
+        if sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # on this machine, an error is reported at once
             raise ConnectionRefusedError
 
     def _sent_with_descriptor(self, sender: socket.socket, address: Address, payload: bytes) -> bool:
-        """Send with the descriptor; False if it can't be passed: it was closed, or too many are on their way."""
+        """Send with the descriptor; return False if that is impossible: it was closed, or too many are in flight."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, self.passed.to_bytes(4, sys.byteorder))
         try:
             sender.sendmsg([payload], [rights], 0, address)
         except (BlockingIOError, FileNotFoundError, ConnectionError):
-            raise  # the next report takes it
+            raise  # the next report has the descriptor
         except OSError:
             self.passed = -1
             return False
@@ -163,16 +169,25 @@ class Datagrams:
 
 
 class Post:
-    """Sends over HTTP, where no socket can be shared. It waits for the answer, one second in all at most.
+    """Sends over HTTP, for nodes that cannot share a socket. It waits for the response, for at most one second.
 
-    So it is used at most every five seconds, and backs off while there is no response. The host is looked up
-    once, when the run begins.
+    So it sends at most every five seconds, and backs off while there is no response. The host name is resolved once,
+    when the run begins.
     """
 
     def __init__(
         self, scheme: str, host: str, port: int, path: str, authorities: str = "", sign: Signing | None = None
     ) -> None:
-        """Take the address in its parts, a file of certificates to trust in place of the system's, and what signs."""
+        """Prepare to send.
+
+        Args:
+            scheme: `http` or `https`.
+            host: host of the exporter.
+            port: port of the exporter.
+            path: path of its endpoint for reports.
+            authorities: file of certificates to trust instead of the system's; empty for the system's.
+            sign: signs each report; None to send unsigned reports.
+        """
         self.sign = sign
         self._targets = _resolved(host, port, socket.SOCK_STREAM)
         self._host = host
@@ -186,23 +201,23 @@ class Post:
             f"POST {path} HTTP/1.1\r\nHost: {name}:{port}\r\nContent-Type: application/json\r\n"
             "Connection: close\r\nContent-Length: "
         )
-        self.interval = _HTTP_EVERY
+        self.interval = _HTTP_INTERVAL
         self.hear: Callable[[bytes], None] | None = None
         """Called with the exporter's response to an accepted report: a request for traces."""
 
     def __call__(self, payload: bytes) -> str | None:
-        """Send; None, or why it was dropped: `absent`, `timeout`, `too_large` or `error`."""
+        """Send a report; return None, or the reason if dropped: `absent`, `timeout`, `too_large` or `error`."""
         if self.sign is not None:
             payload = self.sign(payload)
         try:
             answer = self._exchange(self._head.encode() + b"%d\r\n\r\n" % len(payload) + payload)
             status = int(answer.split(None, 2)[1])
         except (OSError, ValueError, IndexError) as error:
-            self.interval = min(self.interval * 2.0, _HTTP_SELDOM)
+            self.interval = min(self.interval * 2.0, _MAX_HTTP_INTERVAL)
             if isinstance(error, TimeoutError):
                 return "timeout"
             return "absent" if isinstance(error, ConnectionError) else "error"
-        self.interval = _HTTP_EVERY
+        self.interval = _HTTP_INTERVAL
         body = answer.partition(b"\r\n\r\n")[2]
         if status < 300:
             if body and self.hear is not None:
@@ -213,10 +228,10 @@ class Post:
         return "too_large" if status == 413 else "error"
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection stays open."""
 
     def _exchange(self, request: bytes) -> bytes:
-        """Send the request and read the response. Each wait has the rest of the second: http.client would restart it.
+        """Send the request and read the response, all within one second; http.client has a timeout for each wait only.
 
         Raises:
             OSError: no response in time.
@@ -230,9 +245,9 @@ class Post:
                 _wait_until(deadline, connection)
             connection.sendall(request)
             answer = b""
-            while len(answer) < _HTTP_ANSWER:
+            while len(answer) < _MAX_RESPONSE:
                 _wait_until(deadline, connection)
-                part = connection.recv(_HTTP_ANSWER)
+                part = connection.recv(_MAX_RESPONSE)
                 if not part:
                     break
                 answer += part
@@ -258,7 +273,7 @@ class Post:
 
 
 def transport(environment: Mapping[str, str]) -> Datagrams | Post:
-    """Choose by STALLSCOPE_ADDRESS; without it the node's UNIX socket, or else UDP to the local exporter."""
+    """Return the sender for STALLSCOPE_ADDRESS; by default the node's UNIX socket, or UDP to the local exporter."""
     address = environment.get("STALLSCOPE_ADDRESS", "").strip()
     sign = _signing(environment)
     if not address:
@@ -288,7 +303,7 @@ def transport(environment: Mapping[str, str]) -> Datagrams | Post:
 
 
 def room(sender: Sender) -> int:
-    """Bytes that a report may have with that sender."""
+    """Return the maximum bytes of a report with a sender."""
     if getattr(sender, "sign", None) is None:
         return MAX_BYTES
     from stallscope.protocol.signature import LENGTH
@@ -301,7 +316,7 @@ def _signing(environment: Mapping[str, str]) -> Signing | None:
     file = environment.get("STALLSCOPE_TOKEN_FILE", "").strip()
     if not token and not file:
         return None
-    from stallscope.shim.signing import Signing  # hashes, which most runs don't need
+    from stallscope.shim.signing import Signing  # imports hashlib, which most runs do not need
 
     return Signing(token, "" if token else file)
 
@@ -338,7 +353,7 @@ def _host_and_port(place: str, default: int) -> tuple[str, int]:
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Return True if the announced length has arrived; without an announcement nothing more is expected."""
+    """Return True if the response is complete; one without Content-Length is complete with its head."""
     import re  # only HTTP needs it
 
     head, end, body = answer.partition(b"\r\n\r\n")
@@ -356,7 +371,7 @@ def _wait_until(deadline: float, connection: socket.socket) -> None:
 
 
 def _resolved(host: str, port: int, kind: int = socket.SOCK_DGRAM) -> list[tuple[int, Address]]:
-    """Resolve the host, once: in the loop there is no time for that."""
+    """Resolve the host once, because the training loop must not wait for DNS."""
     try:
         found = socket.getaddrinfo(host, port, type=kind)
     except OSError as error:

@@ -1,12 +1,12 @@
-"""GPUs that follow real ranks: training on CPUs, with a GPU that does what its phases would make it do.
+"""Simulated GPUs that follow real ranks: the training runs on CPUs, and its reported phases drive the GPUs.
 
-A rank that claims simulated GPU 3 (`gpus=[{"gpu": "3", "uuid": ""}]`) drives it by what it reports: kernels run during
-forward, backward, communication, optimizer and evaluation, and in every other phase the GPU idles; power, clocks,
-memory traffic and the units' activity follow. Reports contain how long each phase took since the last report, not when,
-so a GPU plays them two seconds late: the steps of a report one like the other, then what happened beside them, such as
-a checkpoint. Where neither forward nor backward is measured, the GPU computes in what is left of a step. From a rank of
-without reports a GPU has no work, and idles; where a phase was only longer than those two seconds, that idle
-time is taken from the phases in which the GPU would have idled anyway.
+A rank that claims simulated GPU 3 (`gpus=[{"gpu": "3", "uuid": ""}]`) drives it with its reports: kernels run during
+forward, backward, communication, optimizer and evaluation, and the GPU is idle in every other phase; power, clocks,
+memory traffic and the units' activity follow. A report has the duration of each phase since the last report, not its
+time. So a GPU replays a report two seconds late: first equal steps, then the time between steps, such as a checkpoint.
+If neither forward nor backward is measured, the GPU computes during the unmeasured part of a step. Without reports a
+GPU is idle. If the reason was only a phase longer than two seconds, this idle time is subtracted from later phases,
+from idle ones first.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from stallscope.simulation.scenarios import Scenario
 from stallscope.simulation.workload import EFFECTS, IDLE, PhaseEffect
 
 DELAY_SECONDS = 2.0
-"""How late a GPU plays what was reported: four reports of a loop that keeps their shortest interval."""
+"""Delay with which a GPU replays a report: four reports of a loop with the shortest interval."""
 _IDLE_SLICE_SECONDS = 0.25
 _MOST_SLICES = 8
 """Resolution of steps within a report: finer than the driver's samples."""
 _EFFECTS = {**EFFECTS, "evaluation": EFFECTS["forward"]}
 _MEASURED = {"forward", "backward"}
 
-_Stretch = tuple[PhaseEffect, float]
+_Span = tuple[PhaseEffect, float]
+"""Work of a GPU, and its seconds."""
 
 
 class CoupledNode(Node):
-    """A node whose GPUs work for the ranks that claim them; of several on one GPU, for the oldest."""
+    """A node whose GPUs work for the ranks that claim them; if several ranks claim a GPU, for the oldest."""
 
     def __init__(
         self, scenario: Scenario, clock: Clock, reports: Callable[[], Iterable[Report]], *, seed: int, gpus: int
     ) -> None:
-        """Set the node up, at rest.
+        """Set up the node, with idle GPUs.
 
         Args:
-            scenario: what the job holds of a GPU's memory.
-            clock: what time it is.
-            reports: the newest report of each rank that lives.
+            scenario: provides the GPU memory that the job uses.
+            clock: the clock that the GPUs follow.
+            reports: returns the newest report of each live rank.
             seed: the same seed gives the same node.
             gpus: GPUs of the node.
         """
@@ -53,11 +54,11 @@ class CoupledNode(Node):
         self._players = [_Player(gpu) for gpu in self._gpus]
 
     def memory_share(self, gpu: int) -> float:
-        """The scenario's job, if it has one."""
+        """Return the memory share of the scenario's job if a rank claims the GPU, else that of a free GPU."""
         return super().memory_share(gpu) if self._claims.get(gpu) else FREE_MEMORY_SHARE
 
     def pids(self, gpu: int) -> tuple[int, ...]:
-        """The processes of the ranks that claim the GPU: real ones."""
+        """Return the real processes of the ranks that claim the GPU."""
         return tuple(report.pid for report in self._claims.get(gpu, ()))
 
     def _advance(self, now: float) -> None:
@@ -68,7 +69,7 @@ class CoupledNode(Node):
         self._claims = claims
         for gpu, player in enumerate(self._players):
             if gpu in claims:
-                player.hear(claims[gpu][0], claims[gpu][0].sent - self.epoch)
+                player.receive(claims[gpu][0], claims[gpu][0].sent - self.epoch)
             player.play(now)
 
     def _claimed(self, report: Report) -> Iterator[int]:
@@ -83,68 +84,69 @@ class _Player:
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         self._gpu = gpu
-        self._end = 0.0  # up to when the GPU has its work
-        self._waiting: deque[_Stretch] = deque()
-        self._heard: Report | None = None
-        self._owed = 0.0  # seconds that were idle for want of a report
+        self._end = 0.0  # time up to which the GPU has work
+        self._waiting: deque[_Span] = deque()
+        self._newest: Report | None = None
+        self._idle_ahead = 0.0  # idle seconds that were played because no report had arrived
 
-    def hear(self, report: Report, sent: float) -> None:
-        """Take in the newest report, sent at that moment of the simulation."""
-        before = self._heard
+    def receive(self, report: Report, sent: float) -> None:
+        """Add the work in the newest report, which was sent at this time of the simulation."""
+        before = self._newest
         if before is None or before.session != report.session:
-            # What came before the first report is not known.
+            # The time before the first report is unknown.
             self._waiting.append((IDLE, max(sent + DELAY_SECONDS - self._end, 0.0)))
-            self._owed = 0.0
+            self._idle_ahead = 0.0
         elif before.sequence < report.sequence:
             spans = _spans(before, report)
             for idle_only in (True, False):
-                spans = [self._paid_off(span, idle_only=idle_only) for span in spans]
+                spans = [self._shortened(span, idle_only=idle_only) for span in spans]
             self._waiting.extend(spans)
-        self._heard = report
+        self._newest = report
 
     def play(self, now: float) -> None:
-        """Let the GPU work up to the present, or a little further."""
+        """Let the GPU work up to `now`, or a little further."""
         while self._end <= now:
             if self._waiting:
                 effect, seconds = self._waiting.popleft()
             else:
                 effect, seconds = IDLE, _IDLE_SLICE_SECONDS
-                self._owed += seconds
+                self._idle_ahead += seconds
             if seconds > 0.0:
                 self._gpu.work(effect, seconds, self._gpu.clock_ratio())
                 self._end += seconds
 
-    def _paid_off(self, span: _Stretch, *, idle_only: bool) -> _Stretch:
+    def _shortened(self, span: _Span, *, idle_only: bool) -> _Span:
+        """Subtract idle time that was already played."""
         effect, seconds = span
         if idle_only and effect is not IDLE:
             return span
-        paid = min(seconds, self._owed)
-        self._owed -= paid
-        return effect, seconds - paid
+        played = min(seconds, self._idle_ahead)
+        self._idle_ahead -= played
+        return effect, seconds - played
 
 
-def _spans(before: Report, after: Report) -> list[_Stretch]:
-    """The GPU's work between two reports of one session."""
+def _spans(before: Report, after: Report) -> list[_Span]:
+    """Return the GPU's work between two reports of one session."""
     passed = {
         name: phase.seconds - (before.phases[name].seconds if name in before.phases else 0.0)
         for name, phase in after.phases.items()
     }
-    # Where no phase of the GPU's is measured, its work is what is left of the steps.
+    # If no phase of the GPU is measured, the GPU works during the unmeasured part of the steps.
     computes = {} if _MEASURED & after.phases.keys() else {"other": EFFECTS["forward"]}
     slices = min(max(_steps(after) - _steps(before), 1), _MOST_SLICES)
-    step: list[_Stretch] = []
-    beside: list[_Stretch] = []
+    step: list[_Span] = []
+    between_steps: list[_Span] = []
     for name in (*EFFECTS, *passed.keys() - EFFECTS.keys()):
         seconds = passed.get(name, 0.0)
         if seconds <= 0.0:
             continue
         effect = computes.get(name) or _EFFECTS.get(name, IDLE)
-        # What mostly was one long occurrence happened beside the steps, and not a little in each.
+        # A phase with one long occurrence was between two steps, not a part of each step.
         if name in EFFECTS or 2.0 * after.phases[name].max <= seconds:
             step.append((effect, seconds / slices))
         else:
-            beside.append((effect, seconds))
-    return step * slices + beside
+            between_steps.append((effect, seconds))
+    return step * slices + between_steps
 
 
 def _steps(report: Report) -> int:

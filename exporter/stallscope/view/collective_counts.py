@@ -1,7 +1,7 @@
-"""Counts of collective operations by rank, as NCCL and PyTorch report them: a rank with fewer keeps the others waiting.
+"""Counts of collective operations by rank, as NCCL and PyTorch report them.
 
-Equal counts are evidence too: the rank that the others wait for has then launched every operation, and its stack shows
-what it does instead of waiting.
+The other ranks wait for a rank that launched fewer operations. Equal counts are evidence too: the rank that the others
+wait for has then launched every operation, and its stack shows what it does instead of waiting.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from stallscope.common.formatting import readable, several
 from stallscope.view.stack_groups import named
 
 _MAX_COMMUNICATORS = 8
-"""Communicators with different counts that are printed."""
+"""Maximum number of printed communicators with different counts."""
 _MAX_SHARES = 3
-"""Different counts of an operation that a sentence has."""
+"""Maximum number of different counts of an operation in a sentence."""
 _MAX_MEMBERS = 8
-"""Processes that a sentence lists."""
+"""Maximum number of processes that a sentence lists."""
 _LOST = {
     "dead": "NCCL considers {} dead",
-    "unresponsive": "NCCL receives no answer from {}",
+    "unresponsive": "NCCL receives no response from {}",
     "left": "{} no longer belongs to it",
-    "no_file": "there is no file of {}",
+    "no_file": "there is no dump of {}",
     "no_operation": "no operation of {} is recorded",
 }
-"""Part of a sentence about ranks without counts, by their state."""
+"""Clause about ranks without counts, by their state."""
 
 
 class Member(NamedTuple):
@@ -40,13 +40,14 @@ class Member(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Members that launched equally many operations."""
+    """Members that launched the same number of operations."""
 
     launched: int
+    """Number of operations."""
     number: int
-    """How many members they are."""
+    """Number of members."""
     members: tuple[Member, ...]
-    """Empty if they are not listed."""
+    """Empty if the source does not list them."""
     last: str = ""
     """Name of their last operation, if known."""
 
@@ -80,7 +81,7 @@ class Evidence(NamedTuple):
     kind: str
     """Noun for a communicator of this source."""
     number: int
-    """All communicators, also those that are not listed because their counts are equal."""
+    """Number of all communicators, including those with equal counts, which the source does not list."""
     communicators: tuple[Communicator, ...]
 
 
@@ -97,12 +98,13 @@ def of_run(evidence: Evidence, world_size: str, pids: Mapping[int, int]) -> Evid
     """Return the evidence with the run's ranks, or None if it is not known to belong to the run.
 
     Jobs of one user can share the port of NCCL's service. A communicator of all ranks belongs to the run if the numbers
-    and processes of its ranks are those that the run reported. It connects the other communicators' processes to ranks.
+    and processes of its ranks are those that the run reported. It then gives the ranks of the processes in the other
+    communicators.
 
     Args:
         evidence: as NCCL reported it.
         world_size: the run's number of ranks.
-        pids: process of each rank that is known.
+        pids: process of each known rank.
     """
     ranks: dict[tuple[str, int | None], int] = {}
     for communicator in evidence.communicators:
@@ -135,7 +137,7 @@ def lines(evidence: Evidence, odd: Sequence[int]) -> Iterator[str]:
 
     Args:
         evidence: of one source.
-        odd: ranks whose stack differs from the others.
+        odd: ranks whose stack differs from that of the others.
     """
     different = [communicator for communicator in evidence.communicators if communicator.differs]
     for communicator in different[:_MAX_COMMUNICATORS]:

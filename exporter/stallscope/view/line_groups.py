@@ -1,4 +1,4 @@
-"""The lines of code of all ranks, by phase: ranks that spend most of a phase in the same line are one group."""
+"""Group ranks by their lines of code in each phase: a group has the same line with the largest share of the phase."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class LineGroup(NamedTuple):
 
     ranks: tuple[int, ...]
     share: float
-    """Mean share of the phase in the time of these ranks."""
+    """Share of the ranks' time that the phase takes, as a mean."""
     shares: tuple[float, ...]
-    """This share of each rank."""
+    """The share of each rank."""
     lines: tuple[HotLine, ...]
-    """Lines with the largest mean shares of the phase; `workers` is the largest number in a rank."""
+    """Lines with the largest mean shares of the phase; `workers` is the maximum of the ranks."""
 
 
 class PhaseLines(NamedTuple):
@@ -37,7 +37,7 @@ def grouped_lines(ranks: Mapping[int, Mapping[str, SampledPhase]]) -> tuple[Phas
         ranks: the phases of the burst of each rank.
 
     Returns:
-        The phases that have lines, those that take the most time first.
+        The phases with lines, sorted by their time, the longest first.
     """
     seconds: dict[str, float] = {}
     groups: dict[str, dict[str, list[int]]] = {}

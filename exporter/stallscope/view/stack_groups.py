@@ -1,8 +1,8 @@
-"""Ranks grouped by their stacks: in a standstill most ranks wait, and the others are the reason.
+"""Group ranks by their stacks: in a hang most ranks wait, and the other ranks are the reason.
 
-Large groups are taken for the waiting ones, as in ByteRobust (SOSP 2025). Where no group is the largest, the ranks in a
-collective operation wait. With several stacks of each rank, the ranks that are outside of the waiting group in most of
-the samples are the odd ones: they are slow.
+The largest group is assumed to wait, as in ByteRobust (SOSP 2025). If several groups are the largest, the group in a
+collective operation is assumed to wait. With several stacks of each rank, the odd ranks are those outside the waiting
+group in most of the samples: they are slow.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from stallscope.protocol.stacks import Place, Stack, place_of, user_frame
 
 _COLLECTIVES = ("/torch/distributed/", "/horovod/", "/mpi4py/", "/deepspeed/comm/", "/jax/experimental/multihost_utils")
 """Parts of the paths of code that waits for other ranks."""
-_CLEARLY = 2
-"""A rank must differ so many times as often as any other to be mentioned where none differs in most samples."""
+_MIN_LEAD = 2
+"""If no rank differs in most samples, a rank is mentioned if it differs this many times as often as any other."""
 _MAX_SHOWN = 3
-"""Odd groups that a sentence has."""
+"""Maximum number of odd groups in a sentence."""
 _MAX_RANKS = 8
-"""Ranks of a group that a sentence lists by number."""
+"""Maximum number of ranks of a group that a sentence lists by number."""
 
 
 class Group(NamedTuple):
-    """Ranks with equal stacks, down to the call of a library."""
+    """Ranks whose stacks are equal, apart from frames inside libraries."""
 
     ranks: tuple[int, ...]
     stack: Stack
-    """The stack of the first of them."""
+    """The stack of the first rank."""
 
     @property
     def place(self) -> Place:
-        """Where they are."""
+        """The line of code in which the ranks are."""
         return place_of(self.stack)
 
 
 class Grouping(NamedTuple):
-    """The groups of one run, and which ranks are the odd ones."""
+    """The groups of one run, and its odd ranks."""
 
     groups: tuple[Group, ...]
     """The largest first."""
     waiting: Group | None
-    """The group that waits for the others; None if no group is known to."""
+    """The group that waits for the others; None if it is unknown."""
     odd: tuple[int, ...]
-    """Ranks that are not in the waiting group, in most of their samples."""
+    """Ranks that are outside the waiting group in most of their samples."""
     samples: int = 1
     """Samples of each rank that were compared."""
     outside: Mapping[int, tuple[int, Place]] = {}
-    """By rank, the samples in which it was not in the waiting group, if any, and its most frequent place in them."""
+    """By rank, the number of samples outside the waiting group, if any, and the most frequent place in them."""
 
 
 def grouped(stacks: Mapping[int, Sequence[Stack]]) -> Grouping:
-    """Group ranks by their stacks, and find the odd ones over all samples.
+    """Group ranks by their stacks, and find the odd ranks over all samples.
 
-    The groups are of the newest sample in which an odd rank differs, or else of the newest sample.
+    The groups are those of the newest sample in which an odd rank differs, or else of the newest sample.
 
     Args:
         stacks: the stacks of each rank, the oldest first; ranks without one are left out.
@@ -81,7 +81,7 @@ def grouped(stacks: Mapping[int, Sequence[Stack]]) -> Grouping:
 
 
 def sentence(grouping: Grouping) -> str:
-    """Return what the ranks do, as one sentence; empty without a stack."""
+    """Return one sentence on where the ranks are; empty without a stack."""
     if grouping.samples > 1 and sum(len(group.ranks) for group in grouping.groups) > 1:
         return _over_samples(grouping)
     waiting = grouping.waiting
@@ -100,13 +100,13 @@ def sentence(grouping: Grouping) -> str:
 
 
 def _over_samples(grouping: Grouping) -> str:
-    """Return how often the odd ranks differ, those that differ most often first."""
+    """Return how often the odd ranks differ, starting with the ranks that differ most often."""
     if not grouping.odd:
         text = f"no rank differs from the others in most of {grouping.samples} samples"
         (count, rank), (next_count, _) = sorted(
             [(0, -1), (0, -1), *[(count, rank) for rank, (count, _) in grouping.outside.items()]], reverse=True
         )[:2]
-        if count >= _CLEARLY * max(next_count, 1):
+        if count >= _MIN_LEAD * max(next_count, 1):
             text += f"; rank {rank} differs most often, in {count}, {_at(grouping.outside[rank][1])}"
         return text
     alike: dict[tuple[int, Place], list[int]] = {}
@@ -126,7 +126,7 @@ def _groups(stacks: Mapping[int, Stack]) -> tuple[Group, ...]:
     ranks: dict[object, list[int]] = {}
     for rank in sorted(stacks):
         ranks.setdefault(_identity(stacks[rank]), []).append(rank)
-    # Of equally large groups the one with the lowest rank first.
+    # Groups of equal size are sorted by their lowest rank.
     return tuple(
         Group(tuple(members), stacks[members[0]])
         for members in sorted(ranks.values(), key=lambda members: (-len(members), members))
@@ -134,7 +134,7 @@ def _groups(stacks: Mapping[int, Stack]) -> tuple[Group, ...]:
 
 
 def _identity(stack: Stack) -> object:
-    """Return what equal stacks share: frames of libraries below the call differ from moment to moment."""
+    """Return the part of a stack that is compared: frames inside a library differ from moment to moment."""
     return place_of(stack).call, stack[user_frame(stack) :]
 
 
@@ -156,7 +156,7 @@ def _at(place: Place) -> str:
 
 
 def named(ranks: Iterable[int]) -> str:
-    """Return ranks in words: `ranks 1, 2 and 5`, or how many there are."""
+    """Format ranks as `ranks 1, 2 and 5`, or return their number if there are many."""
     numbers = [str(rank) for rank in ranks]
     if len(numbers) == 1:
         return f"rank {numbers[0]}"

@@ -1,4 +1,4 @@
-"""A poll: something that a GPU is queried for at its own interval. One object for each GPU, which keeps the totals."""
+"""Polls: each queries a GPU for some signals at its own interval. Each GPU has its own polls, which keep the totals."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from stallscope.sampling.integrals import COUNTER_SLACK, DriverCounter, Timeline
 from stallscope.sampling.reading import Distribution, Sample
 
 Answer = Mapping[Family, "float | Distribution | Mapping[str, float]"]
-"""Values by family, for a family with a label of its own by label. A family in it is supported, even without values."""
+"""Values by family, and by label if the family has a label. A family in it is supported, even without values."""
 
 _Answer = TypeVar("_Answer")
 _Value = TypeVar("_Value")
 
 
 class Session:
-    """State of one GPU that lasts until the driver is opened again."""
+    """State of one GPU between two openings of the driver."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Session:
         """Begin.
 
         Args:
-            device: answers for the GPU.
-            retry: refused polls, and parts of them, by name; outlives the session.
+            device: the GPU, as the driver provides it.
+            retry: refused polls, and parts of polls, by name; it is kept for the next session.
             longest: seconds after which a reading is stale.
             calls_before: driver calls made for the GPU in earlier sessions.
             rejected_before: implausible values of earlier sessions, by reason.
@@ -48,28 +48,28 @@ class Session:
         self.calls_before = calls_before
         self.rejected_before: Mapping[str, int] = rejected_before or {}
         self.number = 0
-        """Of the session with the driver; another one may mean that the driver was loaded again."""
+        """Number of the driver's session; after a change, the driver may have been reloaded."""
         self.now = 0.0
-        """When the newest reading began, monotonic."""
+        """Start of the newest reading, in monotonic seconds."""
         self.has: dict[str, frozenset[Family]] = {}
-        """For each poll that was answered or refused, the families in its answers."""
+        """Families in the answers of each poll that was answered or refused."""
         self.missing_since: dict[tuple[str, Family], float] = {}
-        """When a family was first absent from an answer that had it, by poll, monotonic."""
+        """Time since which a family is absent from the answers of a poll, in monotonic seconds."""
         self.refusal = ""
-        """The newest error of a poll that had been answered."""
+        """Newest error of a poll that was answered before."""
         self.answers: dict[str, list[Sample]] = {}
         self.polled_at: dict[str, float] = {}
         self.support: list[Sample] | None = None
-        """The series of `signal_supported`, until something changes."""
+        """Cached series of `signal_supported`; None after a change."""
         self.served: dict[str, str] = {}
-        """How a signal is served, where that is decided here."""
+        """Source of each signal whose source a poll chooses."""
         self.readings: dict[str, Readings] = {}
-        """Queries of the driver that were answered in this reading."""
+        """Answers of the driver in this reading, by query."""
         self.activity: Activity | None = None
-        """Of this reading; None where there is nothing new."""
+        """Activity in this reading; None if there is no new one."""
 
     def forget(self) -> None:
-        """Find out again what the GPU supports."""
+        """Forget which signals the GPU supports, so that all are queried again."""
         self.retry.forget()
         self.has.clear()
         self.missing_since.clear()
@@ -77,7 +77,7 @@ class Session:
         self.support = None
 
     def begin(self, now: float, number: int) -> None:
-        """Begin a reading in the session with the driver that has this number."""
+        """Begin a reading at the time `now`, in the driver's session `number`."""
         self.now, self.number = now, number
         self.readings.clear()
         self.activity = None
@@ -93,53 +93,53 @@ class Session:
 
     @property
     def counters_failed(self) -> bool:
-        """True if the driver's counters are merely unknown at this reading."""
+        """True if the driver's counters are supported, but could not be read in this reading."""
         return "counters" not in self.readings and "counters" not in self.retry
 
     def require_counters(self) -> None:
-        """Raise DriverError where the counters are merely unknown at this reading."""
+        """Raise DriverError if the counters are supported, but could not be read in this reading."""
         if self.counters_failed:
             raise DriverError("driver_error", "the GPU's counters could not be read")
 
     def uncounted(self, counter: DriverCounter) -> bool:
-        """Return whether the driver does not count this now, beyond a few readings that may merely have failed."""
+        """Return whether the driver has no current value of this counter; a few failed readings are tolerated."""
         if self.counters_failed:
             return False
         return counter.counted_at is None or self.now - counter.counted_at > self.longest
 
 
 class Poll(ABC):
-    """Something polled at its own interval."""
+    """Signals that are polled together, at their own interval."""
 
     name: str
     families: tuple[Family, ...] = ()
     every: float = EVERY_READING
     in_parts: ClassVar[bool] = False
-    """True where its parts are retried one by one: it then makes no driver call that is not due."""
+    """True if its parts are retried one by one, so that it makes only driver calls that are due."""
     follows: ClassVar[bool] = False
-    """True where it makes no driver call of its own, so that its answer proves nothing about the driver."""
+    """True if it makes no driver call, so that its answer does not show whether the driver responds."""
 
     timelines: Collection[Timeline] = ()
-    """Buffers of the driver's samples that it follows, which reject samples."""
+    """Timelines of the driver's sample buffers, which count rejected samples."""
     counters: Collection[DriverCounter | Traffic] = ()
-    """Counters of the driver that it follows, which reject readings."""
+    """Counters of the driver, which count rejected readings."""
 
     @abstractmethod
     def read(self, session: Session) -> Answer | None:
-        """Return the values; None where it is not known yet whether the GPU has the signal.
+        """Return the values; None while it is unknown whether the GPU supports the signals.
 
         Raises:
-            Unsupported: the GPU does not have it.
-            DriverError: it could not be read now.
+            Unsupported: the GPU does not support them.
+            DriverError: the query failed this time.
         """
 
     def reopened(self) -> None:
-        """Note that the driver was opened again, and perhaps loaded again with another clock."""
+        """Prepare for a driver that was opened again, and perhaps reloaded with another clock."""
         for timeline in self.timelines:
             timeline.reopened()
 
     def count_rejected(self, found: Counter[str]) -> None:
-        """Add what was rejected here, by reason. Any thread may call it."""
+        """Add the number of rejected values by reason. Any thread may call it."""
         for timeline in self.timelines:
             found["future_timestamp"] += timeline.future
             found["backwards"] += timeline.backwards
@@ -149,10 +149,10 @@ class Poll(ABC):
 
 
 class TablePoll(Poll):
-    """A query of `drivers/signals.py`: its numbers as they are, and its counters as totals that never go back."""
+    """Polls a query of `drivers/signals.py`. Gauges stay unchanged, counters become totals that never decrease."""
 
     def __init__(self, query: str) -> None:
-        """Poll this query."""
+        """Prepare to poll a query."""
         signals = [signal for signal in QUERIES[query].values() if not signal.combined]
         self.name = query
         self.every = signals[0].every

@@ -1,7 +1,7 @@
-"""Activity of a GPU by GPM (Hopper and newer): differences of successive samples, so that no time is left out.
+"""Activity of a GPU by GPM (Hopper and newer), from successive samples, so that no time is missed.
 
-Where the driver answers the since-reboot cycle counters, shares are differences of these; else, or where they
-contradict the documented percentages, the percentages over the same interval.
+If the driver supports the cycle counters since reboot, shares are computed from their increases. Otherwise, or if they
+contradict the documented percentages, the percentages over the same interval are used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LATER = frozenset(
         _PCIE_RECEIVED_BYTES,
     )
 )
-"""Metrics of newer drivers; an older one may refuse the whole call because of them."""
+"""Metrics of newer drivers. An older driver may refuse the whole call because of them."""
 _LATER_KEY = "GPM metrics of later drivers"
 
 _MOST_PERCENT = 100.5
@@ -64,29 +64,29 @@ _MOST_MIB = float(1 << 24)
 _MOST_COUNT = 2.0**64
 _MEBIBYTE = 1 << 20
 _CONTRADICTION = 0.1
-"""A share by cycles that is so far from the same share in percent counts something else than we think."""
+"""Difference between a share by cycles and its percentage, above which the cycle counter is not trusted."""
 _TURN_SECONDS = 0.2
 
 Query = Callable[..., Any]
 
 
 class Turns:
-    """Lets one GPU at a time make GPM calls: concurrent calls were seen to crash the library."""
+    """A lock for GPM calls of one GPU at a time: concurrent calls have crashed the library."""
 
     def __init__(self, longest: float = _TURN_SECONDS) -> None:
-        """Take the longest wait for a turn in seconds."""
+        """Create the lock, with the maximum seconds to wait for it."""
         self._lock = threading.Lock()
         self._longest = longest
         self._number = 0
-        self._waited_in_vain_for = -1
+        self._timed_out_for = -1
 
     @contextmanager
     def take(self) -> Iterator[bool]:
-        """Yield True if this GPU may call now. After a wait in vain for a turn, later callers do not wait for it."""
+        """Yield True if this GPU may call now. After one caller timed out, later callers do not wait for that turn."""
         number = self._number
-        wait = 0 if number == self._waited_in_vain_for else self._longest
+        wait = 0 if number == self._timed_out_for else self._longest
         if not (self._lock.acquire(timeout=wait) if wait else self._lock.acquire(blocking=False)):
-            self._waited_in_vain_for = number
+            self._timed_out_for = number
             yield False
             return
         self._number += 1
@@ -97,11 +97,11 @@ class Turns:
 
 
 TURNS = Turns()
-"""The turns of this process."""
+"""The lock of this process."""
 
 
 class ActivityMeter:
-    """GPM of one GPU or GPU instance. Belongs to one thread."""
+    """Reads GPM of one GPU or GPU instance. Used by one thread only."""
 
     def __init__(
         self,
@@ -116,13 +116,13 @@ class ActivityMeter:
         """Prepare.
 
         Args:
-            session: what ends with it is freed before.
+            session: the driver's session; before it ends, the samples are freed.
             query: makes a driver call that needs no device.
-            take: has the driver fill a GPM sample for this device.
-            plausibility: checks of values.
-            served: receives the metric that serves each signal.
-            monotonic: clock, seconds.
-            retry: keeps the refusals of metrics.
+            take: fills a GPM sample for this device.
+            plausibility: checks values.
+            served: receives the source of each signal.
+            monotonic: clock in seconds.
+            retry: stores which metrics were refused.
         """
         self._session = session
         self._query = query
@@ -134,19 +134,19 @@ class ActivityMeter:
         self._closed = False
         self._samples: tuple[Handle, Handle] | None = None
         self._taken: float | None = None
-        """Time of the older sample; None without one."""
+        """Time of the older sample; None before the first."""
         self._retry = retry
         self._wanted = sorted(_BASE | _LATER)
         self._silent = True
-        """True where the newest query answered no metric."""
+        """True if the newest query returned no metric."""
         self._totals: Mapping[int, float] = {}
 
     def read(self) -> Activity | None:
-        """Activity since the reading before; None where it was not our turn, or the meter is closed.
+        """Return the activity since the previous reading; None while another GPU has the lock, or after `close`.
 
         Raises:
-            Unsupported: no GPM here.
-            DriverError: this time it failed.
+            Unsupported: the GPU does not support GPM.
+            DriverError: the call failed this time.
         """
         with TURNS.take() as ours:
             if not ours:
@@ -159,12 +159,12 @@ class ActivityMeter:
                     self.release()
 
     def close(self) -> None:
-        """Read no more, and give the samples back, if need be after the call that is under way."""
+        """Stop reading, and free the samples: now, or after a call in progress."""
         self._closed = True
         self.release()
 
     def release(self) -> None:
-        """Give the samples back, unless a call that never came back still has them."""
+        """Free the samples, unless a call that does not return still uses them."""
         if self._busy.acquire(blocking=False):
             samples, self._samples, self._taken = self._samples, None, None
             for sample in samples or ():
@@ -184,7 +184,7 @@ class ActivityMeter:
         except (DeviceLost, DriverUnavailable):
             self._taken = None
             raise
-        # When within the call the driver looks is unknown; the middle is off by the least.
+        # The driver takes the sample at an unknown time within the call; the middle has the smallest error.
         taken = (before + self._monotonic()) / 2
         since, self._taken = self._taken, None
         self._samples = (newer, older)
@@ -197,11 +197,11 @@ class ActivityMeter:
         return self._activity(metrics, taken - since)
 
     def _metrics(self, older: Handle, newer: Handle, now: float) -> dict[int, float]:
-        """Return the metrics that were answered.
+        """Return the values of the supported metrics.
 
         Raises:
-            Unsupported: none is, nor was any at the query before.
-            DriverError: none is this time, as when the driver's clock went back between the two samples.
+            Unsupported: no metric has a value, in this query and in the previous one.
+            DriverError: no metric has a value this time, as after the driver's clock was set back between two samples.
         """
         found: dict[int, float] = {}
         refused: list[int] = []
@@ -212,19 +212,19 @@ class ActivityMeter:
                 refused.append(metric)
         was_silent, self._silent = self._silent, not found
         if not found and not was_silent:
-            raise DriverError("invalid_argument", "the driver answered no GPM metric over this interval")
+            raise DriverError("invalid_argument", "the driver returned no GPM metric for this interval")
         for metric in refused:
             self._retry.refused(metric, now)
         self._retry.answered(*found)
         if not found:
-            raise Unsupported("this GPU answers no GPM metric")
+            raise Unsupported("this GPU supports no GPM metric")
         rates = (_NVLINK_RECEIVED, _NVLINK_TRANSMITTED)
         if all(rate in self._retry for rate in rates) and _LATER & found.keys():
             self._wanted = sorted(_BASE | _LATER | {*_NVLINK_RECEIVED_BYTES, *_NVLINK_TRANSMITTED_BYTES})
         return found
 
     def _answers(self, older: Handle, newer: Handle, now: float) -> Iterable[tuple[int, tuple[int, float]]]:
-        """Query the metrics that are due: without those of later drivers where the whole call is refused for them."""
+        """Query the metrics that are due; omit those of newer drivers if an older one refuses them."""
         ids = self._retry.select(self._wanted, now)
         base = tuple(metric for metric in ids if metric in _BASE)
         if not self._retry.due(_LATER_KEY, now):
@@ -287,7 +287,7 @@ class ActivityMeter:
             ("nvlink_receive_bytes_total", nvlink_received, _NVLINK_RECEIVED, 261),
             ("nvlink_transmit_bytes_total", nvlink_transmitted, _NVLINK_TRANSMITTED, 262),
         ):
-            if value is not None:  # a counter of the driver's, where there is one, goes first
+            if value is not None:  # a counter of the driver takes precedence, if there is one
                 self._served.setdefault(signal, f"GPM {total if total in growth else rate}")
         return Activity(
             seconds=seconds,
@@ -313,7 +313,7 @@ class ActivityMeter:
     def _share(
         self, metrics: Mapping[int, float], growth: Mapping[int, float], metric: int
     ) -> tuple[float | None, str]:
-        """Return the share of cycles in which the unit worked, and the metrics it comes from."""
+        """Return the share of cycles in which the unit was active, and its source."""
         share = self._percent(metrics, metric)
         counter = _CYCLES_ACTIVE[metric]
         active, elapsed = growth.get(counter), growth.get(_CYCLES_ELAPSED)
