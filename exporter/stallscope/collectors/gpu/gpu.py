@@ -115,7 +115,7 @@ class Gpu:
         self.identify(identity, system)
         for poll in self._polls:
             poll.reopened()
-        # The counts of the previous session are passed at once: a page rendered meanwhile must count nothing twice.
+        # The counts of the previous session are passed at once: a page rendered now must count nothing twice.
         before = (self.calls, self._rejected_by_calls()) if hasattr(self, "session") else ()
         self.session = Session(device, self._retry, self._longest, *before)
         self._retry.forget()
@@ -163,7 +163,7 @@ class Gpu:
         return {reason: count for reason, count in found.items() if count}
 
     def _rejected_by_calls(self) -> Counter[str]:
-        """Return the values that devices rejected in all sessions, by reason, without those of timelines and counters."""
+        """Count the values that devices rejected in all sessions, by reason, without timelines and counters."""
         session = self.session
         found = Counter(session.rejected_before)
         for reason, count in session.device.rejected.items():
@@ -301,8 +301,8 @@ class Gpu:
         if not persistent and not self._persistence_off_logged:
             _logger.warning(
                 "GPU %s (%s): persistence mode is off: each first use of the idle GPU initialises it again, which "
-                "takes tens of milliseconds to seconds, and delays every other call. While this exporter runs, it keeps "
-                "the GPU open. Turn persistence mode on with nvidia-persistenced, or nvidia-smi -pm 1",
+                "takes tens of milliseconds to seconds, and delays every other call. While this exporter runs, it "
+                "keeps the GPU open. Turn persistence mode on with nvidia-persistenced, or nvidia-smi -pm 1",
                 *self.labels,
             )
         self._persistence_off_logged = not persistent
