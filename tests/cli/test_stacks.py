@@ -124,7 +124,7 @@ def test_lines_and_the_reason_of_each_rank_without_are_shown(
         "    50 %  a?.py:1 f, in 4 workers",
         "rank 1: no lines of code; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket",
         "rank 2: at a standstill; its stack is shown without --lines",
-        "rank 3: no lines of code in time; the rank has made no report since the request, or its shim is older",
+        "rank 3: no lines of code in time; the rank has sent no report since the request, or its shim is too old",
     ]
     assert stacks.main(["job", "--lines", "--json"]) == 0
     assert [group["ranks"] for group in json.loads(capsys.readouterr().out)["phases"][0]["groups"]] == [[0, 4]]

@@ -161,7 +161,7 @@ def _show_lines(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
     texts = [line for phase in found for line in _phase_lines(phase)]
     if answered and not found:
         texts.append(f"{_rank_ranges(sorted(answered))}: no line of the program was sampled")
-    texts += _without(silent, "lines of code")
+    texts += _reasons(silent, "lines of code")
     print("\n".join(texts) if texts else "no rank is known")
     return bool(found)
 
@@ -343,11 +343,11 @@ def _group_lines(found: Grouping, ranks: dict[int, dict[str, Any]], now: float) 
         if all(ranks[rank]["standstill"] for rank in group.ranks):
             yield f"  last report {ago(silent)}"
         yield from _frame_lines(group.stack)
-    yield from _without({number: rank for number, rank in ranks.items() if number not in shown}, "stack")
+    yield from _reasons({number: rank for number, rank in ranks.items() if number not in shown}, "stack")
 
 
-def _without(ranks: Mapping[int, Mapping[str, Any]], what: str) -> Iterator[str]:
-    """Return the reason of each rank for having no stack or line."""
+def _reasons(ranks: Mapping[int, Mapping[str, Any]], what: str) -> Iterator[str]:
+    """Return the reason why each of these ranks has no stack or line."""
     reasons: dict[str, list[int]] = {}
     for number, rank in sorted(ranks.items()):
         if rank["standstill"]:
@@ -355,7 +355,7 @@ def _without(ranks: Mapping[int, Mapping[str, Any]], what: str) -> Iterator[str]
         elif not rank.get("reachable", True):
             reason = f"no {what}; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket"
         else:
-            reason = f"no {what} in time; the rank has made no report since the request, or its shim is older"
+            reason = f"no {what} in time; the rank has sent no report since the request, or its shim is too old"
         reasons.setdefault(reason, []).append(number)
     for reason, numbers in reasons.items():
         yield f"{_rank_ranges(numbers)}: {reason}"
