@@ -1,9 +1,9 @@
 """Every setting of the exporter, and the four places that it may come from.
 
-A flag beats the configuration file, the file beats the environment, the environment beats the default. All of them
-use one name: `--web.telemetry-path=/m` is `web: {telemetry-path: /m}` or `web.telemetry-path: /m` in the file and
-`STALLSCOPE_EXPORTER_WEB_TELEMETRY_PATH=/m` in the environment, where a list is separated by commas. What is not
-understood is refused with its name and its place, never ignored.
+A flag takes precedence over the configuration file, the file over the environment, and that over the default. All of
+them use one name: `--web.telemetry-path=/m` is `web: {telemetry-path: /m}` or `web.telemetry-path: /m` in the file and
+`STALLSCOPE_EXPORTER_WEB_TELEMETRY_PATH=/m` in the environment, where a list is separated by commas. An invalid setting
+is an error with its name and place; it is never ignored.
 """
 
 from __future__ import annotations
@@ -108,24 +108,24 @@ def parse_telemetry_path(text: str) -> str:
 
 
 def parse_optional_address(text: str) -> Address | None:
-    """Read `host:port`, or nothing for off."""
+    """Parse `host:port`; None if empty."""
     if not text:
         return None
     try:
         address = parse_address(text)
     except ValueError as problem:
-        raise ValueError(f"{problem}, or nothing for off") from None
+        raise ValueError(f"{problem}, or empty to disable it") from None
     if not address.host:
-        raise ValueError("HOST:PORT with a host, or nothing for off")
+        raise ValueError("HOST:PORT with a host, or empty to disable it")
     return address
 
 
 def parse_optional_path(text: str) -> Path | None:
-    """Read an absolute path, or nothing for off."""
+    """Parse an absolute path; None if empty."""
     if not text:
         return None
     if not text.startswith("/") or "\0" in text:
-        raise ValueError("an absolute path, or nothing for off")
+        raise ValueError("an absolute path, or empty to disable it")
     return Path(text)
 
 
@@ -146,12 +146,12 @@ def _parse_group(text: str) -> str:
         try:
             grp.getgrnam(text)
         except KeyError:
-            raise ValueError("the name of a group of this machine, or nothing for none") from None
+            raise ValueError("the name of a group on this machine, or empty") from None
     return text
 
 
 def parse_server(text: str) -> str:
-    """Read the address of an HTTP server with its path prefix, if any, or nothing for none."""
+    """Read the address of an HTTP server with its path prefix, if it has one; empty for no server."""
     from urllib.parse import urlsplit
 
     if not text:
@@ -162,7 +162,7 @@ def parse_server(text: str) -> str:
     except ValueError:
         sound = False
     if not sound or "?" in text or "#" in text or not re.fullmatch(r"[\x21-\x7e]+", text):
-        raise ValueError("http://HOST:PORT or https://HOST:PORT, with a path where it has one, or nothing for none")
+        raise ValueError("http://HOST:PORT or https://HOST:PORT, with its path prefix if it has one, or empty")
     return text.rstrip("/")
 
 
@@ -174,7 +174,7 @@ def _parse_node(text: str) -> str:
 
 def _parse_word(text: str) -> str:
     if text and not re.fullmatch(r"[a-z0-9_-]+", text):
-        raise ValueError("the name of a scenario, or nothing for the real driver")
+        raise ValueError("the name of a scenario, or empty for the real driver")
     return text
 
 
@@ -235,7 +235,7 @@ class Configuration:
             parse_address,
             ":19400",
             "ADDRESS",
-            "Where to answer HTTP: HOST:PORT, :PORT for all interfaces, [IPV6]:PORT.",
+            "Address to listen on for HTTP: HOST:PORT, :PORT for all interfaces, [IPV6]:PORT.",
             repeatable=True,
         )
     )
@@ -249,12 +249,12 @@ class Configuration:
             "",
             "FILE",
             "TLS, client certificates, users with passwords, and headers, in the format that all Prometheus exporters "
-            "share (`promtool check` judges it); read again when it changes.",
+            "share (`promtool check web-config` checks it); reloaded when it changes.",
         )
     )
     max_threads: int = field(
         metadata=_setting(
-            "web.max-threads", _integer(1, 64), "4", "NUMBER", "Threads that answer requests, for each listen address."
+            "web.max-threads", _integer(1, 64), "4", "NUMBER", "Threads for HTTP requests, for each listen address."
         )
     )
     allow_remote_reports: bool = field(
@@ -263,8 +263,8 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Take training reports over HTTP from other machines too, not only from this one, and from users and "
-            "certificates of --web.config.file requests to runs and to release GPUs.",
+            "Accept training reports over HTTP from other machines too, not only from this one. Users and client "
+            "certificates of --web.config.file can then also send requests to runs and release GPUs from there.",
             live=True,
         )
     )
@@ -274,15 +274,13 @@ class Configuration:
             _parse_group,
             "",
             "GROUP",
-            "Group whose members may release GPUs, and request traces, stacks and ends of every run, over HTTP, as "
-            "root and the user of the exporter may; others send requests to their own runs only.",
+            "Group whose members may release GPUs, and request traces, stacks and the end of every run over HTTP, as "
+            "root and the exporter's user may. Other users may send requests only to their own runs.",
             live=True,
         )
     )
     enable_status_page: bool = field(
-        metadata=_setting(
-            "web.enable-status-page", parse_switch, "true", "", "Answer / with the status page.", live=True
-        )
+        metadata=_setting("web.enable-status-page", parse_switch, "true", "", "Serve the status page at /.", live=True)
     )
     enable_reports: bool = field(
         metadata=_setting(
@@ -290,7 +288,7 @@ class Configuration:
             parse_switch,
             "true",
             "",
-            "Take training reports by POST /api/v1/report; the UNIX socket and UDP have settings of their own.",
+            "Accept training reports by POST /api/v1/report; the UNIX socket and UDP have their own settings.",
             live=True,
         )
     )
@@ -300,18 +298,18 @@ class Configuration:
             parse_switch,
             "true",
             "",
-            "Release and acquire GPUs at POST /-/release and /-/resume; signals do so in any case.",
+            "Accept POST /-/release and /-/resume, which close and reopen GPUs; the signals always work.",
             live=True,
         )
     )
     log_level: str = field(
         metadata=_setting(
-            "log.level", _choice(LEVELS), "info", "LEVEL", f"Least level to log: {', '.join(LEVELS)}.", live=True
+            "log.level", _choice(LEVELS), "info", "LEVEL", f"Lowest level to log: {', '.join(LEVELS)}.", live=True
         )
     )
     log_format: str = field(
         metadata=_setting(
-            "log.format", _choice(FORMATS), "plain", "FORMAT", f"Form of the log: {' or '.join(FORMATS)}.", live=True
+            "log.format", _choice(FORMATS), "plain", "FORMAT", f"Format of the log: {' or '.join(FORMATS)}.", live=True
         )
     )
     disable_default_collectors: bool = field(
@@ -320,7 +318,7 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Run only collectors that are switched on; otherwise all run.",
+            "Run only collectors that are enabled explicitly; otherwise all collectors run.",
             live=True,
         )
     )
@@ -330,7 +328,7 @@ class Configuration:
             _duration("100ms", "60s"),
             "1s",
             "DURATION",
-            "Time between two readings of a source, 100ms to 60s.",
+            "Interval of a collector's readings, 100ms to 60s.",
         )
     )
     stale_intervals: int = field(
@@ -339,7 +337,7 @@ class Configuration:
             _integer(2, 100),
             "3",
             "NUMBER",
-            "Age in intervals from which a reading is no longer shown.",
+            "Age in intervals after which a reading is stale and no longer exported.",
             live=True,
         )
     )
@@ -350,7 +348,7 @@ class Configuration:
             "0s",
             "DURATION",
             "Exit with status 75 once a reading has been stuck for this long, so that a supervisor restarts the "
-            "exporter: a driver call that hangs can only be ended with its process. 0s for never.",
+            "exporter: a driver call that hangs ends only with its process. 0s disables this.",
             live=True,
         )
     )
@@ -382,7 +380,7 @@ class Configuration:
             parse_optional_path,
             DEFAULT_SOCKET,
             "PATH",
-            "UNIX datagram socket that takes training reports; nothing for off.",
+            "UNIX datagram socket for training reports; empty to disable it.",
         )
     )
     report_udp_address: Address | None = field(
@@ -391,7 +389,7 @@ class Configuration:
             parse_optional_address,
             f"127.0.0.1:{DEFAULT_PORT}",
             "ADDRESS",
-            "UDP address that takes training reports; nothing for off.",
+            "UDP address for training reports; empty to disable it.",
         )
     )
     report_expiry: float = field(
@@ -400,18 +398,19 @@ class Configuration:
             _duration("1s", "30d"),
             "15m",
             "DURATION",
-            "How long an ended rank stays on the page, and after what silence an invisible one counts as lost.",
+            "Time for which an ended rank is still exported, and time without a report after which a rank whose "
+            "process is not visible counts as lost.",
             live=True,
         )
     )
     report_max_runs: int = field(
         metadata=_setting(
-            "report.max-runs", _integer(1, 10_000), "64", "NUMBER", "Training runs held at once, at most.", live=True
+            "report.max-runs", _integer(1, 10_000), "64", "NUMBER", "Maximum number of training runs.", live=True
         )
     )
     report_max_ranks: int = field(
         metadata=_setting(
-            "report.max-ranks", _integer(1, 100_000), "1024", "NUMBER", "Ranks held at once, at most.", live=True
+            "report.max-ranks", _integer(1, 100_000), "1024", "NUMBER", "Maximum number of ranks.", live=True
         )
     )
     report_state_file: Path | None = field(
@@ -420,7 +419,7 @@ class Configuration:
             parse_optional_path,
             "",
             "FILE",
-            "File that keeps the newest reports, so that a restart shows them at once; nothing for off.",
+            "File to store the newest reports in, so that they are exported again at once after a restart.",
         )
     )
     report_token_file: Path | None = field(
@@ -429,8 +428,8 @@ class Configuration:
             _parse_file,
             "",
             "FILE",
-            "File with a token in each line: reports over UDP and HTTP must be signed with one of them; read again "
-            "when it changes. Nothing for taking unsigned ones.",
+            "File with one token per line: reports over UDP and HTTP must be signed with one of them. Reloaded when it "
+            "changes. Without it, unsigned reports are accepted.",
         )
     )
     report_token_window: float = field(
@@ -439,7 +438,7 @@ class Configuration:
             _duration("1s", "1h"),
             "2m",
             "DURATION",
-            "How much the time of a signature may differ from this machine's clock, 1s to 1h.",
+            "Maximum difference between the time of a signature and this machine's clock, 1s to 1h.",
             live=True,
         )
     )
@@ -468,7 +467,8 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Pass requests of `stallscope stop` to training jobs; each must allow it too (STALLSCOPE_ALLOW_STOP=1).",
+            "Pass requests of `stallscope stop` to training jobs; each job must allow it too "
+            "(STALLSCOPE_ALLOW_STOP=1).",
             live=True,
         )
     )
@@ -479,7 +479,7 @@ class Configuration:
             "",
             "URL",
             "Prometheus with Stallscope's rules, queried for the verdicts on the status page while a browser shows it; "
-            "takes 10 MB of memory more.",
+            "uses 10 MB more memory.",
         )
     )
     kubernetes_node: str = field(
@@ -498,7 +498,7 @@ class Configuration:
             _parse_word,
             "",
             "NAME",
-            "Show a simulated node that plays this scenario of `stallscope up` in place of the real driver.",
+            "Simulate a node with this scenario of `stallscope up`, instead of reading the real driver.",
         )
     )
     simulated_host: bool = field(
@@ -516,21 +516,21 @@ class Configuration:
             _duration("0s", "1d"),
             "60s",
             "DURATION",
-            "Time from the start to the scenario's fault.",
+            "Time from the start to the fault of the scenario.",
         )
     )
     collectors: Mapping[str, bool] = field(default_factory=dict)
-    """Sources that are switched on or off explicitly, by name."""
+    """Collectors that are enabled or disabled explicitly, by name."""
 
     def enabled(self, name: str, *, by_default: bool) -> bool:
         """Return True if the collector of that name runs."""
         return self.collectors.get(name, by_default and not self.disable_default_collectors)
 
     def changes(self, newer: Configuration) -> tuple[dict[str, Any], list[str]]:
-        """Differences in a newer configuration.
+        """Return the differences in a newer configuration.
 
         Returns:
-            New values of what a reload applies, by field; and the names of settings that need a restart.
+            New values that a reload applies, by field; and the names of changed settings that need a restart.
         """
         live: dict[str, Any] = {}
         waiting: list[str] = []
@@ -554,7 +554,7 @@ _CONFIG_FILE = Setting("config.file", _parse_path, "", "YAML file with settings.
 
 
 def settings(sources: Mapping[str, str]) -> dict[str, Setting]:
-    """Every setting by name, with a switch for each of the sources.
+    """Return every setting by name, with a switch for each collector.
 
     Args:
         sources: the summary of each collector, by its name.
@@ -578,10 +578,10 @@ def load(arguments: Sequence[str], environment: Mapping[str, str], sources: Mapp
     Args:
         arguments: the command line after the command's name.
         environment: the process environment.
-        sources: one line of help for each source that can be switched, by name.
+        sources: the summary of each collector, by its name.
 
     Raises:
-        ConfigurationError: something is not understood.
+        ConfigurationError: a setting is unknown or invalid.
         SystemExit: help was printed.
     """
     table = settings(sources)
@@ -590,7 +590,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str], sources: Mapp
     file = flags.get(_CONFIG_FILE.name) or variables.get(_CONFIG_FILE.name)
     in_file = _from_file(_value(_CONFIG_FILE, file), table) if file else {}
     defaults = {setting.name: _Given((setting.default,), "default") for setting in _FIELDS.values()}
-    # Every place is checked, also where another beats it: what is wrong today would surprise at the next change.
+    # Every place is checked, even if another takes precedence, so that an error does not appear only at a later change.
     values = {
         name: _value(table[name], given)
         for place in (defaults, variables, in_file, flags)
@@ -603,7 +603,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str], sources: Mapp
     if configuration.simulated_host and not configuration.scenario:
         raise ConfigurationError("simulation.host needs a scenario: set simulation.scenario too")
     if configuration.simulated_host and configuration.root != Path("/"):
-        raise ConfigurationError("simulation.host brings its own proc and sys: leave path.rootfs out")
+        raise ConfigurationError("simulation.host has its own proc and sys: leave path.rootfs out")
     return configuration
 
 
@@ -625,7 +625,7 @@ def _parsed(setting: Setting, text: str, place: str) -> Any:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Refuse in one line, without argparse's usage before it."""
+        """Raise the error in one line, without argparse's usage."""
         raise ConfigurationError(f"command line: {message}")
 
 
@@ -645,16 +645,16 @@ _GROUPS = {
 }
 """Titles in the help, by the first words of settings."""
 _NOTES = f"""\
-A switch ([BOOLEAN]) is turned off by its --no- form. A flag beats the file of
---config.file, the file beats the environment variable
-({ENVIRONMENT_PREFIX}LOG_LEVEL for --log.level), and that the default.
-SIGHUP reads file and environment again. SIGUSR1, or POST /-/release?for=2m,
-closes the GPUs' device files so that their driver can be reloaded; SIGUSR2,
-or POST /-/resume, opens them again at once. A driver call that hangs can
-only be ended with the process: --sampling.exit-after-hang does so.
+The --no- form of a switch ([BOOLEAN]) turns it off. A flag takes precedence
+over --config.file, the file over the environment variable
+({ENVIRONMENT_PREFIX}LOG_LEVEL for --log.level), and that over the default.
+SIGHUP reloads the file. SIGUSR1, or POST /-/release?for=2m, closes the GPUs'
+device files so that their driver can be reloaded; SIGUSR2, or
+POST /-/resume, opens them again at once.
 
-Exit status: 0 after SIGTERM or SIGINT, 1 when it can't be served, 2 for a wrong
-configuration, 75 after a reading that hung for too long.
+Exit status: 0 after SIGTERM or SIGINT, 1 if it cannot listen or a package is
+missing, 2 for an invalid configuration, 75 after a hang
+(--sampling.exit-after-hang).
 
 examples:
   # this node's metrics at http://localhost:19400/metrics
@@ -667,7 +667,7 @@ examples:
 
 
 def flag_parser(table: Mapping[str, Setting]) -> argparse.ArgumentParser:
-    """The command line of the exporter, with a flag for each of these settings, in groups."""
+    """Return the parser of the exporter's command line, with a flag for each setting, in groups."""
     parser = _Parser(
         prog="stallscope exporter",
         usage="stallscope exporter [flags]",

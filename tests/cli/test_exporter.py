@@ -664,7 +664,7 @@ def test_help_lists_the_commands_and_a_command_its_flags() -> None:
     text = " ".join(ended.stdout.split())
     assert "SIGUSR1, or POST /-/release?for=2m, closes the GPUs' device files" in text
     assert "SIGUSR2, or POST /-/resume, opens them again" in text
-    assert "can only be ended with the process: --sampling.exit-after-hang" in text
+    assert "a driver call that hangs ends only with its process" in text
     assert once("--version").stdout.startswith("stallscope ")
 
 

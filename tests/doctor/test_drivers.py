@@ -46,7 +46,7 @@ def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(
     driver.gpu[5].hang_function = b"nvmlDeviceGetPowerUsage"
     found = list(drivers(tmp_path))
     lost, hung = (each.message for each in found if each.status == "failed")
-    assert "1 of the GPUs do not say what they are" in lost
+    assert "1 of the GPUs can't be identified" in lost
     assert hung.startswith("GPU 5 (GPU-")
     assert [each.message for each in found if each.status == "warning"] == [
         "the PCI bus has 9 NVIDIA GPUs, but the driver reports 7"

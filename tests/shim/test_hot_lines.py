@@ -639,7 +639,7 @@ def memory() -> Iterator[worker_samples.Channel]:
 
 def test_counts_of_workers_are_added(memory: worker_samples.Channel) -> None:
     follower = worker_samples.Follower(memory.path)
-    memory.call()
+    memory.begin()
     assert follower.number != follower.newest
     spot = (here().f_code, 3, None)
     follower.append({spot: 1.5})
@@ -647,9 +647,9 @@ def test_counts_of_workers_are_added(memory: worker_samples.Channel) -> None:
     assert memory.counts() == {
         (code_location.location_of(spot), "test_counts_of_workers_are_added", ""): (2.0, 1),
     }
-    memory.call()
+    memory.begin()
     assert memory.counts() == {}
-    memory.hush()
+    memory.end()
     assert follower.number == 0
 
 
@@ -667,7 +667,7 @@ def test_counts_of_workers_are_added(memory: worker_samples.Channel) -> None:
     ],
 )
 def test_broken_counts_are_left_out(memory: worker_samples.Channel, content: bytes) -> None:
-    memory.call()
+    memory.begin()
     os.pwrite(memory._file, content, worker_samples._PAGE)
     assert memory.counts() == {}
 
@@ -680,8 +680,8 @@ def test_a_descriptor_that_the_program_uses_again_is_left_alone(tmp_path: Path) 
     file = os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT)
     os.dup2(file, memory._file)
     os.write(file, b"mine")
-    memory.call()
-    memory.hush()
+    memory.begin()
+    memory.end()
     assert memory.counts() == {}
     with pytest.raises(OSError, match="/fd/"):
         follower.append({(here().f_code, 3, None): 1.5})

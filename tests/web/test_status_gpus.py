@@ -142,8 +142,8 @@ def test_tells_why_there_is_no_gpu() -> None:
     def text(**changes: Any) -> str:
         return shown(**changes).one("section", **{"aria-labelledby": "gpus"}).text
 
-    assert "No GPU on this machine answers; the sources below say why." in text()
-    assert "No source of GPUs is switched on." in text(reads_gpus=False)
+    assert "No GPU on this machine responds; the sources below have the reason." in text()
+    assert "No GPU collector is enabled." in text(reads_gpus=False)
     assert "Not read yet." in text(ready=False)
 
 

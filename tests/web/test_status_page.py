@@ -88,10 +88,10 @@ def test_tells_each_source_and_what_is_wrong_with_it() -> None:
     assert rows == [
         "cpu up 10 s ago",
         "nvidia DriverUnavailable: no library down never",
-        "nfs no NFS mount not here never",
+        "nfs no NFS mount not present never",
         "disk not read yet never",
     ]
-    assert "No source is switched on." in section(shown(), "sources").text
+    assert "No collector is enabled." in section(shown(), "sources").text
 
 
 def test_a_simulated_node_is_labelled_and_a_real_one_is_not() -> None:

@@ -243,7 +243,7 @@ def parser() -> Parser:
     made.add_argument(
         "--keep-identifiers",
         action="store_true",
-        help="keep UUIDs, serial numbers, bus IDs and process IDs (default: replace them by numbers)",
+        help="keep UUIDs, serial numbers, bus IDs and process IDs (default: replace them with numbers)",
     )
     made.add_argument("--force", action="store_true", help="overwrite an existing file")
     made.add_argument("--stand-in", action="store_true", help="mark the file as recorded from a test's driver library")

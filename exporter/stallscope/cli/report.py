@@ -101,7 +101,7 @@ def parser() -> Parser:
         "--compare-to",
         type=duration(_SHORTEST_SHIFT),
         metavar="DURATION",
-        help="with --by: add the equally long period that ended so much earlier",
+        help="with --by: add the period of equal length that ended this much earlier",
     )
     made.add_argument(
         "--team-label",

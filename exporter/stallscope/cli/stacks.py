@@ -1,4 +1,4 @@
-"""Show where each rank of a job is in its code, which ranks differ, and the lines of code that take the most time."""
+"""Show where each rank of a job is in its code, which ranks differ, and which lines take the most time."""
 
 from __future__ import annotations
 

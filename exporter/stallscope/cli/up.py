@@ -53,7 +53,7 @@ def parser() -> Parser:
         metavar="NAME",
         help="scenario of the simulated GPUs and their job; --list-scenarios lists them (default: %(default)s)",
     )
-    made.add_argument("--list-scenarios", action="store_true", help="print the scenarios, one a line, and exit")
+    made.add_argument("--list-scenarios", action="store_true", help="print one scenario per line, and exit")
     made.add_argument(
         "--scenario.onset",
         dest="onset",

@@ -1,8 +1,8 @@
-"""The stacks and lines that ranks leave in memory files, read once a second and kept while the rank is held.
+"""Read the stacks and lines that ranks write to memory files, once a second, and answer requests for them.
 
-A file comes from a process that is not trusted. It must be a memory file whose size is sealed, so that reading it
-neither blocks nor fails, and its text is parsed within limits. It belongs to the rank whose report it came with: the
-kernel reports the sender, and no other user can report for that rank.
+A file comes from an untrusted process. It must be a memory file whose size is sealed, so that reading it neither blocks
+nor fails, and its text is parsed within limits. It belongs to the rank whose report it was sent with: the kernel
+reports the sender, and no other user can report for that rank.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ STACK_INFO = family("stallscope_training_stack_info")
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _SETTLED = 0.1
-"""Seconds after which a file that was written is read: the clock of files has steps of milliseconds."""
+"""Seconds from the last write of a file until it is read, because its timestamp has a resolution of milliseconds."""
 
 _logger = logging.getLogger(__name__)
 
 _PICKED_UP = 6.0
-"""Seconds after which every rank that reports should have a request: the shim reads it every five seconds."""
+"""Seconds after which every rank that reports has read a request: the shim reads requests every five seconds."""
 
 
 class Left(NamedTuple):
-    """The stacks of a rank and when it left them."""
+    """The stacks or lines of a rank, and when it wrote them."""
 
     capture: Capture
     at: float
     """Unix time."""
 
     def is_standstill(self, held: Held) -> bool:
-        """Return whether the rank has made no report since."""
+        """Return whether the rank is at a standstill, and has sent no report since."""
         return self.capture.standstill and self.at >= held.arrived
 
 
@@ -62,7 +62,7 @@ class _Entry:
         self.file = file
         self.identity = identity
         self.read_at = 0
-        """The file's time when it was last read, in nanoseconds."""
+        """Modification time of the file when it was last read, in nanoseconds."""
         self.left: Left | None = None
 
 
@@ -74,7 +74,7 @@ class StackFiles:
 
         Args:
             registry: the runs.
-            clock: the machine's own if left out.
+            clock: the system's clock by default.
         """
         self._registry = registry
         self._clock = clock or SystemClock()
@@ -82,10 +82,10 @@ class StackFiles:
         self._entries: dict[Key, _Entry] = {}
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most = registry.limits.ranks if soft == resource.RLIM_INFINITY else soft // 4
-        """Files to hold at most: the exporter needs others."""
+        """Maximum number of files, because the exporter needs descriptors for other purposes."""
 
     def keep(self, report: Report, file: PassedFile) -> None:
-        """Keep the file that came with an accepted report, unless it is the one that is held."""
+        """Keep the file that was sent with an accepted report, unless it is kept already."""
         held = self._registry.holding(report)
         if held is None or held.ended is not None:
             return
@@ -98,12 +98,12 @@ class StackFiles:
             if known is None and len(self._entries) >= self.most:
                 return
             if not _is_sealed(file.descriptor, status):
-                _logger.warning("run %r rank %d passed a file that can't be read safely; ignored", *key)
+                _logger.warning("run %r rank %d sent a file that can't be read safely; it is ignored", *key)
                 return
             self._entries = {**self._entries, key: _Entry(report.session, file, identity)}
 
     def refresh(self) -> None:
-        """Read the files that were written since, and drop those of ranks that have ended."""
+        """Read the files that have changed, and close those of ranks that have ended."""
         alive = {(held.report.run, held.report.rank): held.report.session for held in self._alive()}
         with self._changing:
             self._entries = {key: entry for key, entry in self._entries.items() if alive.get(key) == entry.session}
@@ -112,7 +112,7 @@ class StackFiles:
             self._read(key, entry)
 
     def has_file(self, key: Key) -> bool:
-        """Return whether a rank can leave stacks here."""
+        """Return whether the exporter has a rank's file."""
         return key in self._entries
 
     def of(self, key: Key) -> Left | None:
@@ -122,7 +122,7 @@ class StackFiles:
 
     @property
     def standstills(self) -> dict[Key, Stack]:
-        """The stack of each rank that has made no report since it left it."""
+        """The stack of each rank at a standstill."""
         found = {}
         for held in self._alive() if self._entries else ():
             key = (held.report.run, held.report.rank)
@@ -132,7 +132,7 @@ class StackFiles:
         return found
 
     def collect(self) -> list[Sample]:
-        """Return the place of each of these ranks. Reads memory only."""
+        """Return the line of code of each rank at a standstill. Reads memory only."""
         return [
             Sample(STACK_INFO, (run, str(rank), *place_of(stack)), 1) for (run, rank), stack in self.standstills.items()
         ]
@@ -153,11 +153,11 @@ class StackFiles:
         if capture is not None:
             entry.left = Left(capture, written / 1e9)
         elif entry.left is not None and entry.left.capture.standstill:
-            entry.left = None  # it reports again; requested stacks stay
+            entry.left = None  # the rank reports again; requested stacks are kept
 
 
 class _Pending(NamedTuple):
-    """A request, with Unix times: when it was made, when ranks that took it at once have ended, when it expires."""
+    """Unix times of a request: when it was made, when ranks that begin at once are done, and when it expires."""
 
     requested: float
     ends: float
@@ -176,7 +176,7 @@ class StackRequests:
             registry: the runs.
             files: the files of their stacks.
             folder: folder of the socket; None without a socket.
-            clock: the machine's own if left out.
+            clock: the system's clock by default.
         """
         self._registry = registry
         self._files = files
@@ -188,14 +188,14 @@ class StackRequests:
         """Accept `{"run": …, "samples": …, "interval": …, "ranks": […], "lines": …}`; the last three are optional.
 
         Args:
-            body: the request; with 0 samples it only returns the stacks that are there. If `lines` is true, each rank
-                finds the lines in which it spends its time, in place of the samples.
+            body: the request; with 0 samples only the stored stacks are returned. If `lines` is true, each rank samples
+                the lines in which it spends its time, instead of single stacks.
             owner: uid that must own the ranks' processes; None for any.
 
         Returns:
-            HTTP status and JSON: 202 with `seconds`, the time until the stacks should be there, and `problem`, the
-            reason why no rank will receive the request, or empty; 200 with the stacks if there were 0 samples; or 4xx
-            with `error`, the reason, and `message`.
+            HTTP status and JSON: 202 with `seconds`, the estimated time until the stacks are available, and `problem`,
+            the reason why no rank will receive the request, or empty; 200 with the stacks for 0 samples; or 4xx with
+            `error`, the reason, and `message`.
         """
         return answer(lambda: self._accept(body, owner))
 
@@ -228,11 +228,11 @@ class StackRequests:
         if (wait := former.requested + _PICKED_UP - now) > 0.0:
             message = f"stacks of run {run!r:.150} were requested a moment ago; try again in {ceil(wait)} s"
             raise Refusal(409, "busy", message)
-        # Multiples of the interval are the same moments for all exporters of a job.
+        # Multiples of the interval are the same times for all exporters of a job.
         begins = ceil((now + _PICKED_UP) / interval) * interval
         seconds = stack_request.LINES_SECONDS if lines else begins - now + samples * interval
         ends = now + seconds
-        seconds += max(former.ends - now, 0.0)  # ranks take one request after the other
+        seconds += max(former.ends - now, 0.0)  # a rank completes one request after the other
         request = StackRequest(run, samples, interval, wanted, round(now + seconds, 3), round(begins, 3), lines)
         trouble = self._folder.write(stack_request.file_name(run), stack_request.encode(request))
         self._pending[run] = _Pending(now, ends, request.expires)
@@ -241,7 +241,7 @@ class StackRequests:
         return 202, {"run": run, "time": now, "seconds": seconds, "problem": trouble}
 
     def _result(self, held: Held) -> dict[str, Any]:
-        """Return the stacks of a rank: each different one, and the position of the stack of each sample."""
+        """Return the distinct stacks of a rank, and for each sample the index of its stack."""
         key = (held.report.run, held.report.rank)
         left = self._files.of(key)
         samples = left.capture.stacks if left is not None else ()
@@ -266,7 +266,7 @@ class StackRequests:
 
 
 def _is_sealed(descriptor: int, status: os.stat_result) -> bool:
-    """Return whether this is a memory file of the right size, which no process can change."""
+    """Return whether this is a memory file of the correct size, which no process can change."""
     if not stat.S_ISREG(status.st_mode) or status.st_size != STACKS_SIZE:
         return False
     try:

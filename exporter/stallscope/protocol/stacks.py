@@ -1,20 +1,20 @@
-"""The stacks of a rank, in the form that travels from the training to the exporter.
+"""The format in which a rank passes its stacks to the exporter.
 
-The training process can't send while native code holds the GIL. So it passes a descriptor of a memory file with its
-reports through the UNIX socket, and leaves its stacks there. The exporter reads the file: it needs no privilege, no
-shared folder and no shared pid namespace. The size of the file is fixed and sealed, so that reading never fails.
+The training process can't send while native code holds the GIL. So it sends the descriptor of a memory file with its
+reports through the UNIX socket, and writes its stacks to the file. The exporter reads the file: it needs no privilege,
+no shared folder and no shared PID namespace. The size of the file is fixed and sealed, so that reading never fails.
 
-The file begins with `STACKS_HEADER`. Then follow dumps in the format of `faulthandler`, each after a line of its own:
-`Standstill` or `Timeout (…)!` if the rank has made no report for too long, `Sample` if its stack was requested. If
-the lines of a burst were requested, the file has one line `Lines` in place of dumps, with a JSON object:
+The file begins with `STACKS_HEADER`, followed by dumps in the format of `faulthandler`. A line precedes each dump:
+`Standstill` or `Timeout (…)!` if the rank has sent no report for too long, `Sample` if its stack was requested. If
+the lines of a burst were requested, the file has one line `Lines` instead of dumps, with a JSON object:
 
     Lines {"data_wait": {"seconds": 6.2, "lines": [["data/augment.py:41", "elastic", 0.71, 4]]}}
 
-Of each phase these are the seconds of the burst, and up to `MAX_CODE_LINES` lines: location, function, share of the
-phase, and number of workers. The file is zero after that. It has file names, line numbers and names of functions, and
-nothing else.
+For each phase it has the seconds of the burst, and up to `MAX_CODE_LINES` lines: location, function, share of the
+phase, and number of workers. The remainder of the file is zero. The file contains only file names, line numbers and
+function names.
 
-An exporter that does not know the file drops the descriptor; a shim that does not know it passes none.
+An older exporter drops the descriptor, and an older shim sends none.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from stallscope.protocol.vocabulary import (
 )
 
 MAX_FRAMES = 100
-"""Frames of a stack; faulthandler writes as many."""
+"""Maximum number of frames of a stack, as in faulthandler."""
 MAX_SAMPLES = 20
-"""Stacks of one rank that are kept, the newest ones."""
+"""Maximum number of stacks that are kept for a rank; the newest are kept."""
 MAX_TEXT = 500
-"""Characters of a file's or function's name; faulthandler writes as many."""
+"""Maximum characters of a file's or function's name, as in faulthandler."""
 _MOST_SECONDS = 86400.0
-"""Most seconds of a phase in a burst."""
+"""Maximum seconds of a phase in a burst."""
 _HEADER = STACKS_HEADER.partition(b"0x")[0]
 _FILE, _LINE, _FUNCTION = '  File "', '", line ', " in "
 _OWN = ("/stallscope/shim/stacks.py",)
@@ -55,11 +55,11 @@ _LIBRARIES = (
 )
 """Parts of the paths of code that the user has not written."""
 _CELLS = ("/ipykernel_", "<ipython-input-")
-"""Parts of the paths of notebook cells; the process alone knows their numbers."""
+"""Parts of the paths of notebook cells. The number of a cell is only known in its process."""
 
 
 class Frame(NamedTuple):
-    """One call: the file and line that were running, and the function that contains them."""
+    """A frame of a stack: the file and line that are executed, and their function."""
 
     file: str
     line: int
@@ -71,14 +71,14 @@ Stack = tuple[Frame, ...]
 
 
 class Place(NamedTuple):
-    """Where a thread is, in the words of its user: the innermost frame that belongs to no library."""
+    """The line of code in which a thread is: the innermost frame that belongs to no library."""
 
     location: str
-    """Its file, with the folder of the file, and its line: `data/augment.py:41`."""
+    """File with its folder, and line: `data/augment.py:41`."""
     function: str
     """The function that contains this line."""
     call: str
-    """The library's function that this line has called, if that one is written in Python; else empty."""
+    """The library function that this line calls, if it is written in Python; else empty."""
 
 
 class HotLine(NamedTuple):
@@ -88,40 +88,40 @@ class HotLine(NamedTuple):
     function: str
     share: float
     workers: int
-    """Worker processes in which the line was seen; 0 if the training process executes it."""
+    """Number of worker processes in which the line was sampled; 0 if the training process executes it."""
 
 
 class SampledPhase(NamedTuple):
-    """A phase in a burst of samples: its seconds, and the lines with the largest shares of them."""
+    """A phase in a burst of samples: its seconds, and the lines with the largest shares."""
 
     seconds: float
     lines: tuple[HotLine, ...]
 
 
 class Capture(NamedTuple):
-    """The stacks that a rank has left, or its lines."""
+    """The stacks or lines that a rank has written."""
 
     standstill: bool
-    """True if the newest one was taken because the rank made no report for too long."""
+    """True if the newest stack was written because the rank sent no report for too long."""
     stacks: tuple[Stack, ...]
-    """Stacks of the thread that trains, the oldest first; of a standstill only the newest."""
+    """Stacks of the training thread, the oldest first; at a standstill only the newest."""
     lines: Mapping[str, SampledPhase] | None = None
     """The lines of a requested burst by phase; None if none was requested, or a standstill followed."""
 
 
 def parse(data: bytes) -> Capture | None:
-    """Read the file's content, which a user may have written by hand.
+    """Parse the content of an untrusted file.
 
     Returns:
-        The stacks or lines, or None if there are none, or none of the thread that trains.
+        The stacks or lines; None without lines and without a stack of the training thread.
 
     Raises:
-        ValueError: it has not the form; the message has the reason.
+        ValueError: the format is invalid; the message has the reason.
     """
     text = data[:STACKS_SIZE].partition(b"\0")[0]
     head, newline, body = text.partition(b"\n")
     if not newline or not head.startswith(_HEADER):
-        raise ValueError("no header of stacks")
+        raise ValueError("the header is missing")
     thread = head[len(_HEADER) :].decode("ascii", "replace")
     dumps: list[tuple[bool, list[Frame]]] = []
     lines: Mapping[str, SampledPhase] | None = None
@@ -148,10 +148,10 @@ def parse(data: bytes) -> Capture | None:
 
 
 def sampled_phases(document: Any) -> dict[str, SampledPhase]:
-    """Read the lines of a burst from decoded JSON, within limits.
+    """Parse the lines of a burst from decoded JSON, within limits.
 
     Raises:
-        ValueError: it has not the form.
+        ValueError: the format is invalid.
     """
     try:
         return {
@@ -167,7 +167,7 @@ def sampled_phases(document: Any) -> dict[str, SampledPhase]:
             for phase, sampled in list(document.items())[:MAX_PHASES]
         }
     except (TypeError, KeyError, AttributeError):
-        raise ValueError("no lines of a burst") from None
+        raise ValueError("the lines of the burst have an invalid format") from None
 
 
 def is_shim(frame: Frame) -> bool:
@@ -176,12 +176,12 @@ def is_shim(frame: Frame) -> bool:
 
 
 def user_frame(stack: Stack) -> int:
-    """Return the position of the innermost frame that belongs to no library; 0 if all do."""
+    """Return the index of the innermost frame that belongs to no library; 0 if all frames do."""
     return next((position for position, frame in enumerate(stack) if not _is_library(frame.file)), 0)
 
 
 def place_of(stack: Stack) -> Place:
-    """Return where a thread with this stack is. The stack must not be empty."""
+    """Return the line of code in which a thread with this stack is. The stack must not be empty."""
     position = user_frame(stack)
     frame = stack[position]
     is_cell = any(part in frame.file for part in _CELLS)
@@ -197,8 +197,8 @@ def _is_library(file: str) -> bool:
 
 
 def _frame(line: str) -> Frame | None:
-    """Return the frame of a line; None for one that was cut, and for the code that takes the stack."""
-    # From the right: a file's name may contain anything, the name of a function no space.
+    """Return the frame of a line; None if the line is truncated, or a frame of the code that takes the stack."""
+    # Parsed from the right, because a file's name may contain any text, but a function's name no space.
     rest, separator, function = line[len(_FILE) :].rpartition(_FUNCTION)
     file, quote, number = rest.rpartition(_LINE)
     if not separator or not quote or not (number.isascii() and number.isdecimal() and len(number) < 10):
@@ -217,13 +217,13 @@ def _decoded(text: str) -> Any:
 
 def _label(text: str) -> str:
     if type(text) is not str:
-        raise ValueError("no name in the lines of a burst")
+        raise ValueError("a name in the lines of the burst is not a string")
     return _shown(text)[:MAX_LABEL_LENGTH]
 
 
 def _number(value: float, highest: float) -> float:
     if type(value) not in (int, float) or not 0.0 <= value <= highest:
-        raise ValueError("no number in the lines of a burst")
+        raise ValueError("a number in the lines of the burst is missing or out of range")
     return float(value)
 
 

@@ -262,7 +262,7 @@ class Burst:
         """Start the thread, and the bursts of the workers."""
         self._timeline.rebooked = self._rebook
         if self._channel is not None:
-            self._channel.call()
+            self._channel.begin()
         try:
             start_new_thread(self._sample, ())
         except RuntimeError as error:
@@ -274,7 +274,7 @@ class Burst:
         self._is_stopped = True
         self._timeline.rebooked = None
         if self._channel is not None:
-            self._channel.hush()
+            self._channel.end()
 
     def lines(self) -> dict[str, list[Line]]:
         """Return the lines of each phase that was sampled for long enough, the largest share first."""

@@ -1,4 +1,4 @@
-"""The ends of a process: its exit, a failure, and the forks that must stay silent."""
+"""Report the end of a process: its exit, or a failure. Forked processes send no report."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
         @property
         def moment(self) -> float:
-            """Up to when its time is booked."""
+            """Time up to which its phases are counted."""
 
         def finish(self, state: str = "finished") -> None:
             """Report the end, and stop."""
 
         def fail(self, error: BaseException | None = None) -> None:
-            """Report the end by an error, and stop."""
+            """Report an end with an error, and stop."""
 
         def silence(self) -> None:
             """Stop without a report."""
@@ -53,20 +53,20 @@ _LIGHTNING_TERMINATION = "SIGTERMException"
 
 
 def know(session: Session) -> None:
-    """Silence this session in processes forked from this one."""
+    """Stop this session in processes forked from this one."""
     if not _everyone and hasattr(os, "register_at_fork"):
-        _hear_of_forks()
+        _register_fork_handler()
     _everyone.add(session)
 
 
 def observe() -> None:
-    """Leave `sys.exit` and `sys.excepthook` of this process alone: the caller runs the program and calls `note_end`."""
+    """Do not wrap `sys.exit` and `sys.excepthook` in this process: the caller runs the program and calls `note_end`."""
     global _observed
     _observed = os.getpid()
 
 
 def note_end(error: BaseException) -> None:
-    """Note the exception, or SystemExit, that the program of this process ended with."""
+    """Record the exception, or SystemExit, with which the program of this process ended."""
     global _failed, _failure, _terminated
     _terminated = is_termination(error)
     if isinstance(error, SystemExit):
@@ -96,7 +96,7 @@ def is_termination(error: BaseException | None) -> bool:
 
 
 def watch(session: Session) -> None:
-    """Finish this session when the process ends, as failed where an uncaught exception ended it."""
+    """Finish this session when the process ends; as failed if an uncaught exception ended it."""
     global _watching
     if _watching != os.getpid():
         _watching = os.getpid()
@@ -104,7 +104,7 @@ def watch(session: Session) -> None:
             _chain_exception_hook()
             _chain_exit()
             _chain_quitters()
-        # A child of multiprocessing leaves without atexit, but calls these.
+        # A child of multiprocessing exits without atexit, but calls its finalizers.
         util = sys.modules.get("multiprocessing.util")
         process = sys.modules.get("multiprocessing.process")
         if util is not None and process is not None and process.parent_process() is not None:
@@ -115,27 +115,27 @@ def watch(session: Session) -> None:
 
 
 def forget(session: Session) -> None:
-    """This session is over."""
+    """Remove a session that has ended."""
     if session in _open:
         _open.remove(session)
 
 
 def watched() -> tuple[Session, ...]:
-    """Sessions that are open in this process."""
+    """Return the open sessions of this process."""
     return tuple(_open)
 
 
 def current() -> Run | None:
-    """The open run of this process, the oldest where there are several."""
+    """Return the open run of this process; the oldest if there are several."""
     from stallscope.shim.run import Run
 
     return next((session for session in _open if isinstance(session, Run) and not session.silent), None)
 
 
 def inherited() -> tuple[Session, ...]:
-    """Sessions that were open where this process was forked, if it works for them.
+    """Return the sessions that were open when this process was forked, if it works for them.
 
-    A process that multiprocessing started as no daemon may be a rank of its own, launched from where a run was open.
+    A process that multiprocessing started without `daemon` may be a rank, launched by a program with an open run.
     """
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None and not process.current_process().daemon:
@@ -146,15 +146,15 @@ def inherited() -> tuple[Session, ...]:
 def importing_for_parent() -> bool:
     """Return True while multiprocessing imports the program in a worker that was spawned, not forked.
 
-    What the program does there at its top level is done already, in the process that it was started as.
+    The code at the top level of the program was already executed in the parent process.
     """
     process = sys.modules.get("multiprocessing.process")
     return process is not None and getattr(process.current_process(), "_inheriting", False)
 
 
 def finish_all() -> None:
-    """Finish what is open; called when the process ends."""
-    error = sys.exc_info()[1]  # multiprocessing calls while the exception is on its way, before Python 3.13
+    """Finish all open sessions; called when the process ends."""
+    error = sys.exc_info()[1]  # before Python 3.13, multiprocessing calls this while the exception is handled
     terminated = _terminated or is_termination(error)
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         error = _failure
@@ -171,7 +171,7 @@ def finish_all() -> None:
 
 
 def _was_left(session: Session) -> bool:
-    """Return whether SystemExit left the loop of this session, and nothing was booked since."""
+    """Return whether SystemExit left the loop of this session, and no time was counted since."""
     return _left is not None and _left[0]() is session and session.moment == _left[1]
 
 
@@ -189,12 +189,12 @@ def _signal_handlers() -> set[CodeType]:
 
 
 def _status_of_child() -> int:
-    """The exit status of a child of multiprocessing, which from Python 3.13 on has caught its exception by now.
+    """Return the exit status of a child of multiprocessing, which catches its exception earlier since Python 3.13.
 
-    It exists only in the frame that is about to end the process.
+    Only the frame that is about to end the process has it.
     """
-    frame = sys._getframe()  # noqa: SLF001 - the only way to it
-    while frame is not None and frame.f_code.co_name != "_bootstrap":  # inside which the status is not settled
+    frame = sys._getframe()  # noqa: SLF001 - no public function has it
+    while frame is not None and frame.f_code.co_name != "_bootstrap":  # in _bootstrap the status is not yet known
         if frame.f_globals.get("__name__") in ("multiprocessing.popen_fork", "multiprocessing.forkserver"):
             code = frame.f_locals.get("code")
             if isinstance(code, int):
@@ -203,17 +203,17 @@ def _status_of_child() -> int:
     return 0
 
 
-_hearing = False
+_has_fork_handler = False
 
 
-def _hear_of_forks() -> None:
-    global _hearing
-    if not _hearing:
-        _hearing = True
-        os.register_at_fork(after_in_child=_forked)
+def _register_fork_handler() -> None:
+    global _has_fork_handler
+    if not _has_fork_handler:
+        _has_fork_handler = True
+        os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _forked() -> None:
+def _after_fork_in_child() -> None:
     global _inherited
     termination.forget()
     _inherited = (*_inherited, *_open)
@@ -236,7 +236,7 @@ def _note_status(status: object) -> None:
     global _failed, _terminated
     import threading
 
-    if threading.current_thread() is threading.main_thread():  # any other ends only itself
+    if threading.current_thread() is threading.main_thread():  # another thread would end only itself
         _failed = _fails(status)
         _terminated = (type(status) is int and status in _TERMINATION_STATUSES) or _in_signal_handler()
 
@@ -248,7 +248,7 @@ def _fails(status: object) -> bool:
 def _in_signal_handler() -> bool:
     """Return whether the program's handler of SIGTERM or SIGHUP is running in this thread."""
     handlers = _signal_handlers()
-    frame: FrameType | None = sys._getframe() if handlers else None  # noqa: SLF001 - the only way to it
+    frame: FrameType | None = sys._getframe() if handlers else None  # noqa: SLF001 - no public function has it
     while frame is not None:
         if frame.f_code in handlers:
             return True
@@ -257,7 +257,7 @@ def _in_signal_handler() -> bool:
 
 
 def _chain_exit() -> None:
-    # The interpreter clears a SystemExit before it calls atexit; most programs raise theirs through here. The function
+    # The interpreter clears a SystemExit before it calls atexit, and most programs raise it with sys.exit. The function
     # has the name, module and signature of the original, so that it is pickled, documented and called in the same way.
     previous = sys.exit
 
@@ -271,9 +271,9 @@ def _chain_exit() -> None:
 
 
 def _chain_quitters() -> None:
-    """Note the status given to `exit()` and `quit()`, which raise their SystemExit themselves."""
+    """Record the status given to `exit()` and `quit()`, which raise SystemExit without `sys.exit`."""
     kind = type(getattr(builtins, "exit", None))
-    if kind.__module__ != "_sitebuiltins":  # a notebook's own, which ends nothing, or none
+    if kind.__module__ != "_sitebuiltins":  # absent, or that of a notebook, which does not end the process
         return
     previous = kind.__call__
 
@@ -285,13 +285,13 @@ def _chain_quitters() -> None:
 
 
 def loop_left(session: Session, moment: float) -> None:
-    """A loop was left early: note whether `raise SystemExit(1)` did it, which is forgotten when the process ends.
+    """Record whether `raise SystemExit(1)` has left a loop early. When the process ends, this is no longer known.
 
-    The current exception can't be queried here, but it was created just now, and is among the youngest objects.
+    The current exception can't be queried here, but it was just created, and is among the youngest objects.
 
     Args:
-        session: whose loop it was.
-        moment: up to when its time is booked; that of a session that goes on will be another at the end.
+        session: the session of the loop.
+        moment: time up to which the phases of the session are counted; it changes if the session continues.
     """
     global _left
     handlers = _signal_handlers()
@@ -301,6 +301,6 @@ def loop_left(session: Session, moment: float) -> None:
             terminated = terminated or is_termination(found)
             left = left or terminated or _fails(found.code)
         elif handlers and type(found) is TracebackType and found.tb_frame.f_code in handlers:
-            terminated = True  # up to Python 3.11 an exception on its way does not refer to its traceback
+            terminated = True  # up to Python 3.11, an exception that is being raised has no traceback yet
     if left:
         _left = (weakref.ref(session), moment, terminated)

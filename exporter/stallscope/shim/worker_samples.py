@@ -1,12 +1,12 @@
 """Sample the stacks of worker processes: a data loader's, and others of `multiprocessing`.
 
-The training process and its workers share memory that has no name in any folder (`memfd_create`, Linux). It begins with
-the number of the burst that is wanted, or 0. A worker reads the number whenever it has received or sent something, as
-for each batch: without a burst there is no thread and no wait. If there is a new number, the worker starts a thread for
-the burst, which appends its counts to the memory every second.
+The training process and its workers share a memory file (`memfd_create`, Linux). It begins with the number of the
+requested burst, or 0. A worker reads the number whenever it has received or sent something, as for each batch: without
+a burst there is no thread and no wait. If the number is new, the worker starts a thread for the burst, which appends
+its counts to the memory every second.
 
-A worker opens the memory through `/proc`, which the kernel permits for the same user only. A forked worker knows the
-path from its parent, a spawned one that `stallscope run` prepares from its environment.
+A worker opens the memory through `/proc`, which the kernel permits only for the same user. A forked worker inherits the
+path from its parent. A spawned worker reads it from the environment, which `stallscope run` prepares.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ INTERVAL = 0.05
 """Seconds between two samples."""
 _NAME = "stallscope-stacks"
 _PAGE = 4096
-"""Bytes before the counts, of which the first two are the number of the burst and of the last burst."""
+"""Bytes before the counts; the first byte is the number of the burst."""
 _MOST_BYTES = 1 << 20
-"""Most bytes of counts that all workers append in a burst."""
+"""Maximum bytes of counts that all workers append in a burst."""
 _WRITE_EVERY = 1.0
 _MOST_LINES = 20
-"""Most lines that a worker appends at a time."""
+"""Maximum number of lines that a worker appends at a time."""
 _MOST_THREADS = 64
-"""Most threads that are sampled while a process waits for them."""
+"""Maximum number of threads that are sampled while a process waits for them."""
 _METHODS = ("_recv_bytes", "_send_bytes")
-"""Methods of a connection that everything goes through which `multiprocessing` receives and sends."""
+"""Methods of a connection through which `multiprocessing` receives and sends everything."""
 
 
 class Channel:
-    """The shared memory as the training process sees it."""
+    """The shared memory, as used by the training process."""
 
     def __init__(self) -> None:
         """Create the memory.
@@ -70,20 +70,20 @@ class Channel:
         os.ftruncate(self._file, _PAGE)
         self.path = f"/proc/{self.owner}/fd/{self._file}"
 
-    def call(self) -> None:
+    def begin(self) -> None:
         """Start a burst in the workers."""
         if self._is_open():
             self._number = self._number % 255 + 1
             os.ftruncate(self._file, _PAGE)
             os.pwrite(self._file, bytes([self._number]), 0)
 
-    def hush(self) -> None:
+    def end(self) -> None:
         """End the burst."""
         if self._is_open():
             os.pwrite(self._file, b"\0", 0)
 
     def counts(self) -> Counts:
-        """Return what the workers have counted since the burst began."""
+        """Return the counts of the workers since the burst began."""
         import json
 
         found: Counts = {}
@@ -103,7 +103,7 @@ class Channel:
         return found
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor still has the memory: the program may have closed it."""
+        """Return whether the descriptor still belongs to the memory: the program may have closed it."""
         try:
             return os.fstat(self._file).st_ino == self._inode
         except OSError:
@@ -111,7 +111,7 @@ class Channel:
 
 
 class Follower:
-    """The shared memory as a worker sees it."""
+    """The shared memory, as used by a worker."""
 
     def __init__(self, path: str) -> None:
         """Open it.
@@ -128,11 +128,11 @@ class Follower:
         finally:
             os.close(file)
         self.newest = self.number
-        """The number of the burst that this worker has taken part in last."""
+        """Number of the last burst in which this worker took part."""
 
     @property
     def number(self) -> int:
-        """The number of the burst that is wanted, or 0."""
+        """Number of the requested burst, or 0."""
         return self._memory[0]
 
     def append(self, counted: dict[Spot, float]) -> None:
@@ -156,7 +156,7 @@ class Follower:
 
     def _opened(self, flags: int) -> int:
         file = os.open(self.path, flags | os.O_CLOEXEC)
-        # The training process may have closed its end, and opened another file with the same number.
+        # The training process may have closed the file, and opened another file with the same number.
         if not os.readlink(f"/proc/self/fd/{file}").startswith(f"/memfd:{_NAME}"):
             os.close(file)
             raise FileNotFoundError(self.path)
@@ -164,10 +164,10 @@ class Follower:
 
 
 _SWITCH_INTERVAL = 1e-5
-"""Seconds that a sample waits before it interrupts Python code.
+"""Switch interval during a burst: seconds that a sample waits before it interrupts Python code.
 
-With 0.1 ms, lines that release the lock were found four times too often. The CPU time of threads that compete for the
-lock was the same as with Python's own 5 ms.
+With 0.1 ms, lines that release the GIL were found four times too often. The CPU time of threads that compete for the
+GIL was the same as with Python's default of 5 ms.
 """
 _usual_switch_interval = 0.0
 """The interval of the program, during a burst; otherwise 0."""
@@ -177,19 +177,19 @@ _is_observing = False
 
 
 def channel() -> Channel | None:
-    """Return the memory that this process shares with its workers; None where there is none."""
+    """Return the memory that this process shares with its workers, or None."""
     return _channel if _channel is not None and _channel.owner == os.getpid() else None
 
 
 def prepare() -> None:
-    """Share memory with the workers that this process starts from now on. Does nothing the second time."""
+    """Share memory with the workers that this process starts from now on. A second call does nothing."""
     global _channel
     if not hasattr(os, "memfd_create") or switched_off("STALLSCOPE_STACKS"):
         return
     try:
         if channel() is None:
             if _channel is None:
-                os.register_at_fork(after_in_child=_forked)
+                os.register_at_fork(after_in_child=_after_fork_in_child)
             _channel = Channel()
             if switched_on("STALLSCOPE_AUTO"):
                 os.environ[VARIABLE] = _channel.path
@@ -210,7 +210,7 @@ def follow(_: float = 0.0) -> None:
         _follow(path)
 
 
-def _forked() -> None:
+def _after_fork_in_child() -> None:
     _switch_as_usual()  # the thread of a burst is not in the child
     path = _channel.path if _channel is not None else "" if _followed is None else _followed.path
     if path:
@@ -228,7 +228,7 @@ def _follow(path: str) -> None:
         for name in () if _is_observing else _METHODS:
             setattr(connection, name, _observed(getattr(connection, name)))
         if not _is_observing and _channel is None:
-            os.register_at_fork(after_in_child=_forked)
+            os.register_at_fork(after_in_child=_after_fork_in_child)
         _is_observing = True
     except (OSError, ValueError, AttributeError):  # the process is gone, or another version of Python
         _followed = None
@@ -262,7 +262,7 @@ def _burst(followed: Follower, number: int) -> None:
         for now, seconds in ticks():
             if followed.number != number:
                 break
-            for spot in _spots(sys._current_frames(), main):  # noqa: SLF001 - the only way to the stacks
+            for spot in _spots(sys._current_frames(), main):  # noqa: SLF001 - no public function returns the stacks
                 counted[spot] = counted.get(spot, 0.0) + seconds
             if now >= due:
                 followed.append(counted)
@@ -276,7 +276,7 @@ def _burst(followed: Follower, number: int) -> None:
 
 
 def _spots(frames: dict[int, FrameType], main: int) -> list[Spot]:
-    """Return what a worker works at: the line of its main thread, or else those of the threads that it waits for."""
+    """Return the line of a worker's main thread; if that one waits, the lines of the threads that it waits for."""
     from stallscope.shim.code_location import is_waiting, spot_of
 
     frame = frames.get(main)
@@ -287,7 +287,7 @@ def _spots(frames: dict[int, FrameType], main: int) -> list[Spot]:
 
 
 def spots_of_others(frames: dict[int, FrameType], main: int) -> list[Spot]:
-    """Return the lines of the program that threads other than this one and the main one work at."""
+    """Return the lines that threads execute, except this thread and the main thread."""
     from stallscope.shim.code_location import is_waiting, spot_of
 
     own = get_ident()
@@ -296,9 +296,9 @@ def spots_of_others(frames: dict[int, FrameType], main: int) -> list[Spot]:
 
 
 def ticks() -> Iterator[tuple[float, float]]:
-    """Sleep from one sample of a burst to the next; yield the time, and the seconds that the sample stands for.
+    """Sleep from one sample of a burst to the next; yield the time, and the seconds that the sample represents.
 
-    A sample that is late, because native code has held the interpreter lock, stands for the time that it was late too.
+    A sample that is late because native code has held the GIL also represents the delay.
     """
     _switch_fast()
     try:
@@ -318,7 +318,7 @@ def ticks() -> Iterator[tuple[float, float]]:
 def _switch_fast() -> None:
     """Let a sample interrupt Python code soon.
 
-    It would wait for 5 ms, or until a function releases the interpreter lock, which would be found too often.
+    Otherwise it would wait for 5 ms, or until a function releases the GIL, and sample such functions too often.
     """
     global _usual_switch_interval
     interval = sys.getswitchinterval()

@@ -405,7 +405,7 @@ def test_a_gpu_that_lacks_all_at_once_has_lost_its_session_and_one_that_lacks_so
     del device.answers["temperature"]
     assert ("power_watts",) in readings.after(3)
     device.answers.clear()
-    with pytest.raises(DriverUnavailable, match="refuses everything"):
+    with pytest.raises(DriverUnavailable, match="refuses all queries"):
         readings.after(3)
 
 

@@ -1,8 +1,8 @@
-"""One GPU: what it is, when it is polled for what, and which signals it has.
+"""One GPU: its identity, its polls, and its supported signals.
 
-Every poll (`poll.py`) has its own interval, runs on the GPU's own thread, and is made by the cheapest call that
-answers. One that the driver refuses is repeated after a pause (`drivers/retry.py`). Rates are integrated, so that what
-leaves the exporter are seconds, bytes and joules.
+Every poll (`poll.py`) has its own interval, runs on the GPU's own thread, and uses the cheapest driver call that works.
+A poll that the driver refuses is repeated after a pause (`drivers/retry.py`). Rates are integrated, so that the
+exporter exports seconds, bytes and joules.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ PEAK_FLOPS = family("stallscope_gpu_peak_flops")
 
 STALE_INTERVALS = 3
 LONGEST_INTERVAL = 5.0
-"""Seconds: drivers keep some 16 s of samples; read less often, the rest would be lost."""
+"""Maximum seconds between readings: drivers keep about 16 s of samples, and older samples are lost."""
 _INSTANCES = "instances"
 
 
 class Gpu:
-    """One GPU or MIG instance, from the first time it is seen until it is forgotten. `read` belongs to its thread."""
+    """One GPU or MIG instance, from its first enumeration until it is dropped. Only its own thread calls `read`."""
 
     identity: Identity
     labels: tuple[str, str]
@@ -59,26 +59,26 @@ class Gpu:
         self.listed = True
         """True if the newest enumeration listed it."""
         self.lost_reason = ""
-        """Why it is down, as last known; empty while it is up."""
+        """Last known reason why it is down; empty while it is up."""
         self.lost_at: float | None = None
-        """When a reading first found it lost, monotonic; None while it answers."""
+        """Time at which a reading first found it lost, in monotonic seconds; None while it responds."""
         self.gone_at: float | None = None
-        """When it was first missed in an enumeration, monotonic."""
+        """Time at which it was first missing in an enumeration, in monotonic seconds."""
         self.met_in = 0
-        """Number of the session with the driver in which it was last met."""
+        """Number of the newest driver session that listed it."""
         self.last_reading: float | None = None
-        """Wall clock."""
+        """Unix time."""
         self.instances: tuple[Device, ...] | None = None
-        """MIG instances as last read; None where MIG is off."""
+        """MIG instances in the newest reading; None if MIG is off."""
         self.look_again = False
-        """True to query MIG instances at the next reading, due or not."""
+        """True to query MIG instances at the next reading, even if they are not due."""
         self.memory_used: int | None = None
         self.xids: Mapping[int, tuple[int, float]] = {}
-        """Number of events and wall clock of the newest, by code; replaced by the listener's thread, not edited."""
+        """Number of events and Unix time of the newest, by code; the listener's thread replaces the mapping."""
         self._environment = environment
         self._interval = min(environment.interval, LONGEST_INTERVAL)
         self._longest = STALE_INTERVALS * self._interval
-        """Seconds: an older reading is stale."""
+        """Seconds after which a reading is stale."""
         activity, traffic = ActivityPoll(), TrafficPoll()
         self._processes = ProcessPoll()
         self._process_utilization = ProcessUtilizationPoll(self._processes)
@@ -96,32 +96,32 @@ class Gpu:
             PcieThroughputPoll(traffic, enabled=environment.pcie_throughput),
             _IdentityPoll(self),
         ]
-        polls.sort(key=lambda poll: poll.every)  # stable: some use what those before them have read
-        # Instances come first, since a GPU that was cut up, or made whole, forgets all that was learnt.
+        polls.sort(key=lambda poll: poll.every)  # stable: some polls use the readings of earlier ones
+        # Instances come first, because all known support is dropped when MIG is switched on or off.
         self._polls = (_InstancePoll(self), *polls)
         self._families = {poll.name: poll.families for poll in self._polls}
         self._sets = {poll.name: frozenset(poll.families) for poll in self._polls}
         self._persistence_off_logged = False
         self._retry: Retry = Retry()
         self._supported: dict[Family, bool] = {}
-        """As last logged."""
+        """Support of each family, as logged last."""
         self._known_as: tuple[Identity, SystemInfo] | None = None
         self._system = SystemInfo("", "")
         self._info: dict[str, Sample] = {}
         self._mig: tuple[str, ...] = ()
 
     def meet(self, identity: Identity, system: SystemInfo, device: Device) -> None:
-        """Take note of what the GPU is, and of the device that answers for it from now on."""
+        """Begin a session: set the identity, and the device that is used from now on."""
         self.identify(identity, system)
         for poll in self._polls:
             poll.reopened()
-        # With the counts of the session before, at once: a page that is made meanwhile counts nothing twice.
+        # The counts of the previous session are passed at once: a page rendered now must count nothing twice.
         before = (self.calls, self._rejected_by_calls()) if hasattr(self, "session") else ()
         self.session = Session(device, self._retry, self._longest, *before)
         self._retry.forget()
 
     def identify(self, identity: Identity, system: SystemInfo | None = None) -> None:
-        """Replace what is known of the GPU and, where given, of its driver; the UUID and index stay."""
+        """Update the identity of the GPU, and the system information if given; UUID and index stay the same."""
         system = self._system if system is None else system
         if (identity, system) == self._known_as:
             return
@@ -135,16 +135,16 @@ class Gpu:
         self._peaks = self._samples({PEAK_FLOPS: peaks})
 
     def rest(self) -> None:
-        """Hold no more than its name and its counters need: it is gone, and may stay so for long."""
-        self.session.answers = {}  # another one, since a reading may still be in the old
+        """Release all data except identity and counters: the GPU is gone, perhaps for a long time."""
+        self.session.answers = {}  # a new dictionary, because a reading may still use the old one
         self.session.forget()
         self._processes.processes = self.memory_used = None
 
     def cut(self, instances: Iterable[Device] | None) -> None:
-        """Take note of the MIG instances; None where MIG is off."""
+        """Store the MIG instances; None if MIG is off."""
         found = None if instances is None else tuple(instances)
         if (found is None) != (self.instances is None):
-            self.session.forget()  # a GPU that is cut up has other signals than a whole one
+            self.session.forget()  # with MIG, a GPU supports other signals
             self._supported.clear()
         self.instances = found
 
@@ -163,7 +163,7 @@ class Gpu:
         return {reason: count for reason, count in found.items() if count}
 
     def _rejected_by_calls(self) -> Counter[str]:
-        """Count by reason what devices rejected, in all sessions; timelines and counters outlive a session."""
+        """Count the values that devices rejected in all sessions, by reason, without timelines and counters."""
         session = self.session
         found = Counter(session.rejected_before)
         for reason, count in session.device.rejected.items():
@@ -177,7 +177,7 @@ class Gpu:
 
     @property
     def occupancy(self) -> Occupancy:
-        """Who is on it, as last read."""
+        """Processes on the GPU in the newest reading."""
         return Occupancy(
             self.identity,
             self.memory_used,
@@ -186,7 +186,7 @@ class Gpu:
         )
 
     def sharing(self) -> str:
-        """How the GPU is handed out, in the catalogue's words."""
+        """Return how the GPU is shared: a value of the label `sharing`."""
         if self.identity.mig or self.instances is not None:
             return "mig"
         reported = self._environment.occupancies.sharing(self.identity.uuid)
@@ -195,7 +195,7 @@ class Gpu:
         return "mps" if any(process.kind == "mps" for process in self._processes.processes or ()) else "exclusive"
 
     def info(self) -> Sample:
-        """The series that says what it is."""
+        """Return the info series."""
         sharing = self.sharing()
         known = self._info.get(sharing)
         if known is None:
@@ -222,16 +222,16 @@ class Gpu:
         return found
 
     def note_xid(self, xid: int, when: float) -> None:
-        """Count an Xid event; belongs to the listener's thread."""
+        """Count an Xid event. Only the listener's thread calls this."""
         count, _ = self.xids.get(xid, (0, 0.0))
         self.xids = {**self.xids, xid: (count + 1, when)}
 
     def read(self) -> Iterable[Sample]:
-        """Poll what is due and return everything known.
+        """Make the polls that are due, and return the samples of all polls.
 
         Raises:
             DeviceLost, DriverUnavailable: the GPU or the driver is gone.
-            DriverError: no poll at all was answered.
+            DriverError: no poll was answered.
         """
         session = self.session
         now = self._environment.clock.monotonic()
@@ -245,7 +245,7 @@ class Gpu:
         for poll in self._polls:
             name = poll.name
             polled_at = session.polled_at.get(name)
-            # Half an interval of slack, since readings come a little early or late.
+            # Half an interval of slack, because readings can be a little early or late.
             if polled_at is not None and now - polled_at < poll.every - self._interval / 2:
                 continue
             if not session.retry.due(name, now):
@@ -263,14 +263,14 @@ class Gpu:
             except (DeviceLost, DriverUnavailable):
                 raise
             except DriverError as problem:
-                # One call that fails costs its own series; it is made again at the next reading.
+                # A failed call affects only its own series; it is repeated at the next reading.
                 failure = problem
                 session.answers.pop(name, None)
                 if session.has.get(name) and problem.reason != "busy":
                     session.refusal = str(problem)
                     self._note_families(poll, ())
             else:
-                # What merely follows from other answers proves nothing.
+                # An answer derived from other answers does not show that the driver responds.
                 answered = answered or (bool(answer) and not poll.follows)
                 session.polled_at[name] = now
                 session.retry.answered(name)
@@ -281,8 +281,8 @@ class Gpu:
         if failure is not None and not answered:
             raise failure
         if refused and not answered:
-            # A GPU does not lose everything at once: the session has failed, and only a new one shows the reason.
-            raise DriverUnavailable("no_permission", "the GPU refuses everything that it answered before")
+            # A GPU does not lose all signals at once: the session has failed, and only a new one shows the reason.
+            raise DriverUnavailable("no_permission", "the GPU refuses all queries that it answered before")
         self._note_readings(session.readings)
         samples = [sample for answer in session.answers.values() for sample in answer]
         samples += self._peaks
@@ -291,7 +291,7 @@ class Gpu:
         return samples + session.support
 
     def _note_readings(self, readings: Mapping[str, Readings]) -> None:
-        """Take note of what is of use beyond its own series."""
+        """Store readings that are also used apart from their own series."""
         used = readings.get("memory", {}).get("memory_used_bytes")
         if isinstance(used, (int, float)):
             self.memory_used = int(used)
@@ -300,15 +300,15 @@ class Gpu:
             return
         if not persistent and not self._persistence_off_logged:
             _logger.warning(
-                "GPU %s (%s): persistence mode is off: each first use of the idle GPU initialises it again, which was "
-                "seen to take tens of milliseconds to seconds and holds up every other call; while this exporter runs "
-                "it keeps the GPU open. Turn it on with nvidia-persistenced, or nvidia-smi -pm 1",
+                "GPU %s (%s): persistence mode is off: each first use of the idle GPU initialises it again, which "
+                "takes tens of milliseconds to seconds, and delays every other call. While this exporter runs, it "
+                "keeps the GPU open. Turn persistence mode on with nvidia-persistenced, or nvidia-smi -pm 1",
                 *self.labels,
             )
         self._persistence_off_logged = not persistent
 
     def _note_families(self, poll: Poll, answer: Iterable[Family]) -> None:
-        """Take note of the families in an answer; one that is absent from several is not supported any more."""
+        """Store the families in an answer; a family that is absent from several answers is no longer supported."""
         session, name = self.session, poll.name
         known = session.has.get(name)
         found = self._sets[name].intersection(answer)
@@ -372,7 +372,7 @@ class Gpu:
 
 
 class _InstancePoll(Poll):
-    """The MIG instances, for the source to read as GPUs of their own."""
+    """Polls the MIG instances, which the collector reads as separate GPUs."""
 
     name = _INSTANCES
     every = SECONDS_10
@@ -386,7 +386,7 @@ class _InstancePoll(Poll):
 
 
 class _IdentityPoll(Poll):
-    """Completes what was unknown of the GPU when it was met."""
+    """Completes the identity of a GPU whose parts were unknown at first."""
 
     name = "identity"
     every = MINUTE

@@ -1,8 +1,8 @@
-"""The source behind every maker's GPUs: holds the session with the driver, and knows which GPUs there are.
+"""The collector behind the GPUs of every vendor: it keeps the session with the driver, and the list of GPUs.
 
-The main reader opens and closes the session and lists the GPUs; each GPU, and each MIG instance, is read on a thread
-of its own, so that one that hangs stops no other; a further thread listens for the driver's events. What a GPU's
-series say when it is lost, hung or gone is decided in `collect`, from what is known of its reader.
+The main reader opens and closes the session and lists the GPUs. Each GPU, and each MIG instance, has its own reader
+thread, so that a GPU that hangs does not stop the others. Another thread receives the driver's events. `collect`
+decides from the state of a reader which series a lost, hung or removed GPU has.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _ENUMERATION_SECONDS = 10.0
 _INCOMPLETE_SECONDS = 2.0
 """Seconds between enumerations while a GPU is not identified."""
 _RETRY_KNOWN_SECONDS = 5.0
-"""Longest pause between two attempts to reach a driver that was there before, and ..."""
+"""Maximum pause between two attempts to open a driver that has responded before."""
 _RETRY_ABSENT_SECONDS = 30.0
-"""... one that never was."""
+"""Maximum pause between two attempts to open a driver that has never responded."""
 _QUIET_SECONDS = 1.0
-"""How long the session's end may wait for calls that are under way."""
+"""Maximum seconds to wait for calls in progress before the session is closed."""
 _REOPEN_LOST_SECONDS = (60.0, 600.0)
-"""A GPU that stays lost may need a new session to be seen again: first and longest pause between two of them."""
+"""First and longest pause before a new session is opened for a GPU that stays lost."""
 _INSTANCE_REMEMBERED_SECONDS = 600.0
-"""How long a MIG instance that was taken apart is still shown, as down."""
+"""Seconds for which a destroyed MIG instance is still shown as down."""
 _GPU_REMEMBERED_SECONDS = 7 * 86400.0
-"""Seconds that a GPU which left the driver's list is still shown as down: at least a weekend."""
+"""Seconds for which a GPU that the driver no longer lists is still shown as down: at least a weekend."""
 _GONE_AT_MOST = 64
-"""How many that are gone are shown at all: where ever new ones come and go, the newest of them."""
+"""Maximum number of removed GPUs and instances that are shown; the newest are kept."""
 _EVENTS = "events"
 
 RELEASED = "released"
@@ -60,7 +60,7 @@ MIG_RECONFIGURED = "mig_reconfigured"
 
 
 class GpuCollector(Collector):
-    """See the module. A maker's source says which driver it is."""
+    """See the module. A subclass for each vendor provides the driver."""
 
     harmless: ClassVar[tuple[type[Exception], ...]] = (DeviceLost,)
     longest_interval: ClassVar[float | None] = LONGEST_INTERVAL
@@ -78,12 +78,12 @@ class GpuCollector(Collector):
         self._session = 0
         """Number of the newest session with the driver."""
         self._session_over = 0
-        """Number of the newest session that a GPU's reader found at its end."""
+        """Number of the newest session that a GPU's reader found to be closed by the driver."""
         self._admitted = threading.Event()
         """Set while GPUs may be read: the session is open and every GPU has its device."""
         self._reopening = False
         self._reading: dict[str, bool] = {}
-        """Which threads are in a reading now; each writes its own entry only."""
+        """Threads that are reading now; each thread writes only its own entry."""
         self._problem: DriverUnavailable | None = None
         self._pause = 0.0
         self._retry_at = 0.0
@@ -95,33 +95,34 @@ class GpuCollector(Collector):
         self._released_until: float | None = None
         self._held_by: frozenset[str] = frozenset()
         """Keys of the calls that prevent the release of the driver."""
-        self._complaint = ""
+        self._unidentified = ""
+        """Error about GPUs that could not be identified; empty if there are none."""
 
     @property
     def gpus(self) -> Mapping[str, Gpu]:
-        """Every GPU and MIG instance met so far, by UUID."""
+        """Every known GPU and MIG instance by UUID."""
         return self._gpus
 
     @abstractmethod
     def make_driver(self, environment: Environment) -> Driver:
-        """The driver whose GPUs these are."""
+        """Return the driver of these GPUs."""
 
     def hardware(self) -> frozenset[str]:
-        """The GPUs that the kernel knows, which a session that was opened before they came may not see."""
+        """Return the GPUs that the kernel lists. An older session of the driver may not list a new GPU."""
         return frozenset()
 
     def read(self) -> Iterable[Sample]:
-        """Keep the session with the driver, and the list of GPUs.
+        """Maintain the session with the driver, and the list of GPUs.
 
         Raises:
             NotPresent: no driver responds, now or before; or the driver is released on request.
-            DriverUnavailable: the driver is gone; tried again after a pause.
-            DriverError: a GPU can't be identified, and therefore has no series that could report it.
+            DriverUnavailable: the driver no longer responds; it is tried again after a pause.
+            DriverError: a GPU can't be identified, so no series can report it.
         """
         now = self.environment.clock.monotonic()
         self._stay_released(now)
         if self._open:
-            self._admitted.set()  # also if a pending call has prevented a release
+            self._admitted.set()  # needed if a pending call has prevented a release
         if self._open and self._session_over == self._session:
             self._disconnect()
         if self._open and self._reopen_due(now):
@@ -134,12 +135,12 @@ class GpuCollector(Collector):
             except DriverUnavailable as problem:
                 self._disconnect()
                 self._fail(problem, now)
-        if self._complaint:
-            raise DriverError("unidentified", self._complaint)
+        if self._unidentified:
+            raise DriverError("unidentified", self._unidentified)
         return ()
 
     def parts(self) -> Mapping[str, Callable[[], Iterable[Sample]]]:
-        """A reader for each GPU that the driver shows, by UUID, and one for events."""
+        """Return a reader for each GPU that the driver lists, by UUID, and a reader for events."""
         if self._released_until is not None:
             return {}
         readers = {uuid: self._reader(gpu) for uuid, gpu in self._gpus.items() if gpu.listed}
@@ -148,7 +149,7 @@ class GpuCollector(Collector):
         return readers
 
     def collect(self, state: CollectorState) -> Iterable[Sample]:
-        """Every GPU that is remembered, and the readings of those that are well."""
+        """Return the samples of every known GPU; readings only of GPUs that are up."""
         occupancies = {}
         calls, rejected = self._driver.calls + self._calls_forgotten, self._rejected_forgotten.copy()
         for uuid, gpu in self._gpus.items():
@@ -170,7 +171,7 @@ class GpuCollector(Collector):
                 yield from gpu.one(LOST_INFO, 1, reason)
             elif reader is not None:
                 yield from reader.samples
-                if not gpu.instances:  # what runs on a GPU that is cut up is held by the instances' owners
+                if not gpu.instances:  # processes of a GPU with MIG instances belong to the owners of the instances
                     occupancies[uuid] = gpu.occupancy
                 yield from self._events.support(gpu)
         self.environment.occupancies.publish(self.name, occupancies)
@@ -180,29 +181,29 @@ class GpuCollector(Collector):
             yield Sample(VALUES_REJECTED, (self.name, why), count)
 
     def release(self, seconds: float) -> None:
-        """Close the driver's device files at the next reading, and open them again after this many seconds."""
+        """Close the driver's device files at the next reading, and open them again after `seconds` seconds."""
         self._released_until = self.environment.clock.monotonic() + seconds if seconds else None
 
     def close(self) -> None:
-        """Let the driver go."""
+        """Close the session with the driver."""
         if self._open:
             self._disconnect()
 
     def _trouble(self, gpu: Gpu, reader: ReaderState | None, state: CollectorState) -> str | None:
-        """Why the GPU is down; the empty string where it is up, None where that is not known yet."""
+        """Return the reason why the GPU is down; an empty string if it is up, None if this is not known yet."""
         if self._released_until is not None:
             return "hung" if gpu.identity.uuid in self._held_by else RELEASED
         if not gpu.listed:
             if gpu.identity.mig:
                 parent = self._gpus.get(gpu.identity.parent_uuid)
                 return (parent.lost_reason if parent is not None else "") or MIG_RECONFIGURED
-            # A GPU that was lost and then left the driver's list is still lost for the first reason.
+            # A GPU that was lost before it disappeared from the driver's list keeps its first reason.
             return gpu.lost_reason or "not_enumerated"
         error = reader.error if reader is not None else None
         if isinstance(error, DriverUnavailable) and state.main.hung(state.now, state.stale_after):
-            return "hung"  # the call that was to open the session again does not come back
+            return "hung"  # the call that reopens the session does not return
         if isinstance(error, DriverUnavailable) and isinstance(state.main.error, DriverUnavailable):
-            return state.main.error.reason  # the main reader knows why; the GPU's only that its session is over
+            return state.main.error.reason  # the GPU's reader only knows that the session has ended
         if isinstance(error, (DeviceLost, DriverUnavailable)):
             return error.reason
         if reader is not None and reader.fresh(state.now, state.stale_after):
@@ -212,7 +213,7 @@ class GpuCollector(Collector):
         if error is not None:
             return error.reason if isinstance(error, DriverError) else "failing"
         if reader is not None and reader.attempts and reader.busy_since is not None:
-            return "hung"  # all was well until the reading that has now outlasted the one before
+            return "hung"  # the current reading takes too long, and earlier ones had no error
         return gpu.lost_reason or (None if gpu.last_reading is None else "stale")
 
     def _reader(self, gpu: Gpu) -> Callable[[], Iterable[Sample]]:
@@ -223,7 +224,7 @@ class GpuCollector(Collector):
             session = self._session
             self._reading[uuid] = True
             try:
-                self._require_session()  # it may have been ended since
+                self._require_session()  # it may have ended since
                 samples = gpu.read()
             except DriverUnavailable:
                 # The main reader opens the session again; a GPU's thread must not.
@@ -241,7 +242,7 @@ class GpuCollector(Collector):
         return read
 
     def _admit(self, gpu: Gpu) -> None:
-        """Return while the session is open; wait briefly while it is only renewed."""
+        """Return if the session is open; wait briefly while it is being reopened."""
         if self._released_until is not None:
             raise NotPresent("the driver is released on request")
         if not self._admitted.is_set() and not (self._reopening and self._admitted.wait(2 * _QUIET_SECONDS)):
@@ -257,7 +258,7 @@ class GpuCollector(Collector):
             raise DriverUnavailable(reason, "there is no open session with the driver")
 
     def _read_events(self) -> Iterable[Sample]:
-        """Take what the driver reports of its own accord."""
+        """Receive the driver's events."""
         self._reading[_EVENTS] = True
         try:
             if self._admitted.is_set():
@@ -271,7 +272,7 @@ class GpuCollector(Collector):
 
         Raises:
             NotPresent: it is released.
-            DriverError: a call that has not come back holds it.
+            DriverError: a call that has not returned prevents the release.
         """
         until = self._released_until
         if until is None:
@@ -281,7 +282,7 @@ class GpuCollector(Collector):
             self._released_until = None
             return
         if self._open:
-            # Waited for once: a reading that takes a second each time would pass for one that hangs.
+            # Wait only once: if each reading waited for a second, this reader would count as hung.
             if not self._quiet(0.0 if self._held_by else _QUIET_SECONDS):
                 self._held_by = frozenset(key for key, busy in list(self._reading.items()) if busy)
                 stuck = ", ".join(sorted(self._held_by))
@@ -292,19 +293,19 @@ class GpuCollector(Collector):
         raise NotPresent("the driver is released on request")
 
     def _quiet(self, seconds: float = _QUIET_SECONDS) -> bool:
-        """Wait for the calls that are under way, but not for those that hang."""
+        """Wait up to `seconds` for calls in progress; return whether all of them have returned."""
         self._admitted.clear()
-        patience = threading.Event()
+        pause = threading.Event()
         for _ in range(20):
             if not any(list(self._reading.values())):
                 return True
             if not seconds:
                 break
-            patience.wait(seconds / 20)
+            pause.wait(seconds / 20)
         return False
 
     def _reopen_due(self, now: float) -> bool:
-        """Return True if only a new session can show a change: a GPU that appeared, or one lost for long."""
+        """Return True if a new session is needed: for a new GPU, or for a GPU that has been lost for a long time."""
         if now >= self._enumerate_at and self.hardware() != self._hardware:
             return True
         lost = [gpu.lost_at for gpu in self._gpus.values() if gpu.listed and gpu.lost_at is not None]
@@ -315,7 +316,7 @@ class GpuCollector(Collector):
         return now >= self._reopen_at
 
     def _reopen(self, now: float) -> None:
-        """Begin a new session; readings wait for a moment. Not while a call hangs: it would hang too."""
+        """Begin a new session, while readings wait briefly. Do nothing while a call hangs: this call would hang too."""
         self._reopen_pause = min(2 * self._reopen_pause, _REOPEN_LOST_SECONDS[1])
         self._reopen_at = now + self._reopen_pause
         self._reopening = True
@@ -350,12 +351,12 @@ class GpuCollector(Collector):
 
     def _disconnect(self) -> None:
         if self._quiet():
-            self._events.stop()  # no thread uses it now, and it must not outlive the session
+            self._events.stop()  # no thread uses the events now, and they must be closed before the session
         self._open = False
         self._driver.close()
 
     def _fail(self, problem: DriverUnavailable, now: float | None = None) -> NoReturn:
-        """Raise what became of the driver; with a time, also set when to try again."""
+        """Raise the problem with the driver. With a time, also schedule the next attempt."""
         if now is not None:
             longest = _RETRY_KNOWN_SECONDS if self._gpus else _RETRY_ABSENT_SECONDS
             self._pause = min(2 * self._pause or self.environment.interval, longest)
@@ -363,7 +364,7 @@ class GpuCollector(Collector):
             self._problem = problem
         if not self._gpus:
             raise NotPresent(str(problem)) from problem
-        # A new one each time: raising the same again would make its traceback grow for ever.
+        # A new exception each time, because the traceback of one that is raised repeatedly would grow without limit.
         raise DriverUnavailable(problem.reason, str(problem))
 
     def _instances(self) -> frozenset[int]:
@@ -392,7 +393,7 @@ class GpuCollector(Collector):
             listed.add(identity.uuid)
             each = gpus.get(identity.uuid) or Gpu(self.environment)
             gpus[identity.uuid] = each
-            # Another object for the same GPU in the same session has no news.
+            # Another object for the same GPU in the same session changes nothing.
             if each.met_in != self._session or each.identity != identity:
                 each.meet(identity, system, device)
                 each.met_in = self._session
@@ -410,9 +411,9 @@ class GpuCollector(Collector):
             self._forget(uuid, gpus[uuid])
         self._gpus = remembered
         missing = sum(not gpu.identity.mig and uuid not in listed for uuid, gpu in self._gpus.items())
-        # A missing known GPU explains the silence: its own series report it.
-        self._complaint = (
-            f"{len(silent)} of the GPUs do not say what they are: {'; '.join(silent)}" if len(silent) > missing else ""
+        # An unidentified GPU can be a missing known GPU, whose own series report it.
+        self._unidentified = (
+            f"{len(silent)} of the GPUs can't be identified: {'; '.join(silent)}" if len(silent) > missing else ""
         )
         if silent:
             self._enumerate_at = now + _INCOMPLETE_SECONDS
@@ -429,7 +430,7 @@ class GpuCollector(Collector):
         }
 
     def _forget(self, uuid: str, gpu: Gpu) -> None:
-        """Keep of a GPU what the exporter's own counters need."""
+        """Add the counts of a dropped GPU to the exporter's own counters."""
         self._calls_forgotten += gpu.calls
         self._rejected_forgotten.update(gpu.rejected)
         if not self._reading.get(uuid):

@@ -15,19 +15,19 @@ from stallscope.web.status.markup import UNKNOWN_TEXT, bar, entry, foreign, line
 
 MAX_GPUS = 16
 MAX_INSTANCES = 8
-"""Of one GPU."""
+"""Maximum number of MIG instances of one GPU."""
 _MAX_OWNERS = 3
 
 
 def gpu_section(look: ExporterState, node: Node, history: History, verdicts: Verdicts | None) -> str:
-    """The GPUs, those that don't fit in only by number."""
+    """Return the section of GPUs; GPUs beyond the limit are only counted."""
     whole = list(node.whole_gpus)
     parents = {gpu.index: gpu.uuid for gpu in reversed(whole) if gpu.sharing == "mig"}
     instances: dict[str, list[Gpu]] = {}
     for gpu in node.gpus:
         if gpu.mig:
             instances.setdefault(parents.get(gpu.index, ""), []).append(gpu)
-    # An instance whose GPU is not known stands for itself.
+    # An instance of an unknown GPU has its own card.
     whole += instances.pop("", [])
     shown = sorted(shown_first(whole)[:MAX_GPUS], key=lambda gpu: gpu.order)
     cards = "".join(f"<li>{_card(gpu, instances.get(gpu.uuid, []), node, history, verdicts)}</li>" for gpu in shown)
@@ -38,15 +38,15 @@ def gpu_section(look: ExporterState, node: Node, history: History, verdicts: Ver
 
 
 def shown_first(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """GPUs with those in trouble before the others: they are the last to be left out."""
+    """Return the GPUs, with those that are down first, so that the limit omits them last."""
     return sorted(gpus, key=lambda gpu: gpu.up is not False)
 
 
 def _nothing(look: ExporterState) -> str:
     if not look.reads_gpus:
-        return "No source of GPUs is switched on."
+        return "No GPU collector is enabled."
     if look.ready:
-        return "No GPU on this machine answers; the sources below say why. All else is served."
+        return "No GPU on this machine responds; the sources below have the reason. Everything else works."
     return "Not read yet."
 
 

@@ -1,4 +1,4 @@
-"""Sources on the status page: which are well, and what is wrong with the others."""
+"""Sources on the status page: the state and the error of each collector."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _ERROR_LENGTH = 300
 
 
 def source_section(look: ExporterState, now: float) -> str:
-    """A table of the sources."""
+    """Return the table of collectors."""
     rows = "".join(_row(status, now) for status in look.statuses)
     if not rows:
-        body = '<p class="quiet">No source is switched on.</p>'
+        body = '<p class="quiet">No collector is enabled.</p>'
     else:
         body = (
             '<table><caption class="hidden">Sources</caption><thead><tr><th scope="col">Source</th>'
@@ -28,7 +28,7 @@ def _row(status: CollectorStatus, now: float) -> str:
     css, word = {
         True: ("good", "up"),
         False: ("bad", "down"),
-        None: ("quiet", "not here" if status.error else "not read yet"),
+        None: ("quiet", "not present" if status.error else "not read yet"),
     }[status.up]
     last = time_since(now, status.last_success) or "never"
     why = f' <span class="why">{foreign(status.error, _ERROR_LENGTH)}</span>' if status.error else ""
