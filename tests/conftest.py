@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # A shell in the background has the one ignored for all that it runs, nohup the other, and the tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Prometheus and its like, written in Go, then take less CPU time and more memory.
+os.environ.setdefault("GOGC", "400")
 FRAMEWORKS = frozenset({"jax", "keras", "lightning", "pytorch_lightning", "tensorflow", "torch", "transformers"})
 
 
