@@ -237,8 +237,8 @@ def _lost_by_cause() -> Panel:
         sort="GPU-hours",
         overrides=[
             *verdicts.columns(),
-            by_name("GPU-hours", decimals=1, custom__width=100),
-            by_name("Cost", decimals=0, custom__width=120),
+            by_name("GPU-hours", unit="locale", decimals=1, custom__width=110),
+            economics.money("Cost"),
         ],
         no_value="No loss is recorded in this time range.",
     )
@@ -307,7 +307,7 @@ def _idle_gpus() -> Panel:
             *_links(),
             *owners.workload_columns(),
             by_name("Idle for", unit="s", custom__width=100),
-            by_name("Cost so far", decimals=1, custom__width=160),
+            economics.money("Cost so far", width=140),
         ],
         no_value="No held GPU is idle.",
     )

@@ -26,4 +26,4 @@ def with_workload(matchers: str) -> str:
 
 def workload_columns() -> list[Override]:
     """Return the overrides of the columns `Queue` and `Workload`."""
-    return [by_name("Queue", custom__minWidth=80), by_name("Workload", custom__minWidth=110)]
+    return [by_name("Queue", custom__minWidth=90), by_name("Workload", custom__minWidth=160)]

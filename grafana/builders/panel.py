@@ -63,10 +63,13 @@ def _legend(shown: bool) -> Json:
 
 
 def _short_names(queries: Sequence[Query]) -> list[Json]:
-    """Return the transformation that omits an exporter's default port from the names of nodes."""
+    """Return the transformations that omit an exporter's default port, and the spaces of empty labels."""
     if not any("{{instance}}" in query.legend for query in queries):
         return []
-    return [{"id": "renameByRegex", "options": {"regex": f"(.*?){DEFAULT_PORT}(.*)", "renamePattern": "$1$2"}}]
+    return [
+        {"id": "renameByRegex", "options": {"regex": regex, "renamePattern": pattern}}
+        for regex, pattern in ((f"(.*?){DEFAULT_PORT}(.*)", "$1$2"), ("/ +(?= |$)/g", ""))
+    ]
 
 
 def time_series(
@@ -222,7 +225,8 @@ def stat(
             "justifyMode": "auto",
             "orientation": "auto",
             "text": {"titleSize": 14, "valueSize": 28},
-            "wideLayout": True,
+            # Next to one another, a value looks like that of the name on its right.
+            "wideLayout": False,
         },
         width,
         height,

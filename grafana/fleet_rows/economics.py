@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from grafana.builders import Json, variables, verdicts
 from grafana.builders.choices import CLUSTER
 from grafana.builders.dashboard import Row
-from grafana.builders.field import by_name
+from grafana.builders.field import Override, by_name
 from grafana.builders.panel import Panel, stat, table
 from grafana.builders.query import Query
 
@@ -23,6 +23,8 @@ _LOST_BY_CAUSE = "owner_cause:gpus_lost:sum5m"
 _IDLE = 'cause="idle_allocated"'
 _POWER = "owner:power:watts5m"
 _PRICE = "$price_per_gpu_hour"
+_HOURS: dict[str, object] = {"unit": "locale", "decimals": 1}
+_SHARE: dict[str, object] = {"unit": "percentunit", "decimals": 0}
 
 
 def variable() -> Json:
@@ -35,6 +37,11 @@ def variable() -> Json:
         "another label of these two series if your teams have one.",
         texts={"label_team": "team"},
     )
+
+
+def money(heading: str, *, width: int = 100) -> Override:
+    """Return the override of a column of costs, whose heading then names the currency."""
+    return by_name(heading, displayName=f"{heading}, $currency", unit="locale", decimals=2, custom__width=width)
 
 
 def _sum(record: str, by: Sequence[str] = (), *, matchers: str = "", offset: str = "") -> str:
@@ -101,6 +108,7 @@ def _totals() -> Panel:
         unit="locale",
         decimals=1,
         width=24,
+        height=5,
         text_of="value_and_name",
         no_value="No GPU is known.",
     )
@@ -113,22 +121,25 @@ def _owners() -> Panel:
     idle = f"({_by_owner(_LOST_BY_CAUSE, matchers=_IDLE)} or 0 * {busy})"
     lost_before = f"({_by_owner(_LOST, offset=_BEFORE)} or 0 * {_by_owner(_BUSY, offset=_BEFORE)})"
     columns = (
-        ("Lost", lost, "locale", 1),
-        ("Held", held, "locale", 1),
-        ("Busy", busy, "locale", 1),
-        ("Held but idle", idle, "locale", 1),
-        ("Lost share", f"{lost} / {held}", "percentunit", 0),
-        ("Lost share before", f"{lost_before} / {before}", "percentunit", 0),
+        ("Lost", lost, by_name("Lost", **_HOURS, custom__width=85)),
+        ("Held", held, by_name("Held", **_HOURS, custom__width=90)),
+        ("Busy", busy, by_name("Busy", **_HOURS, custom__width=90)),
+        ("Held but idle", idle, by_name("Held but idle", **_HOURS, custom__width=110)),
+        ("Lost share", f"{lost} / {held}", by_name("Lost share", **_SHARE, custom__width=95)),
+        (
+            "Lost share before",
+            f"{lost_before} / {before}",
+            by_name("Lost share before", **_SHARE, custom__width=145),
+        ),
         # An owner without GPUs before has all of its hours as the change; without data, a change is unknown.
         (
             "Held, change",
             f"({held} - {before} or {held}) and on () count({_KNOWN}{{{CLUSTER}}} offset $__range)",
-            "locale",
-            1,
+            by_name("Held, change", **_HOURS, custom__width=110),
         ),
-        ("Energy", f"3600 * {_by_owner(_POWER)}", "joule", 1),
-        ("Cost", f"{_PRICE} * {held}", "locale", 0),
-        ("Cost of loss", f"{_PRICE} * {lost}", "locale", 0),
+        ("Energy", _by_owner(_POWER), by_name("Energy", unit="watth", decimals=1, custom__width=95)),
+        ("Cost", f"{_PRICE} * {held}", money("Cost")),
+        ("Cost of loss", f"{_PRICE} * {lost}", money("Cost of loss", width=140)),
     )
     return table(
         "GPU-hours by owner",
@@ -136,7 +147,7 @@ def _owners() -> Panel:
         "and idle for longer than the threshold. Changes are relative to the preceding period of equal length. Select "
         "user, namespace or team above; a name in several clusters is one row. Contact the owner in the first row: the "
         "table below has the remedies. stallscope report --by shows the same values.",
-        [_query(expression) for _heading, expression, _unit, _decimals in columns],
+        [_query(expression) for _heading, expression, _override in columns],
         columns={
             "owner": "Owner",
             **{f"Value #{letter}": column[0] for letter, column in zip("ABCDEFGHIJ", columns, strict=True)},
@@ -144,11 +155,8 @@ def _owners() -> Panel:
         height=9,
         sort="Lost",
         overrides=[
-            by_name("Owner", custom__minWidth=140),
-            *(
-                by_name(heading, unit=unit, decimals=decimals, custom__width=130 if heading.endswith("before") else 110)
-                for heading, _expression, unit, decimals in columns
-            ),
+            by_name("Owner", custom__minWidth=120),
+            *(override for _heading, _expression, override in columns),
         ],
         no_value="No GPU was held in this time range.",
     )
@@ -172,11 +180,11 @@ def _savings() -> Panel:
         sort="GPU-hours",
         overrides=[
             *verdicts.columns(),
-            by_name("Owner", custom__width=150),
-            by_name("GPU-hours", decimals=1, custom__width=100),
-            by_name("Cost", decimals=0, custom__width=120),
+            by_name("Owner", custom__width=110),
+            by_name("GPU-hours", **_HOURS, custom__width=110),
+            money("Cost"),
         ],
-        no_value="No GPU time was lost to a known cause.",
+        no_value="No loss is recorded in this time range.",
     )
 
 

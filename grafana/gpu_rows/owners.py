@@ -26,7 +26,7 @@ def row() -> Row:
                 f"gpu:sharers:count{{{GPU}}}",
                 unit="none",
                 decimals=0,
-                width=8,
+                width=12,
                 no_value="No GPU is shared by mistake.",
             ),
             line(
@@ -36,7 +36,7 @@ def row() -> Row:
                 f"gpu:idle_allocated:seconds{{{GPU}}}",
                 unit="s",
                 limits={"allowed": level("idle_seconds")},
-                width=8,
+                width=12,
             ),
         ),
         collapsed=True,
@@ -71,9 +71,11 @@ def _holders() -> Panel:
         sort="Memory",
         overrides=[
             *PLACE_LINKS,
+            *(by_name(name, custom__minWidth=90) for name in ("User", "Namespace", "Container", "Slurm job")),
+            by_name("Pod", custom__minWidth=120),
             *owners.workload_columns(),
-            by_name("Memory", unit="bytes"),
-            by_name("Computing", unit="percentunit"),
+            by_name("Memory", unit="bytes", custom__width=95),
+            by_name("Computing", unit="percentunit", custom__width=95),
         ],
         no_value="No holders, or the exporter has no permission to see them.",
     )
@@ -92,6 +94,5 @@ def _history() -> Panel:
             )
         ],
         mappings=texts({"1": Text("holds it", BLUE)}),
-        width=8,
         links=CURVE,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from grafana.builders.bands import OTHER_COLOUR, bands
 from grafana.builders.choices import HOST, RUN
 from grafana.builders.dashboard import Row
-from grafana.builders.field import by_name, fixed_colours
+from grafana.builders.field import ABSENT, by_name, fixed_colours
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.phases import shares
 from grafana.builders.query import Query
@@ -27,7 +27,7 @@ from stallscope.catalogue.causes import PHASE_COLOURS
 _BY_PHASE = f"{BY_RUN}, phase"
 
 
-def _phases(title: str, description: str, record: str) -> Panel:
+def _phases(title: str, description: str, record: str, no_value: str = ABSENT) -> Panel:
     return time_series(
         title,
         description,
@@ -36,6 +36,7 @@ def _phases(title: str, description: str, record: str) -> Panel:
         stacked=True,
         overrides=fixed_colours(PHASE_COLOURS | OTHER_COLOUR),
         links=[TO_COMPARE],
+        no_value=no_value,
     )
 
 
@@ -58,9 +59,11 @@ def _lines() -> Panel:
         height=7,
         sort="Share of the phase",
         overrides=[
-            by_name("Run", custom__width=140),
+            by_name("Run", custom__minWidth=140),
             by_name("Phase", custom__width=120),
-            by_name("Share of the phase", unit="percentunit", decimals=0, custom__width=140),
+            by_name("Line", custom__minWidth=200),
+            by_name("Function", custom__minWidth=400),
+            by_name("Share of the phase", unit="percentunit", decimals=0, custom__width=165),
         ],
         no_value="No samples: no phase of the host takes much time, or STALLSCOPE_STACKS=0.",
     )
@@ -86,7 +89,7 @@ def _comes_back() -> Panel:
         "every step has. A phase with the same number as the dips causes them: do it less often, or outside the loop.",
         [Query(f"max by (run, work) ({work})", table=True)],
         columns={"run": "Run", "work": "Work", "Value": "Every … steps"},
-        width=12,
+        width=8,
         height=6,
         sort="Every … steps",
         overrides=[by_name("Every … steps", unit="none", decimals=0, custom__width=130)],
@@ -100,8 +103,9 @@ def _regular_dips() -> Panel:
     labels = "cluster, namespace, run, rank, instance, gpu"
     return table(
         "GPUs with regular dips",
-        "Regular dips by GPU, with the time they cost. The cause is work that the loop does at that interval (logging, "
-        "saving, evaluating, reading a loss): do it less often, or asynchronously.",
+        "Regular dips by GPU, with the share of time in which utilisation is below 10 %. The cause is work that the "
+        "loop does at that interval (logging, saving, evaluating, reading a loss): do it less often, or "
+        "asynchronously.",
         [
             Query(f"topk({MANY}, max by ({labels}) ({of_gpus(expression)}))", table=True)
             for expression in (steps, seconds, busy)
@@ -113,18 +117,19 @@ def _regular_dips() -> Panel:
             "gpu": "GPU",
             "Value #A": "Every … steps",
             "Value #B": "Every … seconds",
-            "Value #C": "Time below 10 % utilisation",
+            "Value #C": "Time below 10 %",
         },
-        width=12,
+        width=16,
         height=6,
-        sort="Time below 10 % utilisation",
+        sort="Time below 10 %",
         overrides=[
-            by_name("Rank", links=[CELL_TO_RANK]),
-            by_name("Node", links=[CELL_TO_HOST]),
-            by_name("GPU", links=[CELL_TO_GPU]),
-            by_name("Every … steps", unit="none", decimals=0),
-            by_name("Every … seconds", unit="s", decimals=1),
-            by_name("Time below 10 % utilisation", unit="percentunit", decimals=1),
+            by_name("Run", custom__minWidth=100),
+            by_name("Rank", links=[CELL_TO_RANK], custom__width=60),
+            by_name("Node", links=[CELL_TO_HOST], custom__minWidth=140),
+            by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
+            by_name("Every … steps", unit="none", decimals=0, custom__width=120),
+            by_name("Every … seconds", unit="s", decimals=1, custom__width=140),
+            by_name("Time below 10 %", unit="percentunit", decimals=1, custom__width=155),
         ],
         no_value="No GPU has regular dips.",
     )
@@ -146,6 +151,7 @@ def row() -> Row:
                 "Phases as measured on the device, if the integration supports it. A copy that is long here but short "
                 "on the left delays the GPU unnoticed.",
                 "run_phase:gpu_time:rate5m",
+                "No phase is measured on the GPU.",
             ),
             _lines(),
             _comes_back(),

@@ -118,7 +118,7 @@ def _causes() -> Panel:
         sort="Lost",
         overrides=[
             *columns(),
-            by_name("Run", custom__width=150),
+            by_name("Run", custom__width=100),
             by_name("Lost", unit="percentunit", decimals=1, custom__width=70),
             _runbook_column(),
         ],
