@@ -51,6 +51,7 @@ def _work_to_base(gpus: str = "", gpus_of_base: str = "") -> str:
     )
 
 
+_SORTED = "Times base"
 _ENERGY = f"{_mean('run:power:watts5m')} / ({_mean('run:samples:rate5m')} > 0)"
 """Joules per sample; absent for a run without samples."""
 
@@ -78,7 +79,12 @@ def _figures(*columns: tuple[str, str, str, int | None]) -> tuple[list[Query], d
     queries = [Query(expression, table=True) for _heading, expression, _unit, _digits in columns]
     headings = {f"Value #{letter}": column[0] for letter, column in zip("ABCDEFGHIJKLMNOP", columns, strict=False)}
     looks = [
-        by_name(heading, unit=unit, custom__width=95, **({} if digits is None else {"decimals": digits}))
+        by_name(
+            heading,
+            unit=unit,
+            custom__width=120 if heading == _SORTED else 95,  # with room for the arrow
+            **({} if digits is None else {"decimals": digits}),
+        )
         for heading, _expression, unit, digits in columns
     ]
     return queries, headings, looks
@@ -90,7 +96,7 @@ def _speed() -> Panel:
         ("Batch size", _mean("run:batch_size:sum"), "none", 0),
         ("Samples/s", _mean("run:samples:rate5m"), "short", 1),
         ("Tokens/s", _mean("run:tokens:rate5m"), "short", 1),
-        ("Times base", _work_to_base(), "none", 2),
+        (_SORTED, _work_to_base(), "none", 2),
         (
             "Per GPU",
             _work_to_base(f" / {_GPUS}", f" / {_base('run:gpus:count')}"),
@@ -109,7 +115,7 @@ def _speed() -> Panel:
         queries,
         columns={"run": "Run", **headings},
         height=6,
-        sort="Times base",
+        sort=_SORTED,
         overrides=[_run_column(), *looks],
         no_value="No selected run has data in this time range.",
     )

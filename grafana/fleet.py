@@ -133,12 +133,12 @@ def _root_causes() -> Panel:
         height=9,
         sort="GPUs lost",
         overrides=[
-            by_name("Run", links=[_to_run()], custom__width=110),
+            by_name("Run", links=[_to_run()], custom__width=100),
             by_name("Node", links=[_to_host()], custom__width=120),
             verdicts.reason_column("Root cause"),
             verdicts.remedy_column(),
-            by_name("GPUs lost", unit="none", decimals=1, custom__width=85),
-            by_name("For", unit="s", decimals=0, custom__width=80),
+            by_name("GPUs lost", unit="none", decimals=1, custom__width=105),
+            by_name("For", unit="s", decimals=0, custom__width=75),
         ],
         no_value="No GPU time is lost.",
     )
@@ -173,7 +173,7 @@ def _runs_table() -> Panel:
             by_name("Run", links=[_to_run()], custom__minWidth=140),
             by_name("Namespace", custom__width=100),
             by_name("User", custom__width=90),
-            by_name("GPUs", unit="none", custom__width=70),
+            by_name("GPUs", unit="none", custom__width=80),
             by_name("Time lost", unit="percentunit", decimals=0, custom__width=90),
             by_name("Goodput", unit="percentunit", decimals=0, custom__width=90),
         ],
@@ -237,7 +237,7 @@ def _lost_by_cause() -> Panel:
         sort="GPU-hours",
         overrides=[
             *verdicts.columns(),
-            by_name("GPU-hours", unit="locale", decimals=1, custom__width=110),
+            by_name("GPU-hours", unit="locale", decimals=1, custom__width=115),
             economics.money("Cost"),
         ],
         no_value="No loss is recorded in this time range.",

@@ -118,7 +118,7 @@ def _own_alerts() -> Panel:
             by_name(
                 "Alert",
                 links=[runbook()],
-                custom__width=240,
+                custom__width=220,
             ),
             by_name("Severity", custom__width=80),
             by_name(
@@ -128,8 +128,11 @@ def _own_alerts() -> Panel:
                 **verdicts.in_colour(),
             ),
             by_name(
-                "Node", links=[to_dashboard("stallscope-host", "Open node", {"instance": "${__data.fields.Node}"})]
+                "Node",
+                links=[to_dashboard("stallscope-host", "Open node", {"instance": "${__data.fields.Node}"})],
+                custom__minWidth=110,
             ),
+            by_name("Source", custom__minWidth=70),
         ],
         no_value="No firing alerts.",
     )

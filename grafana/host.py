@@ -64,7 +64,7 @@ def _runs() -> Panel:
         overrides=[
             by_name("Node", links=[_TO_HOST], custom__width=150),
             by_name("Run", links=[_TO_RUN], custom__width=130),
-            by_name("Time lost", unit="percentunit", decimals=0, custom__width=100),
+            by_name("Time lost", unit="percentunit", decimals=0, custom__width=105),
             *columns(),
         ],
         no_value="No run reports from this node. Add the shim to the training code.",
@@ -97,8 +97,8 @@ def _gpus() -> Panel:
         overrides=[
             by_name("Node", links=[_TO_HOST], custom__width=150),
             by_name("GPU", links=[_TO_GPU], custom__width=60),
-            by_name("MIG", custom__width=60),
-            by_name("Time lost", decimals=0, custom__width=90),
+            by_name("MIG", custom__width=85),
+            by_name("Time lost", decimals=0, custom__width=105),
             by_name("Run", links=[_TO_RUN], custom__width=130),
             *columns(),
         ],

@@ -181,7 +181,7 @@ def _savings() -> Panel:
         overrides=[
             *verdicts.columns(),
             by_name("Owner", custom__width=110),
-            by_name("GPU-hours", **_HOURS, custom__width=110),
+            by_name("GPU-hours", **_HOURS, custom__width=115),
             money("Cost"),
         ],
         no_value="No loss is recorded in this time range.",

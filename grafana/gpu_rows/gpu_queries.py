@@ -41,7 +41,7 @@ PLACE = {"instance": "Node", "gpu": "GPU", "mig": "MIG"}
 PLACE_LINKS = [
     by_name("Node", links=[TO_HOST], custom__width=145),
     by_name("GPU", links=[TO_GPU], custom__width=50),
-    by_name("MIG", custom__width=55),
+    by_name("MIG", custom__width=85),
 ]
 
 

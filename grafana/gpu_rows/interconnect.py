@@ -73,6 +73,6 @@ def _links() -> Panel:
         },
         unit="none",
         height=6,
-        overrides=[*PLACE_LINKS, *(by_name(heading, custom__width=120) for heading, _family in families)],
+        overrides=[*PLACE_LINKS, *(by_name(heading, custom__width=125) for heading, _family in families)],
         no_value="No selected GPU reports its links.",
     )

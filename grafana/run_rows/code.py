@@ -63,7 +63,7 @@ def _lines() -> Panel:
             by_name("Phase", custom__width=120),
             by_name("Line", custom__minWidth=200),
             by_name("Function", custom__minWidth=400),
-            by_name("Share of the phase", unit="percentunit", decimals=0, custom__width=165),
+            by_name("Share of the phase", unit="percentunit", decimals=0, custom__width=170),
         ],
         no_value="No samples: no phase of the host takes much time, or STALLSCOPE_STACKS=0.",
     )
@@ -92,7 +92,11 @@ def _comes_back() -> Panel:
         width=8,
         height=6,
         sort="Every … steps",
-        overrides=[by_name("Every … steps", unit="none", decimals=0, custom__width=130)],
+        overrides=[
+            by_name("Run", custom__minWidth=100),
+            by_name("Work", custom__minWidth=100),
+            by_name("Every … steps", unit="none", decimals=0, custom__width=135),
+        ],
         no_value="No work recurs.",
     )
 
@@ -129,7 +133,7 @@ def _regular_dips() -> Panel:
             by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
             by_name("Every … steps", unit="none", decimals=0, custom__width=120),
             by_name("Every … seconds", unit="s", decimals=1, custom__width=140),
-            by_name("Time below 10 %", unit="percentunit", decimals=1, custom__width=155),
+            by_name("Time below 10 %", unit="percentunit", decimals=1, custom__width=160),
         ],
         no_value="No GPU has regular dips.",
     )

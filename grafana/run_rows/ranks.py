@@ -71,14 +71,14 @@ def _stragglers() -> Panel:
         overrides=[
             title_column("Verdict"),
             by_name("Rank", links=[CELL_TO_RANK], custom__width=60),
-            by_name("Node", links=[CELL_TO_HOST], custom__minWidth=150),
+            by_name("Node", links=[CELL_TO_HOST], custom__minWidth=145),
             by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
             by_name("Run", custom__minWidth=90),
             by_name("Step time", unit="s", custom__width=85),
             *(
                 by_name(name, decimals=1, mappings=absent_as("n/a"), custom__width=width)
                 for name, width in (
-                    ("Straggler score", 140),
+                    ("Straggler score", 145),
                     ("Data wait", 85),
                     ("Communication", 125),
                     ("GPU busy", 85),

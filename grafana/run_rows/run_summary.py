@@ -94,7 +94,7 @@ def _missing() -> Panel:
                 "Missing data and action",
                 mappings=texts({name: Text(text) for name, text in MISSING.items()}),
             ),
-            by_name("Ranks", custom__width=65),
+            by_name("Ranks", custom__width=80),
         ],
         no_value="No missing data.",
     )

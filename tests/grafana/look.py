@@ -5,7 +5,7 @@ It needs Chromium, and a Grafana that shows the bundle's dashboards without a lo
 - the queries of the first screen at 1,440 x 900, and the seconds from the first query to the last answer,
 - labels of charts that overlap, texts of the column `What to change` that are cut, and panels with an error,
 - links of tables to a dashboard whose variables have no value,
-- columns of tables that lie beyond the edge at 1,280 px.
+- columns of tables that lie beyond the edge, and headings that are cut, at 1,280 px.
 
 The exit status is 1 if there is any of the last three lines. With `--out`, it saves a picture of each dashboard with
 every row open, for each width and theme.
@@ -81,6 +81,12 @@ _FIND_CELLS = """
       return [headings[index] ?? '', cell.innerText.trim(), isCut, isBeyond, isThere ? link.getAttribute('href') : ''];
     }));
 })
+"""
+_FIND_CUT_HEADINGS = """
+() => [...document.querySelectorAll('[role=columnheader]')].filter(heading => {
+  const words = heading.firstElementChild ?? heading;
+  return words.scrollWidth > words.clientWidth;
+}).map(heading => `heading ${heading.innerText.trim()}`)
 """
 _ERRORS = "[aria-label='Panel status'], [aria-label='Panel header error'], [data-testid*='Panel status error']"
 
@@ -203,6 +209,7 @@ def look(browser: Browser, url: str, uid: str, given: str) -> Seen:
     queries.wait(page)
     beyond = {heading for heading, _words, _cut, is_beyond, _link in page.evaluate(_FIND_CELLS) if is_beyond}
     seen.sideways = sorted(beyond)
+    seen.cut += page.evaluate(_FIND_CUT_HEADINGS)
     seen.failed = [each.inner_text() for each in page.locator(_ERRORS).all()]
     page.context.close()
     return seen
