@@ -10,7 +10,8 @@ UP_VENV := .venv-up
 UP_STAMP := $(UP_VENV)/.installed
 # The training frameworks take 7 GB on Linux, where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
 STALLSCOPE_FRAMEWORKS ?= 1
-# How many tests run at once, each file's own one after the other; what takes the whole machine follows alone.
+# How many tests run at once, each file's own one after the other; what compares times follows in pairs, and alone what takes
+# the whole machine.
 JOBS ?= 4
 # What `make matrix` checks with.
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
@@ -23,11 +24,12 @@ LONG := $(addprefix tests/,cli/test_training_endings.py end_to_end/test_interrup
   end_to_end/test_real_training.py faults/test_kills.py faults/test_repetition.py intake/test_fuzz.py \
   prometheus_examples/test_thanos.py prometheus_examples/test_vmalert.py scenarios/test_absence.py scenarios/test_score.py \
   shim/integrations shim/test_hot_line_programs.py shim/test_loops.py)
-# Reading these alone saves reading all tests again.
-ALONE = $(shell grep -rl --include='test_*.py' 'mark[.]alone' tests)
+# Reading only these saves reading all tests again.
+marked = $(shell grep -rl --include='test_*.py' 'mark[.]$(1)' tests)
 # A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever. No tests is no failure.
-BESIDE = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
-  -m "not alone" $(1) || [ $$? -eq 5 ]
+IN_PARALLEL = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+BESIDE = $(IN_PARALLEL) --numprocesses $(JOBS) -m "not timed and not alone" $(1) || [ $$? -eq 5 ]
+PAIRS = $(IN_PARALLEL) --numprocesses 2 -m timed $(1) || [ $$? -eq 5 ]
 AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
 SBOM := dist/stallscope-exporter.cdx.json
@@ -78,7 +80,7 @@ prepare-all: prepare $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)
 check: lint unit ## lint, types, and the tests that start no server
 
 unit: $(STAMP) ## the tests that start no server
-	$(call BESIDE,$(or $(ARGS),$(UNIT) --ignore=tests/intake/test_fuzz.py -m "not alone and not slow"))
+	$(call BESIDE,$(or $(ARGS),$(UNIT) --ignore=tests/intake/test_fuzz.py -m "not timed and not alone and not slow"))
 
 matrix: ## `make unit` with each supported Python that is installed, in an environment of its own
 	@for python in $(PYTHONS); do \
@@ -93,11 +95,12 @@ coverage: prepare ## list the lines of the package that `make test` does not exe
 
 test: prepare ## the tests with real Prometheus, Alertmanager, Chromium and the stand-in driver library
 	$(call BESIDE,$(LONG:%=--ignore=%) $(ARGS))
-	$(call AFTER,$(or $(ARGS),$(filter-out $(LONG) $(LONG:%=%/%),$(ALONE))))
+	$(call PAIRS,$(or $(ARGS),$(filter-out $(LONG) $(LONG:%=%/%),$(call marked,timed))))
 
 test-all: prepare-all ## every test: also with training frameworks, the score of the diagnosis, and long fault runs
 	$(call BESIDE,$(ARGS))
-	$(call AFTER,$(or $(ARGS),$(ALONE)))
+	$(call PAIRS,$(or $(ARGS),$(call marked,timed)))
+	$(call AFTER,$(or $(ARGS),$(call marked,alone)))
 
 test-gpu: $(STAMP) ## the tests on a real NVIDIA GPU; skipped without a driver (to record a GPU: tests/captures)
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)

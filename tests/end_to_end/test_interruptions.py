@@ -16,7 +16,7 @@ import pytest
 
 from tests.end_to_end.training_stack import FACTOR, TrainingStack
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timed, pytest.mark.timeout(600)]
 
 PATIENCE = 120.0
 """Seconds until a verdict or an alert must be there; a calm machine needs a third of it."""

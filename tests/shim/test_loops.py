@@ -19,7 +19,7 @@ PACKAGES = ("accelerate", "lightning", "safetensors", "tqdm", "transformers")
 pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks"),
     pytest.mark.slow(120),
-    pytest.mark.alone,  # it compares times
+    pytest.mark.timed,  # it compares times
 ]
 
 

@@ -173,7 +173,7 @@ def test_a_client_that_asks_without_end_keeps_nobody_else_waiting(make_server: C
             listening.join(60)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_requests_sent_ahead_take_no_more_memory_than_one_may() -> None:
     server = Server(Address("127.0.0.1", 0), answer, threads=1)
     with traced(server), connected(server) as client:
@@ -328,7 +328,7 @@ def traced(server: Server) -> Iterator[None]:
         server.stop()
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_clients_that_never_read_share_one_copy_of_a_page() -> None:
     """Each with a copy of its own, they took the memory of the node's exporter: a page is several megabytes."""
     clients, size = 16, 8 << 20

@@ -34,7 +34,7 @@ def test_the_loader_is_waited_for(tracked: Reports) -> None:
     assert tracked.seconds("data_wait") >= 10 * 0.01
 
 
-@pytest.mark.alone  # it compares times
+@pytest.mark.timed  # it compares times
 def test_the_report_is_what_the_training_measured_itself(folder: Path) -> None:
     reports = read(folder, "measured")
     measured = truth.read(folder / "measured.truth")
