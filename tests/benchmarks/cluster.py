@@ -36,13 +36,14 @@ _GIB = float(1 << 30)
 _ABSENT = {
     *("stallscope_gpu_utilization_samples", "stallscope_training_step_seconds"),  # histograms that Prometheus converts
     "stallscope_gpu_lost_info",
+    "stallscope_gpu_owner_workload_info",
     "stallscope_gpu_retired_pages",
     "stallscope_exporter_values_rejected_total",
     "stallscope_host_cgroup_oom_kills_total",
     "stallscope_training_code_seconds_total",
 }
-"""Families that are absent in a cluster whose GPUs all respond and have row remapping, whose hosts kill no process, and
-whose stacks are not sampled."""
+"""Families that are absent in a cluster whose GPUs all respond and have row remapping, whose hosts kill no process,
+whose stacks are not sampled, and that has no Kubernetes."""
 
 
 @dataclass(frozen=True)
