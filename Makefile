@@ -96,6 +96,7 @@ coverage: prepare ## list the lines of the package that `make test` does not exe
 test: prepare ## the tests with real Prometheus, Alertmanager, Chromium and the stand-in driver library
 	$(call BESIDE,$(LONG:%=--ignore=%) $(ARGS))
 	$(call PAIRS,$(or $(ARGS),$(filter-out $(LONG) $(LONG:%=%/%),$(call marked,timed))))
+	$(if $(ARGS),$(call AFTER,$(ARGS)))
 
 test-all: prepare-all ## every test: also with training frameworks, the score of the diagnosis, and long fault runs
 	$(call BESIDE,$(ARGS))

@@ -106,7 +106,7 @@ def test_other_users_processes_are_visible_with_exactly_its_capabilities() -> No
 
 
 def test_stacks_of_another_users_process_are_readable_with_exactly_the_capability_for_them() -> None:
-    asked: list[str] = container(only(kustomized("stacks"), "DaemonSet"))["securityContext"]["capabilities"]["add"]
+    added: list[str] = container(only(kustomized("stacks"), "DaemonSet"))["securityContext"]["capabilities"]["add"]
     nothing: list[str] = []
     python = shutil.which("python3", path="/usr/bin")
     if python is None or not (shutil.which("py-spy") or Path(sys.executable).with_name("py-spy").exists()):
@@ -116,7 +116,7 @@ def test_stacks_of_another_users_process_are_readable_with_exactly_the_capabilit
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            for given in (asked, nothing):
+            for given in (added, nothing):
                 command = [*limited_to(given), sys.executable, "-m", "stallscope", "stacks", "--pid", str(process.pid)]
                 done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
                 assert ("<module> at <string>:1" in done.stdout) is bool(given), done.stderr

@@ -305,8 +305,12 @@ def test_groups_that_a_cluster_leaves_out_are_listed_with_what_is_lost(
 
 def test_a_group_that_no_cluster_can_leave_out_fails_there_too(served: Served, make_subject: MakeSubject) -> None:
     install_with_operator(served, "stallscope-verdicts")
-    (told,) = (each for each in findings(PART, make_subject(prometheus_url=served.url))["rules"] if each.remedy)
-    assert (told.status, "1 of " in told.message, "stallscope-verdicts" in told.message) == ("failed", True, True)
+    (finding,) = (each for each in findings(PART, make_subject(prometheus_url=served.url))["rules"] if each.remedy)
+    assert (finding.status, "1 of " in finding.message, "stallscope-verdicts" in finding.message) == (
+        "failed",
+        True,
+        True,
+    )
 
 
 def test_an_alertmanager_that_drips_costs_the_time_that_it_may_take(served: Served, make_subject: MakeSubject) -> None:

@@ -116,19 +116,21 @@ def test_a_pause_is_a_phase_of_all_ranks() -> None:
 
 
 def test_a_restart_is_a_new_process_that_goes_on_from_a_checkpoint() -> None:
-    told: list[Report] = []
+    received: list[Report] = []
     clock = ScriptedClock()
-    simulation = Simulation.named("restart_loop", clock=clock, gpus=1, deliver=lambda data: told.append(parse(data)))
+    simulation = Simulation.named(
+        "restart_loop", clock=clock, gpus=1, deliver=lambda data: received.append(parse(data))
+    )
     simulation.advance(60.0)
-    (first,) = {report.session for report in told}
-    assert told[-1].state == "running"
+    (first,) = {report.session for report in received}
+    assert received[-1].state == "running"
     simulation.advance(20.0)
-    failed = next(report for report in told if report.state == "failed")
-    starting = told[-1]
+    failed = next(report for report in received if report.state == "failed")
+    starting = received[-1]
     assert failed.session == first != starting.session
     assert (starting.state, starting.activity) == ("starting", "initialization")
     simulation.advance(45.0)
-    running = told[-1]
+    running = received[-1]
     assert (running.session, running.state) == (starting.session, "running")
     assert running.phases["initialization"].seconds == pytest.approx(45.0)
     steps = running.gauges["step"] - running.phases["forward"].occurrences
@@ -137,11 +139,11 @@ def test_a_restart_is_a_new_process_that_goes_on_from_a_checkpoint() -> None:
 
 def test_a_job_in_initialization_reports_its_age_and_makes_no_step() -> None:
     clock = ScriptedClock(10_000.0)
-    told: list[Report] = []
-    simulation = Simulation.named("long_init", clock=clock, gpus=1, deliver=lambda data: told.append(parse(data)))
+    received: list[Report] = []
+    simulation = Simulation.named("long_init", clock=clock, gpus=1, deliver=lambda data: received.append(parse(data)))
     simulation.advance(600.0)
-    assert {(report.state, report.activity) for report in told} == {("starting", "initialization")}
-    assert told[-1].start == 10_000.0 - 1_140.0
+    assert {(report.state, report.activity) for report in received} == {("starting", "initialization")}
+    assert received[-1].start == 10_000.0 - 1_140.0
 
 
 def test_steps_grow_from_the_onset_on() -> None:

@@ -37,7 +37,7 @@ _MAX_FRAMES = 8
 _MIN_DIFFERENCE = 0.1
 """Smallest difference between the shares of two ranks that is shown."""
 _TEXT_LENGTH = 200
-_OFF = "off"
+_ON, _OFF = "on", "off"
 
 
 def parser() -> Parser:
@@ -182,11 +182,12 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> t
     return found, problems
 
 
-def _nccl(address: Address | None, ranks: dict[int, dict[str, Any]]) -> Evidence | None:
+def _nccl(service: Address | str, ranks: dict[int, dict[str, Any]]) -> Evidence | None:
     """Return NCCL's evidence; from the default address only at a standstill, and only if it belongs to the run.
 
     With some versions of NCCL, a query has crashed training processes that were creating a communicator.
     """
+    address = None if isinstance(service, str) else service
     if address is None and not any(rank["standstill"] for rank in ranks.values()):
         return None
     try:
@@ -429,9 +430,9 @@ def _document(run: str, found: Grouping, nodes: Iterable[_Node], evidence: Itera
     }
 
 
-def _service(text: str) -> Address | str | None:
-    if text in (_OFF, "on"):
-        return _OFF if text == _OFF else None
+def _service(text: str) -> Address | str:
+    if text in (_ON, _OFF):
+        return text
     try:
         return parse_address(text)
     except ValueError as expected:
