@@ -20,7 +20,6 @@ LISTED = 20
 DRAWN = 16
 """Rows of a map and of the list of runs."""
 
-PRICE = "$price_per_gpu_hour"
 NOTHING_LOST = f"0 * sum(cluster:gpus_known:count{{{CLUSTER}}})"
 """Zero if GPUs are known; otherwise losses are unknown too."""
 LOST = f"(sum(cause:gpus_lost:sum5m{{{CLUSTER}}}) or {NOTHING_LOST})"
@@ -57,7 +56,7 @@ def _numbers() -> Panel:
                 ("held", f"sum(cluster:gpus_held:count{{{CLUSTER}}})"),
                 ("busy", f"sum(cluster:gpus_busy:sum5m{{{CLUSTER}}})"),
                 ("GPU-hours lost a day", f"24 * {LOST}"),
-                ("$currency lost a day", f"24 * {PRICE} * {LOST}"),
+                ("$currency lost a day", f"24 * {economics.PRICE} * {LOST}"),
                 ("runs", f"{live} or {NOTHING_LOST}"),
                 ("runs losing time", f"{losing} or 0 * {live} or {NOTHING_LOST}"),
             )
@@ -219,28 +218,11 @@ def _alerts() -> Panel:
 
 
 def _lost_by_cause() -> Panel:
-    hours = f"sum by (cause) (sum_over_time(cause:gpus_lost:sum5m{{{CLUSTER}}}[$__range:1m])) / 60"
-    return table(
+    return economics.losses(
         "GPU-hours lost in the time range, by cause",
         "Cost of each cause over the selected time range, and its remedy.",
-        [
-            Query(verdicts.with_remedy(f"({hours})"), table=True),
-            Query(f"{PRICE} * {hours}", table=True),
-        ],
-        columns={
-            "cause": "Verdict",
-            "Value #A": "GPU-hours",
-            "Value #B": "Cost",
-            "remedy": "What to change",
-        },
+        f"sum by (cause) (sum_over_time(cause:gpus_lost:sum5m{{{CLUSTER}}}[$__range:1m])) / 60",
         height=8,
-        sort="GPU-hours",
-        overrides=[
-            *verdicts.columns(),
-            by_name("GPU-hours", unit="locale", decimals=1, custom__width=115),
-            economics.money("Cost"),
-        ],
-        no_value="No loss is recorded in this time range.",
     )
 
 
@@ -285,7 +267,7 @@ def _idle_gpus() -> Panel:
         "Held GPUs that have been idle for longer than the threshold, with their holders.",
         [
             Query(f"max by ({GPU_LABELS}) ({RANKED_IDLE})", table=True),
-            Query(f"{PRICE} * max by ({GPU_LABELS}) ({RANKED_IDLE}) / 3600", table=True),
+            Query(f"{economics.PRICE} * max by ({GPU_LABELS}) ({RANKED_IDLE}) / 3600", table=True),
             Query(_one(owner), table=True),
             Query(_one(claim), table=True),
         ],

@@ -22,7 +22,7 @@ _LOST = "owner:gpus_lost:sum5m"
 _LOST_BY_CAUSE = "owner_cause:gpus_lost:sum5m"
 _IDLE = 'cause="idle_allocated"'
 _POWER = "owner:power:watts5m"
-_PRICE = "$price_per_gpu_hour"
+PRICE = "$price_per_gpu_hour"
 _HOURS: dict[str, object] = {"unit": "locale", "decimals": 1}
 _SHARE: dict[str, object] = {"unit": "percentunit", "decimals": 0}
 
@@ -138,8 +138,8 @@ def _owners() -> Panel:
             by_name("Held, change", **_HOURS, custom__width=110),
         ),
         ("Energy", _by_owner(_POWER), by_name("Energy", unit="watth", decimals=1, custom__width=95)),
-        ("Cost", f"{_PRICE} * {held}", money("Cost")),
-        ("Cost of loss", f"{_PRICE} * {lost}", money("Cost of loss", width=140)),
+        ("Cost", f"{PRICE} * {held}", money("Cost")),
+        ("Cost of loss", f"{PRICE} * {lost}", money("Cost of loss", width=140)),
     )
     return table(
         "GPU-hours by owner",
@@ -162,29 +162,48 @@ def _owners() -> Panel:
     )
 
 
-def _savings() -> Panel:
-    hours = f"topk({_SAVINGS}, {_by_owner(_LOST_BY_CAUSE, 'cause')} > 0)"
+def losses(title: str, description: str, hours: str, *, height: int, of_owners: bool = False) -> Panel:
+    """Return the table of GPU-hours lost to each cause, with their cost and remedy.
+
+    Args:
+        title: of the panel.
+        description: of the panel.
+        hours: PromQL for the GPU-hours by cause, and by owner where the losses are of owners.
+        height: of the panel, in rows of Grafana's grid.
+        of_owners: True for a row for each owner and cause.
+    """
+    expressions = (verdicts.with_remedy(f"({hours})"), f"{PRICE} * {hours}")
     return table(
-        "Largest savings",
-        f"The {_SAVINGS} largest losses of one owner to one cause over the time range, with the remedy. Causes "
-        "overlap: do not sum them.",
-        [_query(verdicts.with_remedy(f"({hours})")), _query(f"{_PRICE} * {hours}")],
+        title,
+        description,
+        [_query(each) if of_owners else Query(each, table=True) for each in expressions],
         columns={
-            "owner": "Owner",
+            **({"owner": "Owner"} if of_owners else {}),
             "cause": "Verdict",
             "Value #A": "GPU-hours",
             "Value #B": "Cost",
             "remedy": "What to change",
         },
-        height=9,
+        height=height,
         sort="GPU-hours",
         overrides=[
             *verdicts.columns(),
-            by_name("Owner", custom__width=110),
+            *([by_name("Owner", custom__width=110)] if of_owners else ()),
             by_name("GPU-hours", **_HOURS, custom__width=115),
             money("Cost"),
         ],
         no_value="No loss is recorded in this time range.",
+    )
+
+
+def _savings() -> Panel:
+    return losses(
+        "Largest savings",
+        f"The {_SAVINGS} largest losses of one owner to one cause over the time range, with the remedy. Causes "
+        "overlap: do not sum them.",
+        f"topk({_SAVINGS}, {_by_owner(_LOST_BY_CAUSE, 'cause')} > 0)",
+        height=9,
+        of_owners=True,
     )
 
 
