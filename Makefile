@@ -33,6 +33,8 @@ PAIRS = $(IN_PARALLEL) --numprocesses 2 -m timed $(1) || [ $$? -eq 5 ]
 AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
 SBOM := dist/stallscope-exporter.cdx.json
+# A lock lists every package. Without --no-deps, pip refuses the lock as soon as a package that another one requires with an extra
+# has a newer release.
 INSTALL := -m pip install --quiet --disable-pip-version-check --only-binary :all:
 PIP := $(BIN)/python $(INSTALL)
 # Most of what these packages contain is never imported; the rest is compiled at its first use.
@@ -48,19 +50,19 @@ help: ## list these targets
 
 $(STAMP): pyproject.toml requirements-dev.lock
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: install python3-venv" >&2; exit 1; }
-	$(PIP) --require-hashes --requirement requirements-dev.lock
+	$(PIP) --no-deps --require-hashes --requirement requirements-dev.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(UP_STAMP): pyproject.toml deploy/requirements-up.lock
 	@echo "installing Stallscope and the packages it needs into $(UP_VENV): 100 MB to download, once"
 	@$(PYTHON) -m venv $(UP_VENV) || { echo "python3 -m venv failed: install python3-venv" >&2; exit 1; }
-	@$(UP_PIP) --require-hashes --requirement deploy/requirements-up.lock
+	@$(UP_PIP) --no-deps --require-hashes --requirement deploy/requirements-up.lock
 	@$(UP_PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(FRAMEWORKS): requirements-frameworks.lock $(STAMP)
-	$(PIP) --no-compile --require-hashes --requirement requirements-frameworks.lock
+	$(PIP) --no-compile --no-deps --require-hashes --requirement requirements-frameworks.lock
 	touch $@
 
 frameworks: $(FRAMEWORKS) ## install the training frameworks that the integrations are tested with

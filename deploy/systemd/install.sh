@@ -22,10 +22,10 @@ trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/tools" || { echo "install.sh: cannot create a virtual environment; install python3-venv" >&2; exit 1; }
 # shellcheck disable=SC2086 # $pip is several words on purpose
 {
-  "$work/tools/bin/python" $pip install --require-hashes --requirement "$checkout/deploy/requirements-build.lock"
+  "$work/tools/bin/python" $pip install --no-deps --require-hashes --requirement "$checkout/deploy/requirements-build.lock"
   "$work/tools/bin/python" -m build --wheel --no-isolation --outdir "$work" "$checkout" >/dev/null
   "$python" -m venv "$to/opt/stallscope"
-  "$to/opt/stallscope/bin/python" $pip install --require-hashes --requirement "$checkout/deploy/requirements-exporter.lock"
+  "$to/opt/stallscope/bin/python" $pip install --no-deps --require-hashes --requirement "$checkout/deploy/requirements-exporter.lock"
   "$to/opt/stallscope/bin/python" $pip install --no-deps --no-index --force-reinstall "$work"/*.whl
 }
 
