@@ -138,7 +138,7 @@ def test_every_link_is_reached_by_keyboard_with_visible_focus(show: Show) -> Non
         "Renew by itself",
         "Training runs",
         "GPUs",
-        "Sources",
+        "Collectors",
         "Metrics",
         "Health",
         "Readiness",
@@ -173,7 +173,7 @@ def test_screen_readers_get_landmarks_headings_and_values(show: Show) -> None:
         '- region "Training runs":',
         '- table "Ranks":',
         '- rowheader "5 GPU 5 running, silent for 40 s"',
-        '- table "Sources":',
+        '- table "Collectors":',
     ):
         assert line in snapshot
     assert "Temperature" in snapshot

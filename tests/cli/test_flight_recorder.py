@@ -122,7 +122,7 @@ def test_another_file_is_refused_with_the_reason(content: bytes, problem: str, t
 
 
 def test_a_folder_without_dumps_or_with_several_kinds_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "folder_1").mkdir()
@@ -137,9 +137,8 @@ def test_a_folder_without_dumps_or_with_several_kinds_is_refused(
     ):
         _flight_recorder.read(tmp_path)
     assert _flight_recorder.read(tmp_path / "nccl_trace_rank_").number == 1
-    monkeypatch.setattr(_flight_recorder, "_LARGEST", 10)
     with pytest.raises(_flight_recorder.Unreadable, match="too large"):
-        _flight_recorder.read(tmp_path / "nccl_trace_rank_")
+        _flight_recorder.read(tmp_path / "nccl_trace_rank_", max_bytes=10)
 
 
 def test_the_command_shows_the_dumps_also_after_the_run_has_ended(

@@ -52,9 +52,9 @@ def serving(say: Say) -> Iterator[Address]:
         yield Address("127.0.0.1", int(url.rpartition(":")[2]))
 
 
-def read(say: Say) -> Evidence:
+def read(say: Say, greeting: float = 1.0, seconds: float = 20.0) -> Evidence:
     with serving(say) as address:
-        return _nccl_ras.read(address)
+        return _nccl_ras.read(address, greeting=greeting, seconds=seconds)
 
 
 def in_json(counts: Sequence[int | None], pids: Mapping[int, int] = PIDS) -> str:
@@ -215,23 +215,18 @@ def hangs_later(connection: socket.socket, over: threading.Event) -> None:
     ],
 )
 @pytest.mark.usefixtures("nothing_collected")
-def test_a_service_that_hangs_closes_or_is_malformed_is_refused_with_the_reason(
-    say: Say, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_nccl_ras, "_SECONDS", 0.2)
-    monkeypatch.setattr(_nccl_ras, "_GREETING_SECONDS", 0.05 if "respond" in problem else 30)
+def test_a_service_that_hangs_closes_or_is_malformed_is_refused_with_the_reason(say: Say, problem: str) -> None:
     with pytest.raises(_nccl_ras.Unreadable, match=re.escape(problem)):
-        read(say)
+        read(say, greeting=0.05 if "respond" in problem else 30.0, seconds=0.2)
 
 
-def test_another_process_is_reached_after_one_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nccl_ras, "_GREETING_SECONDS", 0.5)
+def test_another_process_is_reached_after_one_that_is_stopped() -> None:
     connections = itertools.chain([dripping(b"")], itertools.repeat(service(in_json([1, 1]))))
 
     def say(connection: socket.socket, over: threading.Event) -> None:
         next(connections)(connection, over)
 
-    assert read(say).number == 1
+    assert read(say, greeting=0.5).number == 1
 
 
 MAIN = ["/job/main.py", 5, "main"]
@@ -301,7 +296,8 @@ def test_json_of_the_command_has_the_counts(capsys: Shown) -> None:
 def test_another_job_at_the_default_port_is_not_shown(capsys: Shown) -> None:
     other = in_json([42, 42, 41, 42]).replace('"pid": 10', '"pid": 20')
     output, errors = shown(capsys, service(other), default=True)
-    assert "NCCL" not in output + errors
+    assert "NCCL" not in output
+    assert re.search(r"--nccl: the job at \S+ is not known to be this run; to show it, set --nccl=", errors)
     output, _ = shown(capsys, service(other))
     assert "rank 2 of the communicator (process 202 on 10.0.0.1) launched 41" in output
 
@@ -312,8 +308,9 @@ def test_the_default_port_is_queried_only_on_request_and_only_at_a_standstill(ca
     def notes(connection: socket.socket, _over: threading.Event) -> None:
         queried.append(connection.recv(100))
 
-    shown(capsys, notes, default=True, standstill=False)
-    shown(capsys, notes, "--nccl=off", default=True)
+    _, errors = shown(capsys, notes, default=True, standstill=False)
+    assert "--nccl: not queried while no rank is at a standstill; to query it, set --nccl=" in errors
+    assert shown(capsys, notes, "--nccl=off", default=True)[1] == ""
     with exporter() as (url, _), serving(notes) as address, pytest.MonkeyPatch.context() as patch:
         patch.setenv("NCCL_RAS_ADDR", str(address))
         assert stacks.main(["job", "--samples=0", "--exporter.url", url]) == 0
@@ -321,12 +318,12 @@ def test_the_default_port_is_queried_only_on_request_and_only_at_a_standstill(ca
     assert "NCCL" in "".join(shown(capsys, service(in_json([1, 1, 1, 1])), standstill=False))
 
 
-def test_a_reason_is_shown_only_for_a_service_that_was_named_or_that_responds(capsys: Shown) -> None:
+def test_a_service_without_an_answer_is_named_with_the_reason(capsys: Shown) -> None:
     def closes(connection: socket.socket, _over: threading.Event) -> None:
         connection.recv(100)
 
-    assert shown(capsys, closes, default=True)[1] == ""
-    assert "stallscope stacks: --nccl: not NCCL's RAS service" in shown(capsys, closes)[1]
+    for default in (True, False):
+        assert "stallscope stacks: --nccl: not NCCL's RAS service" in shown(capsys, closes, default=default)[1]
     assert "--nccl: NCCL (RAS) returned malformed JSON" in shown(capsys, service("{"), default=True)[1]
     with exporter() as (url, _):
         assert stacks.main(["job", "--exporter.url", url, "--nccl", "localhost:1"]) == 0

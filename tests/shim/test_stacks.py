@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import stallscope
-from stallscope.intake import stacks as intake_stacks
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.intake.stacks import Left
 from stallscope.protocol.stack_request import StackRequest
@@ -361,8 +360,8 @@ def reported(intake: Intake) -> bool:
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_stacks, "_PICKED_UP", 2.0)
+def soon(intake: Intake) -> None:
+    intake.stack_requests.pickup = 2.0
 
 
 @pytest.mark.usefixtures("soon")

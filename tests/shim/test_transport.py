@@ -14,20 +14,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from stallscope.protocol import signature
 from stallscope.protocol.vocabulary import MAX_BYTES
-from stallscope.shim.transport import Datagrams, Post, room, transport
+from stallscope.shim import transport as shim_transport
+from stallscope.shim.transport import Datagrams, Post, room
 from tests.web.certificates import Authority
 
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second is for training loops: a machine with much to do may take longer to answer itself."""
-    monkeypatch.setattr("stallscope.shim.transport._HTTP_TIMEOUT", 60.0)
+# A loaded machine may take longer to respond than a training loop may wait.
+transport = partial(shim_transport.transport, timeout=60.0)
 
 
 def listening(family: int, address: object) -> socket.socket:
@@ -298,19 +297,16 @@ def dripping() -> Iterator[int]:
         thread.join()
 
 
-def test_a_server_that_answers_for_ever_is_left_after_the_timeout(
-    dripping: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stallscope.shim.transport._HTTP_TIMEOUT", 0.3)
-    sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{dripping}"})
+def test_a_server_that_answers_for_ever_is_left_after_the_timeout(dripping: int) -> None:
+    sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{dripping}"}, timeout=0.3)
     assert sender(b"{}") == "timeout"  # or this test would never end
     assert sender.interval == 10
 
 
-def test_a_server_that_never_answers_is_left_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stallscope.shim.transport._HTTP_TIMEOUT", 0.1)
+def test_a_server_that_never_answers_is_left_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{listener.getsockname()[1]}"})(b"{}") == "timeout"
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert transport({"STALLSCOPE_ADDRESS": address}, timeout=0.1)(b"{}") == "timeout"
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_tells_the_node_at_first_sight() -> None:
         ("Mean activity", "70 %"),
         ("Power", "1,025 W"),
         ("Runs under way", "1"),
-        ("Sources up", "1 1 down"),
+        ("Collectors up", "1 1 down"),
     ]
 
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, NoReturn
 from stallscope.common.formatting import ago, readable, several
 from stallscope.view.collective_counts import Communicator, Evidence, Member, shared
 
-_LARGEST = 256 << 20
 _NAME = re.compile(r"(.*?)(\d{1,7})")
 
 
@@ -25,11 +24,12 @@ class Unreadable(Exception):
     """The dumps can't be read; the message is one line with the problem and what to do."""
 
 
-def read(path: Path) -> Evidence:
+def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
     """Return the process groups, with the operations that each rank has launched.
 
     Args:
         path: the folder of the files, or the prefix of their paths, as in TORCH_FR_DUMP_TEMP_FILE.
+        max_bytes: larger files are refused.
 
     Raises:
         Unreadable: there are no such files, or one of them is not a dump.
@@ -40,7 +40,7 @@ def read(path: Path) -> Evidence:
     for rank, file in files.items():
         try:
             times.append(file.stat().st_mtime)
-            found = _groups(_document(file))
+            found = _groups(_document(file, max_bytes))
         except OSError as error:
             raise Unreadable(f"{file}: {error.strerror or error}; check its permissions") from None
         except _Invalid as problem:
@@ -109,10 +109,10 @@ def _files(path: Path) -> dict[int, Path]:
     return files
 
 
-def _document(file: Path) -> Any:
+def _document(file: Path, max_bytes: int) -> Any:
     with file.open("rb") as opened:
-        content = opened.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
+        content = opened.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise _Invalid("too large")
     try:
         return json.loads(content) if content.startswith(b"{") else _Unpickler(io.BytesIO(content)).load()

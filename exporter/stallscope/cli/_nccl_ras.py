@@ -19,11 +19,8 @@ from stallscope.view.collective_counts import Communicator, Evidence, Member, Sh
 
 DEFAULT = "localhost:28028"
 VARIABLE = "NCCL_RAS_ADDR"
-_GREETING_SECONDS = 1.0
 _ATTEMPTS = 5
 """Connections to try: several processes can share the port, and one of them may not respond."""
-_SECONDS = 20.0
-"""Seconds to wait for the response: NCCL waits up to ten seconds for processes that do not respond."""
 _MAX_RESPONSE = 64 << 20
 _MISSING_COMMA = re.compile(r'("nvml_dev": -?\d+)(?=\s*"status")')
 """JSON of a missing rank, in which NCCL 2.28.7 and 2.28.9 omit a comma."""
@@ -33,51 +30,52 @@ class Unreadable(Exception):
     """NCCL's response can't be used; the message is one line with the problem and what to do."""
 
 
-class NoService(Unreadable):
-    """No RAS service responds at the address."""
-
-
-def read(address: Address) -> Evidence:
+def read(address: Address, *, greeting: float = 1.0, seconds: float = 20.0) -> Evidence:
     """Return the communicators of the job whose service has this address.
+
+    Args:
+        address: of the service.
+        greeting: seconds to wait for a connection and for each line before the response.
+        seconds: to wait for the response. NCCL itself waits up to ten seconds for processes that do not respond.
 
     Raises:
         Unreadable: the response can't be used.
     """
-    text, is_json = _response(address)
+    text, is_json = _response(address, greeting, seconds)
     return _from_json(text) if is_json else _from_text(text)
 
 
-def _response(address: Address) -> tuple[str, bool]:
+def _response(address: Address, greeting: float, seconds: float) -> tuple[str, bool]:
     """Return the service's response, and whether it should be JSON."""
     for _ in range(_ATTEMPTS):
         with suppress(TimeoutError):
-            return _exchange(address)
-    raise NoService("the service does not respond; its process may be stopped")
+            return _exchange(address, greeting, seconds)
+    raise Unreadable("the service does not respond; its process may be stopped")
 
 
-def _exchange(address: Address) -> tuple[str, bool]:
+def _exchange(address: Address, greeting: float, seconds: float) -> tuple[str, bool]:
     try:
-        with socket.create_connection(address, timeout=_GREETING_SECONDS) as connection:
+        with socket.create_connection(address, timeout=greeting) as connection:
             connection.sendall(b"CLIENT PROTOCOL 2\n")
-            if not _receive(connection, _GREETING_SECONDS, b"\n").startswith(b"SERVER PROTOCOL "):
-                raise NoService("not NCCL's RAS service; check --nccl and NCCL_RAS_ADDR of the job")
+            if not _receive(connection, greeting, b"\n").startswith(b"SERVER PROTOCOL "):
+                raise Unreadable("not NCCL's RAS service; check --nccl and NCCL_RAS_ADDR of the job")
             connection.sendall(b"SET FORMAT json\n")
-            is_json = _receive(connection, _GREETING_SECONDS, b"\n").strip() == b"OK"
+            is_json = _receive(connection, greeting, b"\n").strip() == b"OK"
             connection.sendall(b"VERBOSE STATUS\n")
-            return _status(connection), is_json
+            return _status(connection, seconds), is_json
     except TimeoutError:
         raise
     except UnicodeError:
-        raise NoService("not a host name; check --nccl") from None
+        raise Unreadable("not a host name; check --nccl") from None
     except OSError as error:
-        raise NoService(f"{error.strerror or error}; check that the job runs here with NCCL 2.24 or newer") from None
+        raise Unreadable(f"{error.strerror or error}; check that the job runs here with NCCL 2.24 or newer") from None
 
 
-def _status(connection: socket.socket) -> str:
+def _status(connection: socket.socket, seconds: float) -> str:
     try:
-        received = _receive(connection, _SECONDS)
+        received = _receive(connection, seconds)
     except TimeoutError:
-        raise Unreadable(f"NCCL did not finish its response within {_SECONDS:g} s; try again") from None
+        raise Unreadable(f"NCCL did not finish its response within {seconds:g} s; try again") from None
     if not received:
         raise Unreadable("NCCL closed the connection without a response; try again")
     return received.decode(errors="replace")

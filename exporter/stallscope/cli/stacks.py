@@ -170,9 +170,9 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> t
     """Return the evidence of NCCL and PyTorch about collective operations, and the problems with reading it."""
     found, problems = [], []
     try:
-        if parsed.nccl != _OFF and (evidence := _nccl(parsed.nccl, ranks)):
-            found.append(evidence)
-    except _nccl_ras.Unreadable as problem:
+        if parsed.nccl != _OFF:
+            found.append(_nccl(parsed.nccl, ranks))
+    except (_nccl_ras.Unreadable, ValueError) as problem:
         problems.append(f"--nccl: {problem}")
     try:
         if parsed.flight_recorder is not None:
@@ -182,24 +182,28 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> t
     return found, problems
 
 
-def _nccl(service: Address | str, ranks: dict[int, dict[str, Any]]) -> Evidence | None:
+def _nccl(service: Address | str, ranks: dict[int, dict[str, Any]]) -> Evidence:
     """Return NCCL's evidence; from the default address only at a standstill, and only if it belongs to the run.
 
     With some versions of NCCL, a query has crashed training processes that were creating a communicator.
+
+    Raises:
+        _nccl_ras.Unreadable: there is no evidence.
+        ValueError: NCCL_RAS_ADDR is invalid.
     """
     address = None if isinstance(service, str) else service
+    default = os.environ.get(_nccl_ras.VARIABLE) or _nccl_ras.DEFAULT
     if address is None and not any(rank["standstill"] for rank in ranks.values()):
-        return None
-    try:
-        evidence = _nccl_ras.read(address or parse_address(os.environ.get(_nccl_ras.VARIABLE) or _nccl_ras.DEFAULT))
-    except (_nccl_ras.NoService, ValueError):
-        if address is None:
-            return None
-        raise
+        raise _nccl_ras.Unreadable(f"not queried while no rank is at a standstill; to query it, set --nccl={default}")
+    evidence = _nccl_ras.read(address or parse_address(default))
     sizes = {rank.get("world_size", "") for rank in ranks.values()}
     pids = {number: rank["pid"] for number, rank in ranks.items() if "pid" in rank}
     of_run = collective_counts.of_run(evidence, sizes.pop(), pids) if len(sizes) == 1 else None
-    return of_run if address is None else of_run or evidence
+    if of_run is None and address is None:
+        raise _nccl_ras.Unreadable(
+            f"the job at {default} is not known to be this run; to show it, set --nccl={default}"
+        )
+    return of_run or evidence
 
 
 def _show_process(pid: int, *, as_json: bool) -> int:

@@ -38,9 +38,6 @@ _SETTLED = 0.1
 
 _logger = logging.getLogger(__name__)
 
-_PICKED_UP = 6.0
-"""Seconds after which every rank that reports has read a request: the shim reads requests every five seconds."""
-
 
 class Left(NamedTuple):
     """The stacks or lines of a rank, and when it wrote them."""
@@ -178,6 +175,8 @@ class StackRequests:
             folder: folder of the socket; None without a socket.
             clock: the system's clock by default.
         """
+        self.pickup = 6.0
+        """Seconds after which every rank that reports has read a request; the shim reads them every five seconds."""
         self._registry = registry
         self._files = files
         self._folder = RequestFolder(folder)
@@ -225,11 +224,11 @@ class StackRequests:
         if not samples:
             return 200, {"run": run, "time": now, "ranks": [self._result(held) for held in ranks]}
         former = self._pending.get(run, _Pending(-inf, now, now))
-        if (wait := former.requested + _PICKED_UP - now) > 0.0:
+        if (wait := former.requested + self.pickup - now) > 0.0:
             message = f"stacks of run {run!r:.150} were requested a moment ago; try again in {ceil(wait)} s"
             raise Refusal(409, "busy", message)
         # Multiples of the interval are the same times for all exporters of a job.
-        begins = ceil((now + _PICKED_UP) / interval) * interval
+        begins = ceil((now + self.pickup) / interval) * interval
         seconds = stack_request.LINES_SECONDS if lines else begins - now + samples * interval
         ends = now + seconds
         seconds += max(former.ends - now, 0.0)  # a rank completes one request after the other

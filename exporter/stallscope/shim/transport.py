@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     """Sends one encoded report without waiting; returns None, or the reason if the report was dropped. May have
     `interval`, the minimum seconds between two reports, `sign`, which makes a report longer, and `close()`."""
 
-_HTTP_TIMEOUT = 1.0
 _MAX_RESPONSE = 8192
 """Bytes of a response that are read."""
 _HTTP_INTERVAL = 5.0
@@ -169,14 +168,22 @@ class Datagrams:
 
 
 class Post:
-    """Sends over HTTP, for nodes that cannot share a socket. It waits for the response, for at most one second.
+    """Sends over HTTP, for nodes that cannot share a socket. It waits for the response, for at most the timeout.
 
     So it sends at most every five seconds, and backs off while there is no response. The host name is resolved once,
     when the run begins.
     """
 
     def __init__(
-        self, scheme: str, host: str, port: int, path: str, authorities: str = "", sign: Signing | None = None
+        self,
+        scheme: str,
+        host: str,
+        port: int,
+        path: str,
+        authorities: str = "",
+        sign: Signing | None = None,
+        *,
+        timeout: float = 1.0,
     ) -> None:
         """Prepare to send.
 
@@ -187,8 +194,10 @@ class Post:
             path: path of its endpoint for reports.
             authorities: file of certificates to trust instead of the system's; empty for the system's.
             sign: signs each report; None to send unsigned reports.
+            timeout: seconds to wait for a response.
         """
         self.sign = sign
+        self._timeout = timeout
         self._targets = _resolved(host, port, socket.SOCK_STREAM)
         self._host = host
         self._tls: ssl.SSLContext | None = None
@@ -231,12 +240,12 @@ class Post:
         """Do nothing: no connection stays open."""
 
     def _exchange(self, request: bytes) -> bytes:
-        """Send the request and read the response, all within one second; http.client has a timeout for each wait only.
+        """Send the request and read the response, all within the timeout; http.client has a timeout for each wait only.
 
         Raises:
             OSError: no response in time.
         """
-        deadline = time.monotonic() + _HTTP_TIMEOUT
+        deadline = time.monotonic() + self._timeout
         connection = self._connected(deadline)
         try:
             _wait_until(deadline, connection)
@@ -272,8 +281,13 @@ class Post:
         raise problem
 
 
-def transport(environment: Mapping[str, str]) -> Datagrams | Post:
-    """Return the sender for STALLSCOPE_ADDRESS; by default the node's UNIX socket, or UDP to the local exporter."""
+def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagrams | Post:
+    """Return the sender for STALLSCOPE_ADDRESS; by default the node's UNIX socket, or UDP to the local exporter.
+
+    Args:
+        environment: STALLSCOPE_ADDRESS, STALLSCOPE_CA_FILE, STALLSCOPE_TOKEN and STALLSCOPE_TOKEN_FILE.
+        timeout: seconds for which a report over HTTP waits for its response.
+    """
     address = environment.get("STALLSCOPE_ADDRESS", "").strip()
     sign = _signing(environment)
     if not address:
@@ -291,7 +305,14 @@ def transport(environment: Mapping[str, str]) -> Datagrams | Post:
             path = (slash + path).rstrip("/") or "/api/v1/report"
             if not path.isprintable() or " " in path:
                 raise ValueError(path)
-            return _post(scheme, host, port, path, environment.get("STALLSCOPE_CA_FILE", "").strip(), sign)
+            authorities = environment.get("STALLSCOPE_CA_FILE", "").strip()
+            try:
+                return Post(scheme, host, port, path, authorities, sign, timeout=timeout)
+            except OSError as error:
+                complain(
+                    f"STALLSCOPE_CA_FILE names {authorities!r:.200}, which can't be used ({error}); nothing is reported"
+                )
+                return Datagrams([])
     except ValueError:
         pass
     shown = scheme.rpartition("@")[2] + separator + rest.rpartition("@")[2]  # without a password
@@ -319,14 +340,6 @@ def _signing(environment: Mapping[str, str]) -> Signing | None:
     from stallscope.shim.signing import Signing  # imports hashlib, which most runs do not need
 
     return Signing(token, "" if token else file)
-
-
-def _post(scheme: str, host: str, port: int, path: str, authorities: str, sign: Signing | None) -> Post | Datagrams:
-    try:
-        return Post(scheme, host, port, path, authorities, sign)
-    except OSError as error:
-        complain(f"STALLSCOPE_CA_FILE names {authorities!r:.200}, which can't be used ({error}); nothing is reported")
-    return Datagrams([])
 
 
 def _opened(family: int) -> socket.socket:

@@ -115,7 +115,7 @@ class StatusPage:
         links = (
             ("#runs", "Training runs"),
             ("#gpus", "GPUs"),
-            ("#sources", "Sources"),
+            ("#sources", "Collectors"),
             (attribute(self._telemetry_path, 1000), "Metrics"),
             (HEALTHY_PATH, "Health"),
             (READY_PATH, "Readiness"),
@@ -181,5 +181,5 @@ def _tiles(look: ExporterState, node: Node, selection: Selection) -> str:
     down = sum(status.up is False for status in look.statuses)
     well = sum(status.up is True for status in look.statuses)
     failing = f' <small class="bad">{down} down</small>' if down else ""
-    tiles.append(entry("Sources up", f"{well}{failing}"))
+    tiles.append(entry("Collectors up", f"{well}{failing}"))
     return f'<h2 class="hidden">At a glance</h2><dl class="tiles">{"".join(tiles)}</dl>'

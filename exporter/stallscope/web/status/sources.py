@@ -1,4 +1,4 @@
-"""Sources on the status page: the state and the error of each collector."""
+"""Collectors on the status page: the state and the error of each collector."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def source_section(look: ExporterState, now: float) -> str:
         body = '<p class="quiet">No collector is enabled.</p>'
     else:
         body = (
-            '<table><caption class="hidden">Sources</caption><thead><tr><th scope="col">Source</th>'
+            '<table><caption class="hidden">Collectors</caption><thead><tr><th scope="col">Collector</th>'
             '<th scope="col">State</th><th scope="col">Last reading</th></tr></thead>'
             f"<tbody>{rows}</tbody></table>"
         )
-    return f'<section aria-labelledby="sources"><h2 id="sources">Sources</h2>{body}</section>'
+    return f'<section aria-labelledby="sources"><h2 id="sources">Collectors</h2>{body}</section>'
 
 
 def _row(status: CollectorStatus, now: float) -> str:
