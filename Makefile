@@ -34,8 +34,6 @@ PAIRS = $(IN_PARALLEL) --numprocesses 2 -m timed $(1) || [ $$? -eq 5 ]
 AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
 SBOM := dist/stallscope-exporter.cdx.json
-# A lock lists every package. Without --no-deps, pip refuses the lock as soon as a package that another one requires with an extra
-# has a newer release.
 INSTALL := -m pip install --quiet --disable-pip-version-check --only-binary :all:
 PIP := $(BIN)/python $(INSTALL)
 # Most of what these packages contain is never imported; the rest is compiled at its first use.
@@ -49,6 +47,8 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
+# A lock lists every package. Without --no-deps, pip refuses it once a package that another one requires with an extra, such as
+# coverage[toml], has a newer release.
 $(STAMP): pyproject.toml requirements-dev.lock
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: install python3-venv" >&2; exit 1; }
 	$(PIP) --no-deps --require-hashes --requirement requirements-dev.lock

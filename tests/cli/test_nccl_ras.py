@@ -333,3 +333,10 @@ def test_a_service_without_an_answer_is_named_with_the_reason(capsys: Shown) -> 
         with pytest.raises(SystemExit):
             stacks.main(["job", "--exporter.url", url, "--nccl=28028"])
         assert "expected on, off, HOST:PORT" in capsys.readouterr().err
+
+
+def test_an_invalid_address_in_the_environment_is_named(capsys: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_RAS_ADDR", "gpu7")
+    with exporter() as (url, _):
+        assert stacks.main(["job", "--samples=0", "--exporter.url", url, "--nccl=on"]) == 0
+    assert "--nccl: NCCL_RAS_ADDR: expected HOST:PORT, :PORT or " in capsys.readouterr().err

@@ -172,7 +172,7 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> t
     try:
         if parsed.nccl != _OFF:
             found.append(_nccl(parsed.nccl, ranks))
-    except (_nccl_ras.Unreadable, ValueError) as problem:
+    except _nccl_ras.Unreadable as problem:
         problems.append(f"--nccl: {problem}")
     try:
         if parsed.flight_recorder is not None:
@@ -189,21 +189,28 @@ def _nccl(service: Address | str, ranks: dict[int, dict[str, Any]]) -> Evidence:
 
     Raises:
         _nccl_ras.Unreadable: there is no evidence.
-        ValueError: NCCL_RAS_ADDR is invalid.
     """
-    address = None if isinstance(service, str) else service
-    default = os.environ.get(_nccl_ras.VARIABLE) or _nccl_ras.DEFAULT
-    if address is None and not any(rank["standstill"] for rank in ranks.values()):
-        raise _nccl_ras.Unreadable(f"not queried while no rank is at a standstill; to query it, set --nccl={default}")
-    evidence = _nccl_ras.read(address or parse_address(default))
+    by_default = isinstance(service, str)
+    address = _default_service() if isinstance(service, str) else service
+    if by_default and not any(rank["standstill"] for rank in ranks.values()):
+        raise _nccl_ras.Unreadable(f"not queried while no rank is at a standstill; to query it, set --nccl={address}")
+    evidence = _nccl_ras.read(address)
     sizes = {rank.get("world_size", "") for rank in ranks.values()}
     pids = {number: rank["pid"] for number, rank in ranks.items() if "pid" in rank}
     of_run = collective_counts.of_run(evidence, sizes.pop(), pids) if len(sizes) == 1 else None
-    if of_run is None and address is None:
+    if of_run is None and by_default:
         raise _nccl_ras.Unreadable(
-            f"the job at {default} is not known to be this run; to show it, set --nccl={default}"
+            f"the job at {address} is not known to be this run; to show it, set --nccl={address}"
         )
     return of_run or evidence
+
+
+def _default_service() -> Address:
+    text = os.environ.get(_nccl_ras.VARIABLE) or _nccl_ras.DEFAULT
+    try:
+        return parse_address(text)
+    except ValueError as expected:
+        raise _nccl_ras.Unreadable(f"{_nccl_ras.VARIABLE}: expected {expected}, got {text!r}") from None
 
 
 def _show_process(pid: int, *, as_json: bool) -> int:
