@@ -11,7 +11,7 @@ from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sampling.sampler import Sampler
 from stallscope.view.verdicts import RunName, Verdict, Verdicts, VerdictWatch
-from stallscope.web.application import Application
+from stallscope.web.application import REFRESH_SECONDS, Application
 from stallscope.web.http.server import Server
 from stallscope.web.status.exporter_state import ExporterState
 from stallscope.web.status.history import POINT_SECONDS, POINTS, History
@@ -112,7 +112,7 @@ def five_minutes() -> History:
 class Site:
     """Serves its current page."""
 
-    def __init__(self) -> None:
+    def __init__(self, refresh_seconds: int = REFRESH_SECONDS) -> None:
         self.look = busy_node()
         self.requests: list[str] = []
         self.page = StatusPage(
@@ -124,6 +124,7 @@ class Site:
             post_request=lambda *_: (204, b""),
             status_page=self._render,
             release=lambda _seconds: "",
+            refresh_seconds=refresh_seconds,
         )
         self.server = Server(Address("127.0.0.1", 0), application.answer)
 
@@ -138,9 +139,9 @@ class Site:
 
 
 @contextmanager
-def site() -> Iterator[Site]:
-    """Run the site."""
-    made = Site()
+def site(refresh_seconds: int = REFRESH_SECONDS) -> Iterator[Site]:
+    """Run the site; browsers reload it after `refresh_seconds`."""
+    made = Site(refresh_seconds)
     made.server.start()
     try:
         yield made

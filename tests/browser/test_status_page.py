@@ -9,7 +9,6 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from stallscope.web import application
 from stallscope.web.status.exporter_state import ExporterState
 from tests.browser import chromium
 from tests.browser.site import Site, busy_node, flood, hostile_node, nothing, site
@@ -36,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Site]:
-    with site() as made:
+    with site(refresh_seconds=2) as made:
         yield made
 
 
@@ -206,12 +205,6 @@ def test_hostile_names_are_shown_literally(show: Show) -> None:
     assert "k" * 301 not in text
 
 
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refresh the page every second instead of every ten."""
-    monkeypatch.setattr(application, "_REFRESHING_HEADERS", ("Refresh: 1",))
-
-
 def await_requests(served: Site, number: int) -> None:
     """Wait for a number of requests of the page."""
     until(
@@ -222,7 +215,7 @@ def await_requests(served: Site, number: int) -> None:
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_the_page_refreshes_until_paused(soon: None, show: Show, served: Site, scripts: bool) -> None:
+def test_the_page_refreshes_until_paused(show: Show, served: Site, scripts: bool) -> None:
     page = show("busy", PHONE, query="", java_script_enabled=scripts)
     served.requests.clear()
     served.look = nothing()
@@ -232,12 +225,11 @@ def test_the_page_refreshes_until_paused(soon: None, show: Show, served: Site, s
     page.get_by_role("link", name="Pause").click()
     page.get_by_role("link", name="Renew by itself").wait_for()
     served.requests.clear()
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(4500)
     assert not served.requests
 
 
-def test_a_refresh_keeps_the_scroll_position(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "_REFRESHING_HEADERS", ("Refresh: 3",))
+def test_a_refresh_keeps_the_scroll_position(show: Show) -> None:
     page = show("busy", PHONE, query="")
     page.evaluate("scrollTo(0, 700)")
     with page.expect_navigation():

@@ -39,7 +39,6 @@ _PROXIED = frozenset(("forwarded", "x-forwarded-for"))
 """Headers of a proxy, which may run on this machine and forward requests of others."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _STATUS_HEADERS = ("Cache-Control: no-store", f"Content-Security-Policy: {_POLICY}", "Referrer-Policy: no-referrer")
-_REFRESHING_HEADERS = (*_STATUS_HEADERS, f"Refresh: {REFRESH_SECONDS}")
 
 _REQUESTS = {TRACE_PATH: ("trace", "traces"), STACKS_PATH: ("stacks", "stacks"), STOP_PATH: ("stop", "a stop")}
 """Kinds of requests to a run by path, and what they are for."""
@@ -74,6 +73,7 @@ class Application:
         refusals: Refusals | None = None,
         control: Control | None = None,
         runbooks: Mapping[str, bytes] | None = None,
+        refresh_seconds: int = REFRESH_SECONDS,
     ) -> None:
         """Tie the paths to what answers them.
 
@@ -94,6 +94,7 @@ class Application:
             refusals: counts refused requests.
             control: the users that may release GPUs and request traces; root and this process's by default.
             runbooks: pages by the name of their file, served below `/runbooks/`.
+            refresh_seconds: interval at which browsers reload the status page.
         """
         self.allow_remote_reports = allow_remote_reports
         self.switched_off: Mapping[str, str] = switched_off or {}
@@ -104,6 +105,7 @@ class Application:
         self._post_report = post_report
         self._post_request = post_request
         self._status_page = status_page
+        self._refreshing_headers = (*_STATUS_HEADERS, f"Refresh: {refresh_seconds}")
         self._release = release
         self._telemetry_path = telemetry_path
         self._readable: dict[str, Callable[[Request], Response]] = {
@@ -157,7 +159,7 @@ class Application:
     def _answer_status_page(self, request: Request) -> Response:
         refreshing = _PAUSED not in request.query.split("&")
         return Response(
-            200, HTML, self._status_page(refreshing), _REFRESHING_HEADERS if refreshing else _STATUS_HEADERS
+            200, HTML, self._status_page(refreshing), self._refreshing_headers if refreshing else _STATUS_HEADERS
         )
 
     def _answer_report(self, request: Request, client: str) -> Response:
