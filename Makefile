@@ -23,8 +23,8 @@ UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,alerting/test_routes.py a
 LONG := $(addprefix tests/,catalogue/test_new_cause.py cli/test_training_endings.py deploy/test_systemd.py \
   end_to_end/test_fault_reaches_webhook.py end_to_end/test_interruptions.py end_to_end/test_memory_ceiling.py \
   end_to_end/test_real_training.py end_to_end/test_scaled.py faults/test_kills.py faults/test_repetition.py intake/test_fuzz.py \
-  packaging prometheus_examples/test_thanos.py prometheus_examples/test_vmalert.py rules/test_hours.py scenarios/test_absence.py \
-  scenarios/test_score.py shim/integrations shim/test_hot_line_programs.py shim/test_loops.py)
+  packaging prometheus_examples rules/test_hours.py scenarios/test_absence.py scenarios/test_score.py shim/integrations \
+  shim/test_hot_line_programs.py shim/test_loops.py)
 # Reading only these saves reading all tests again.
 marked = $(shell grep -rl --include='test_*.py' 'mark[.]$(1)' tests)
 # A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever. No tests is no failure.
