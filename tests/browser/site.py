@@ -134,7 +134,7 @@ class Site:
         return self.server.url
 
     def _render(self, refreshing: bool) -> bytes:
-        self.requests.append("renewed" if refreshing else "paused")
+        self.requests.append("reloaded" if refreshing else "paused")
         return self.page.render(refreshing, NOW)
 
 

@@ -134,7 +134,7 @@ def test_every_link_is_reached_by_keyboard_with_visible_focus(show: Show) -> Non
         reached.append(text)
     assert reached == [
         "Skip to the runs and GPUs",
-        "Renew by itself",
+        "Reload automatically",
         "Training runs",
         "GPUs",
         "Collectors",
@@ -221,9 +221,9 @@ def test_the_page_refreshes_until_paused(show: Show, served: Site, scripts: bool
     served.look = nothing()
     page.get_by_text("Not read yet.").wait_for()
     await_requests(served, 2)
-    assert set(served.requests) == {"renewed"}
+    assert set(served.requests) == {"reloaded"}
     page.get_by_role("link", name="Pause").click()
-    page.get_by_role("link", name="Renew by itself").wait_for()
+    page.get_by_role("link", name="Reload automatically").wait_for()
     served.requests.clear()
     page.wait_for_timeout(4500)
     assert not served.requests

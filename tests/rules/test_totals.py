@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.rules.rulebook import (
+    INTERVAL,
     RULE_FILES,
     SHARED,
     TARGET,
@@ -131,6 +134,42 @@ def test_what_the_ranks_of_a_run_do_is_summed_over_its_nodes(rulebook: Rulebook)
         },
         rule_files=FILES,
     )
+
+
+def at_work(number: int, per_second: float, first_step: float) -> Story:
+    """A rank that makes steps from a time on, in seconds; its counters begin then."""
+    idle = int(first_step / INTERVAL)
+    samples = f"_x{idle} 0+{per_second * INTERVAL:g}x{100 - idle}"
+    labels = {**TARGET, "run": "train", "rank": str(number)}
+    return [*rank(number, first_step=first_step), series("stallscope_training_samples_total", samples, **labels)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "samples_a_second"),
+    [
+        pytest.param(30, None, id="absent half a minute after the first step"),
+        pytest.param(60, None, id="absent after a minute"),
+        pytest.param(90, 100, id="right after a minute and a half"),
+        pytest.param(270, 100, id="right before five minutes"),
+        pytest.param(330, 100, id="right after five minutes"),
+    ],
+)
+def test_the_throughput_of_a_new_run_is_right_or_absent(
+    rulebook: Rulebook, seconds: int, samples_a_second: float | None
+) -> None:
+    expected = [] if samples_a_second is None else [({"run": "train"}, samples_a_second)]
+    rulebook.check(
+        node("node1:19400", gpu() + at_work(0, 100, first_step=600)),
+        {"round(run:samples:rate5m)": expected},
+        at=f"{600 + seconds}s",
+        rule_files=FILES,
+    )
+
+
+def test_the_throughput_of_a_run_is_absent_while_one_of_its_ranks_is_new(rulebook: Rulebook) -> None:
+    story = node("node1:19400", gpu() + at_work(0, 100, first_step=0) + at_work(1, 100, first_step=600))
+    for seconds, expected in ((660, []), (690, [({"run": "train"}, 200)])):
+        rulebook.check(story, {"round(run:samples:rate5m)": expected}, at=f"{seconds}s", rule_files=FILES)
 
 
 def test_the_time_left_is_that_of_the_steps_left_at_the_pace_of_half_an_hour(rulebook: Rulebook) -> None:

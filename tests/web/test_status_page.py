@@ -101,7 +101,7 @@ def test_a_simulated_node_is_labelled_and_a_real_one_is_not() -> None:
     assert not shown().all(class_="notice")
 
 
-def test_a_reader_can_end_and_begin_its_renewal() -> None:
+def test_a_reader_can_pause_and_resume_reloading() -> None:
     assert shown().one("a", class_="pause").attributes["href"] == "?refresh=off"
     assert shown(refreshing=False).one("a", class_="pause").attributes["href"] == "?refresh=on"
 

@@ -103,7 +103,7 @@ class StatusPage:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{host}: {_summary(node)}, Stallscope</title><style>{STYLE}</style></head><body>"
             f'<header><a class="skip" href="#main">Skip to the runs and GPUs</a><h1><bdi>{host}</bdi> {state}</h1>'
-            f"{_renewal(look, refreshing, now)}{self._links()}{_notice(look)}</header>"
+            f"{_reloading(look, refreshing, now)}{self._links()}{_notice(look)}</header>"
             f'<main id="main">{_tiles(look, node, selection)}{provenance(verdicts)}'
             f"{run_section(look, node, selection, verdicts)}"
             f"{gpu_section(look, node, self._history, verdicts)}{source_section(look, now)}</main>"
@@ -135,14 +135,14 @@ _FOOT = (
 )
 
 
-def _renewal(look: ExporterState, refreshing: bool, now: float) -> str:
+def _reloading(look: ExporterState, refreshing: bool, now: float) -> str:
     moment = time.gmtime(look.at)
     iso, shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", moment), time.strftime("%H:%M:%S", moment)
     late = f', <strong class="warn">{ago(now - look.at)}</strong>' if now - look.at > REFRESH_SECONDS else ""
     if refreshing:
-        how = f'renewed every {REFRESH_SECONDS} s. <a class="pause" href="?refresh=off">Pause</a>'
+        how = f'reloaded every {REFRESH_SECONDS} s. <a class="pause" href="?refresh=off">Pause</a>'
     else:
-        how = 'paused. <a class="pause" href="?refresh=on">Renew by itself</a>'
+        how = 'paused. <a class="pause" href="?refresh=on">Reload automatically</a>'
     return f'<p class="quiet">As of <time datetime="{iso}">{shown} UTC</time>{late}, {how}</p>'
 
 
