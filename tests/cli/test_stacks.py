@@ -114,9 +114,8 @@ def test_lines_and_the_reason_of_each_rank_without_are_shown(
         {**RANK, "rank": 3, "lines": LINES, "taken": 1.0},
         {**RANK, "rank": 4, "lines": {**LINES, "other": {"seconds": 0.0, "lines": []}}},
     ]
-    answer: dict[str, Any] = {"time": 5.0, "seconds": 0.0, "problem": "", "ranks": ranks}
+    answer: dict[str, Any] = {"time": 5.0, "seconds": -5.0, "problem": "", "ranks": ranks}  # no time is left
     monkeypatch.setattr(_requests, "post", lambda *_: answer)
-    monkeypatch.setattr(stacks, "_EXTRA_SECONDS", 0.01)
     assert stacks.main(["job", "--lines"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "data_wait:",

@@ -9,18 +9,15 @@ import pytest
 from stallscope.doctor.drivers import drivers
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
+CALL_LIMIT = 3.0
+"""Seconds: short for a call that hangs, long for one that responds."""
+
 
 @pytest.fixture
 def driver(nvml_stand_in: NvmlStandIn, monkeypatch: pytest.MonkeyPatch) -> NvmlStandIn:
     for name, value in nvml_stand_in.environment.items():
         monkeypatch.setenv(name, value)
     return nvml_stand_in
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave what hangs behind early, and what answers time enough."""
-    monkeypatch.setattr("stallscope.doctor.drivers._CALL_LIMIT", 3.0)
 
 
 def on_the_bus(root: Path, gpus: int) -> None:
@@ -32,19 +29,17 @@ def on_the_bus(root: Path, gpus: int) -> None:
 
 
 def test_a_driver_that_answers_is_told_with_its_versions(driver: NvmlStandIn, tmp_path: Path) -> None:
-    found = list(drivers(tmp_path))
+    found = list(drivers(tmp_path, CALL_LIMIT))
     assert {each.status for each in found} == {"ok"}
     assert "NVML" in found[0].message
     assert "8 NVIDIA GPUs" in found[1].message
 
 
-def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(
-    soon: None, driver: NvmlStandIn, tmp_path: Path
-) -> None:
+def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(driver: NvmlStandIn, tmp_path: Path) -> None:
     on_the_bus(tmp_path, 9)
     driver.gpu[3].state = GpuState.LOST
     driver.gpu[5].hang_function = b"nvmlDeviceGetPowerUsage"
-    found = list(drivers(tmp_path))
+    found = list(drivers(tmp_path, CALL_LIMIT))
     lost, hung = (each.message for each in found if each.status == "failed")
     assert "1 of the GPUs can't be identified" in lost
     assert hung.startswith("GPU 5 (GPU-")
@@ -53,9 +48,9 @@ def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(
     ]
 
 
-def test_a_driver_that_hangs_fails_and_holds_nobody_up(soon: None, driver: NvmlStandIn, tmp_path: Path) -> None:
+def test_a_driver_that_hangs_fails_and_holds_nobody_up(driver: NvmlStandIn, tmp_path: Path) -> None:
     driver.control.hang_function = b"nvmlDeviceGetCount_v2"
-    (found,) = drivers(tmp_path)
+    (found,) = drivers(tmp_path, CALL_LIMIT)
     assert found.status == "failed"
     assert "driver hangs" in found.message
 
@@ -69,13 +64,13 @@ def other_device_on_the_bus(root: Path) -> None:
 
 def test_a_driver_that_is_not_loaded_fails_where_a_gpu_is_or_may_be(driver: NvmlStandIn, tmp_path: Path) -> None:
     driver.set_driver(DriverState.NOT_LOADED)
-    (found,) = drivers(tmp_path)
+    (found,) = drivers(tmp_path, CALL_LIMIT)
     assert (found.status, "Driver Not Loaded" in found.message) == ("failed", True), "the bus is not visible"
     other_device_on_the_bus(tmp_path)
-    (found,) = drivers(tmp_path)
+    (found,) = drivers(tmp_path, CALL_LIMIT)
     assert (found.status, "modprobe" in found.remedy) == ("warning", True), "the bus has no GPU"
     on_the_bus(tmp_path, 2)
-    (found,) = drivers(tmp_path)
+    (found,) = drivers(tmp_path, CALL_LIMIT)
     assert found.status == "failed"
     assert "2 NVIDIA GPUs" in found.message
 
@@ -88,21 +83,21 @@ def test_a_driver_that_refuses_fails_even_where_the_bus_shows_no_gpu(
 ) -> None:
     other_device_on_the_bus(tmp_path)
     driver.set_driver(state)
-    (found,) = drivers(tmp_path)
+    (found,) = drivers(tmp_path, CALL_LIMIT)
     assert (found.status, words in found.message) == ("failed", True)
     assert found.remedy
 
 
 def test_a_driver_without_a_known_version_is_not_ok(driver: NvmlStandIn, tmp_path: Path) -> None:
     driver.control.driver_version = b""
-    found = list(drivers(tmp_path))
+    found = list(drivers(tmp_path, CALL_LIMIT))
     assert (found[0].status, "no version" in found[0].message) == ("warning", True)
 
 
 def test_a_machine_without_library_and_gpu_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    (found,) = drivers(tmp_path)
+    (found,) = drivers(tmp_path, CALL_LIMIT)
     assert (found.status, "bus is not visible" in found.message) == ("skipped", True)
     other_device_on_the_bus(tmp_path)
-    (found,) = drivers(tmp_path)
+    (found,) = drivers(tmp_path, CALL_LIMIT)
     assert (found.status, found.message) == ("skipped", "this machine has no NVIDIA or AMD GPU")

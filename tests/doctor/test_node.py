@@ -25,7 +25,7 @@ HERE = "http://localhost:19400"
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = {"problem": "", "reason": "", "hung": False, "nvml": "", "gpus": []}
-    monkeypatch.setattr("stallscope.doctor.drivers._probe", lambda: {"nvidia": silent, "amd": silent})
+    monkeypatch.setattr("stallscope.doctor.drivers._probe", lambda _: {"nvidia": silent, "amd": silent})
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from tests.free_ports import free_port
 from tests.waiting import until
 
 TOKEN = "a token that is long enough"
+PATIENT = {"arrival_timeout": 45.0, "page_interval": 0.3}
+"""Three of the exporter's pages."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,13 @@ def counts(exporter: RealExporter) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def told_afresh_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tolerance, "_told", set())
-    monkeypatch.setattr("stallscope.doctor.reports._SETTLED_SECONDS", 0.3)  # three of this exporter's pages
-    monkeypatch.setattr("stallscope.doctor.reports._WAIT_SECONDS", 45.0)
 
 
 def tried(make_subject: MakeSubject, exporter: str | None = None, **environment: str) -> tuple[str, str]:
     named = {} if exporter is None else {"exporter_url": exporter}
-    (found,) = next(iter(findings(PART, make_subject(environment=environment, **named)).values()))
+    (found,) = next(iter(findings(PART, make_subject(environment=environment, **PATIENT, **named)).values()))
     return found.status, found.message
 
 
@@ -97,12 +97,14 @@ def test_a_report_that_is_refused_fails_with_the_exporter_s_reason(
 
 
 def test_a_report_that_reaches_another_exporter_fails(
-    exporter: RealExporter, served: Served, make_subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
+    exporter: RealExporter, served: Served, make_subject: MakeSubject
 ) -> None:
-    monkeypatch.setattr("stallscope.doctor.reports._WAIT_SECONDS", 0.4)
     served.texts["/metrics"] = 'stallscope_exporter_reports_total{transport="unix"} 5\n'
-    status, message = tried(make_subject, served.url, STALLSCOPE_ADDRESS=f"unix://{exporter.socket}")
-    assert (status, "counted none" in message) == ("failed", True)
+    subject = make_subject(
+        exporter_url=served.url, arrival_timeout=0.4, environment={"STALLSCOPE_ADDRESS": f"unix://{exporter.socket}"}
+    )
+    (found,) = findings(PART, subject)["trial"]
+    assert (found.status, "counted none" in found.message) == ("failed", True)
 
 
 def test_what_the_page_does_not_tell_is_no_more_than_a_warning(

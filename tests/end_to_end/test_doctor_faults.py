@@ -77,7 +77,7 @@ def test_of_several_exporters_the_process_at_the_url_is_judged(
     exporters: list[tuple[subprocess.Popen[bytes], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = {"problem": "", "reason": "", "hung": False, "nvml": "", "gpus": []}
-    monkeypatch.setattr("stallscope.doctor.drivers._probe", lambda: {"nvidia": silent, "amd": silent})
+    monkeypatch.setattr("stallscope.doctor.drivers._probe", lambda _: {"nvidia": silent, "amd": silent})
     for process, address in exporters:
         (found,) = findings(node.PART, subject(exporter_url=address))["processes"]
         assert f"(process {process.pid})" in found.message

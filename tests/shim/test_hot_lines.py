@@ -411,14 +411,13 @@ def test_a_comprehension_belongs_to_the_function_around_it() -> None:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_samples, "SECONDS", 30.0)
     monkeypatch.setattr(worker_samples, "INTERVAL", 0.005)
-    monkeypatch.setattr(hot_lines, "_LEAST_SECONDS", 0.0)
 
 
 def sampled(
     timeline: Timeline, work: Callable[[], object], samples: int = 20, *, samples_all: bool = False
 ) -> dict[str, list[Line]]:
     """Repeat some work in this thread until a burst has so many samples."""
-    burst = Burst(timeline)
+    burst = Burst(timeline, least_seconds=0.0)
     burst.samples_all = samples_all
     burst.start()
     try:
@@ -521,7 +520,7 @@ def test_a_loop_whose_thread_ends_in_mid_burst(looping: Timeline) -> None:
     made: list[Burst] = []
 
     def loop() -> None:
-        made.append(Burst(looping))
+        made.append(Burst(looping, least_seconds=0.0))
         made[0].start()
 
     thread = threading.Thread(target=loop)
@@ -537,7 +536,7 @@ def test_a_loop_whose_thread_ends_in_mid_burst(looping: Timeline) -> None:
 def test_a_burst_leaves_the_switch_interval_as_it_was(looping: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, during = sys.getswitchinterval(), []
     monkeypatch.setattr(worker_samples, "SECONDS", 0.05)
-    burst = Burst(looping)
+    burst = Burst(looping, least_seconds=0.0)
     burst.start()
     while not burst.is_over:
         during.append(sys.getswitchinterval())
@@ -571,7 +570,7 @@ def test_an_interval_that_the_program_sets_in_mid_burst_stays() -> None:
 def test_samples_move_with_the_time_of_an_interval(clock: ScriptedClock) -> None:
     timeline = Timeline(clock.monotonic, lambda _: None, inf)
     timeline.step()
-    burst = Burst(timeline)
+    burst = Burst(timeline, least_seconds=0.0)
     timeline.rebooked = burst._rebook
     clock.advance(5)
     before = timeline.snapshot()
@@ -595,7 +594,7 @@ def test_waits_are_divided_among_workers_and_threads(clock: ScriptedClock, monke
             }
 
     monkeypatch.setattr(worker_samples, "channel", Workers)
-    burst = Burst(timeline)
+    burst = Burst(timeline, least_seconds=0.0)
     frame = here()
     own = (frame.f_code, 12, None)
     for waits, spot in ((True, None), (True, None), (True, None), (False, own)):

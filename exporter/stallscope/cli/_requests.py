@@ -15,7 +15,6 @@ from stallscope.clients.exporter import Answer, ExporterClient, ExporterError
 from stallscope.common.formatting import readable
 from stallscope.protocol.step_request import MAX_RANKS
 
-_TIMEOUT = 5.0
 _LONGEST_ANSWER = 16 << 20
 _SHOWN = 300
 """Maximum length of an exporter's error message."""
@@ -54,7 +53,12 @@ def add_flags(parser: Parser, verb: str = "") -> None:
 
 
 def post(
-    exporter: str, path: str, wanted: dict[str, Any], certificate: ClientCertificate | None, kind: str
+    exporter: str,
+    path: str,
+    wanted: dict[str, Any],
+    certificate: ClientCertificate | None,
+    kind: str,
+    timeout: float = 5.0,
 ) -> dict[str, Any]:
     """Send a request, and return the response's JSON object.
 
@@ -64,12 +68,13 @@ def post(
         wanted: the request.
         certificate: sent if the exporter requires one.
         kind: of the request, for messages.
+        timeout: seconds for the whole response.
 
     Raises:
         Refused: the exporter rejected it or did not respond.
     """
     try:
-        client = ExporterClient(exporter, timeout=_TIMEOUT, max_bytes=_LONGEST_ANSWER, certificate=certificate)
+        client = ExporterClient(exporter, timeout=timeout, max_bytes=_LONGEST_ANSWER, certificate=certificate)
         whole_path = urlsplit(exporter).path.rstrip("/") + path
         answer = client.request("POST", whole_path, json.dumps(wanted).encode(), {"Content-Type": "application/json"})
         client.close()

@@ -79,6 +79,12 @@ class Subject:
     """Seconds per page."""
     prometheus_timeout: float = 5.0
     """Seconds per query."""
+    driver_timeout: float = 5.0
+    """Seconds for each GPU, and for each driver's list of GPUs."""
+    arrival_timeout: float = 8.0
+    """Seconds until a test report is counted; the interval of pages is five seconds with dozens of ranks."""
+    page_interval: float = 1.2
+    """Seconds between two pages, or more: a page may be made between a report's arrival and its rejection."""
     certificate: ClientCertificate | None = None
     """Client certificate for both servers."""
 

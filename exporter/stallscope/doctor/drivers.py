@@ -17,8 +17,6 @@ from typing import Any
 from stallscope.catalogue.gpu_losses import LOSSES
 from stallscope.doctor.checkup import Finding, Stop, failed, ok, skipped, warning
 
-_CALL_LIMIT = 5.0
-"""Seconds for each GPU, and for each driver's list of GPUs."""
 _PROBE_LIMIT = 40.0
 """Seconds for all drivers, including the start of the process on a busy machine."""
 _PCI_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
@@ -34,18 +32,19 @@ _NOT_INSTALLED = ("library_not_found", "binding_missing")
 """Reasons of a driver that is not there: no failure on a machine without a GPU."""
 
 
-def drivers(root: Path) -> Iterator[Finding]:
+def drivers(root: Path, call_limit: float) -> Iterator[Finding]:
     """Check each maker's driver.
 
     Args:
         root: root of `sys`.
+        call_limit: seconds for each GPU, and for each driver's list of GPUs.
 
     Raises:
         Stop: the exporter's libraries are not installed, or the drivers do not respond in time.
     """
     present = pci_gpus(root)
     has_bus = any((root / "sys/bus/pci/devices").glob("*"))
-    answers = _probe()
+    answers = _probe(call_limit)
     found = False
     for maker, answer in (("NVIDIA", answers["nvidia"]), ("AMD", answers["amd"])):
         gpus, problem, reason = answer["gpus"], answer["problem"], answer["reason"]
@@ -112,14 +111,14 @@ def _gpus(maker: str, gpus: Sequence[dict[str, Any]], present: int) -> Iterator[
         yield ok(f"{responding} {maker} GPUs and instances respond")
 
 
-def _probe() -> dict[str, dict[str, Any]]:
+def _probe(call_limit: float) -> dict[str, dict[str, Any]]:
     """Return the response of each maker's driver, by collector.
 
     Raises:
         Stop: the exporter's libraries are not installed, or the drivers do not respond in time.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "stallscope.doctor.driver_probe", f"{_CALL_LIMIT:g}"],
+        [sys.executable, "-m", "stallscope.doctor.driver_probe", f"{call_limit:g}"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -298,7 +298,7 @@ PART = Part(
     "node",
     _begin,
     (
-        ("drivers", lambda node: drivers(node.subject.root)),
+        ("drivers", lambda node: drivers(node.subject.root, node.subject.driver_timeout)),
         ("device files", _device_files),
         ("processes", _processes),
         ("pod resources", _pod_resources),

@@ -20,10 +20,6 @@ from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, TRIAL_RUN, 
 from stallscope.shim.transport import Post, transport
 
 _DEFAULT = f"unix://{DEFAULT_SOCKET} or udp://127.0.0.1:{DEFAULT_PORT}"
-_WAIT_SECONDS = 8.0
-"""Longer than the interval of pages, which is five seconds with dozens of ranks."""
-_SETTLED_SECONDS = 1.2
-"""Longer than the usual interval of pages: a page may be made between a report's arrival and its rejection."""
 _POLL_SECONDS = 0.2
 _REMEDIES = {
     "absent": "start the exporter, or set STALLSCOPE_ADDRESS to its address; in a container, mount the socket's folder",
@@ -91,14 +87,14 @@ def _send(subject: Subject, address: str, client: ExporterClient) -> Finding:
             f"a test report was sent to {address}, but its arrival is unknown: {client.name} serves no metrics",
             "set --exporter.url to the exporter's metrics",
         )
-    return _arrival(address, client, before)
+    return _arrival(subject, address, client, before)
 
 
-def _arrival(address: str, client: ExporterClient, before: _Counts) -> Finding:
+def _arrival(subject: Subject, address: str, client: ExporterClient, before: _Counts) -> Finding:
     """Check the exporter's counters for a datagram, which gets no response."""
     transports = ("unix", "udp") if address == _DEFAULT else (address.partition("://")[0],)
-    deadline = time.monotonic() + _WAIT_SECONDS
-    time.sleep(_SETTLED_SECONDS)
+    deadline = time.monotonic() + subject.arrival_timeout
+    time.sleep(subject.page_interval)
     while time.monotonic() < deadline:
         now = _counts(client) or before
         refused = [reason for reason, number in now.refused.items() if number > before.refused.get(reason, 0.0)]

@@ -46,8 +46,6 @@ _BUSY = 0.8
 _ON_GPU = ("host_copy", "forward", "backward", "communication", "optimizer")
 _NOT_LOST = (*_ON_GPU, "initialization", "restore", "paused")
 """Phases that are sampled only on request."""
-_LEAST_SECONDS = 0.4
-"""Minimum sampled seconds of a phase for a result."""
 _LEAST_SHARE = 0.02
 """Minimum share of a phase for which a line is reported."""
 _WORKERS_LATE = 60.0
@@ -226,8 +224,13 @@ class HotLines:
 class Burst:
     """One burst of samples, in a thread that ends by itself."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        """Prepare a burst for the loop in this thread."""
+    def __init__(self, timeline: Timeline, least_seconds: float = 0.4) -> None:
+        """Prepare a burst for the loop in this thread.
+
+        Args:
+            timeline: the timeline of the run.
+            least_seconds: minimum sampled seconds of a phase for a result.
+        """
         self.booked = {name: phase.seconds for name, phase in timeline.phases.items()}
         """Seconds of each phase when the burst began."""
         self.cost = 0.0
@@ -235,6 +238,7 @@ class Burst:
         self.samples_all = False
         """True if the phases of the GPU are sampled too."""
         self._timeline = timeline
+        self._least_seconds = least_seconds
         self._thread = get_ident()
         self._channel = worker_samples.channel()
         self._samples: list[_Sample] = []
@@ -287,7 +291,7 @@ class Burst:
         workers = self._channel.counts() if self._channel is not None else {}
         found: dict[str, list[Line]] = {}
         for phase, total in self.seconds.items():
-            if total < _LEAST_SECONDS or (phase in _NOT_LOST and not self.samples_all):
+            if total < self._least_seconds or (phase in _NOT_LOST and not self.samples_all):
                 continue
             samples = [sample for sample in self._samples if sample.phase == phase]
             direct: Counts = {}
