@@ -18,7 +18,7 @@ LOSSES: Mapping[str, str] = {
     "mig_reconfigured": "The instance was taken apart.",
     "suspended": "The kernel put it to sleep.",
 }
-"""The exporter's log knows more of reasons that are not here."""
+"""Remedy for reasons that are not listed here."""
 
 
 def explained(reason: str) -> str:

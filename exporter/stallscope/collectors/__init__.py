@@ -1,1 +1,1 @@
-"""One file a source; each turns one part of the machine into catalogue samples."""
+"""Collectors, one file for each: each returns one part of the machine as samples of the catalogue's families."""

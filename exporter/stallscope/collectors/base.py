@@ -26,7 +26,7 @@ __all__ = ["Collector", "CollectorState", "Environment", "NotPresent", "availabl
 
 
 class KubernetesSettings(NamedTuple):
-    """Where the collector of the Kubernetes API finds what."""
+    """Access to the Kubernetes API, for its collector."""
 
     node: str
     """Name of this node."""
@@ -60,7 +60,7 @@ class Environment:
 
 
 class Collector(ABC):
-    """Turns one part of the machine into samples. `read` runs on the source's own thread and may block."""
+    """Return one part of the machine as samples. `read` runs on the collector's own thread and may block."""
 
     name: ClassVar[str]
     """The word in `--collector.<name>` and in `stallscope_exporter_source_up{source}`."""
@@ -112,7 +112,7 @@ _REGISTER: dict[str, type[Collector]] = {}
 
 
 def register(source: _CollectorClass) -> _CollectorClass:
-    """Class decorator that enters a source under its name."""
+    """Register a collector under its name; a class decorator."""
     if source.name in _REGISTER:
         raise ValueError(f"two sources are called {source.name}")
     _REGISTER[source.name] = source
@@ -120,7 +120,7 @@ def register(source: _CollectorClass) -> _CollectorClass:
 
 
 def available() -> dict[str, type[Collector]]:
-    """Every source by name, after importing each file of this folder."""
+    """Return every collector by name, after importing each file of this folder."""
     package = importlib.import_module("stallscope.collectors")
     for module in pkgutil.iter_modules(package.__path__):
         if module.name != "base" and not module.ispkg:

@@ -1,4 +1,4 @@
-"""Processes killed for want of memory, by cgroup. The memory collector uses it."""
+"""Processes that the kernel killed because memory was exhausted, by cgroup. The memory collector uses it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class CgroupKills:
 
 
 def _folders(path: str) -> list[str]:
-    """Return the names of the folders in a folder; none where it is gone."""
+    """Return the names of the folders in a folder; empty if it does not exist."""
     try:
         with os.scandir(path) as found:
             return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]

@@ -18,7 +18,7 @@ BUSIEST = family("stallscope_host_busiest_cpu_seconds_total")
 _MODES = ("user", "system", "iowait", "idle", "other")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RESET = 3 * _TICKS
-"""A counter that falls by more than this has started again; by less, the kernel took a little back."""
+"""Ticks. A counter that decreases by more was reset; smaller decreases are corrections of the kernel."""
 _CPUINFO_HEAD = 4096
 """Enough of `/proc/cpuinfo` for the first CPU; each further one costs an interrupt on that CPU."""
 
@@ -89,7 +89,7 @@ class Cpu(Collector):
         return total, busy
 
     def _add_busiest(self, busy: dict[str, int], now: float) -> None:
-        """Add the busy time of the busiest CPU since the last reading; new CPUs are left out."""
+        """Add the busy time of the busiest CPU since the last reading; without new CPUs."""
         before = self._busy
         gains = (ticks - before[name] for name, ticks in busy.items() if name in before)
         gain = max(gains, default=0) / _TICKS

@@ -68,7 +68,7 @@ class Memory(Collector):
 
 
 def _pick(path: str, text: str, names: Collection[str]) -> dict[str, int]:
-    """Return the numbers of those lines whose first word is wanted."""
+    """Return the numbers of the wanted lines, by their first word."""
     numbers: dict[str, int] = {}
     for line in text.split("\n"):
         name, _, rest = line.partition(" ")

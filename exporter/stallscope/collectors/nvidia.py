@@ -18,11 +18,11 @@ class NvidiaCollector(GpuCollector):
     summary: ClassVar[str] = "NVIDIA GPUs through their driver (NVML)."
 
     def make_driver(self, environment: Environment) -> Driver:
-        """The real driver, unless a simulation brings its own."""
+        """Return the real driver, or that of a simulation."""
         return environment.driver() if environment.driver is not None else NvmlDriver()
 
     def hardware(self) -> frozenset[str]:
-        """The GPUs that NVIDIA's kernel module has taken on, by bus address."""
+        """Return the bus addresses of the GPUs that NVIDIA's kernel module lists."""
         try:
             return frozenset(each.name for each in (self.environment.root / "proc/driver/nvidia/gpus").iterdir())
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Pressure stall information: `/proc/pressure`, the kernel's own account of time lost to waiting."""
+"""Pressure stall information: `/proc/pressure`, the kernel's counters of time lost to waiting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pressure(Collector):
         """Read the three files once.
 
         Raises:
-            NotPresent: the kernel keeps no account (older than 4.20, built without, or `psi=0`).
+            NotPresent: the kernel has no such counters (older than 4.20, built without, or `psi=0`).
             ValueError: a file is not as the kernel writes it.
         """
         samples: list[Sample] = []

@@ -13,7 +13,7 @@ RECEIVED = family("stallscope_host_rdma_receive_bytes_total")
 SENT = family("stallscope_host_rdma_transmit_bytes_total")
 
 _LANES = 4
-"""The port counts in words of four bytes."""
+"""Bytes per unit of the port's counters."""
 # The extended counters of old kernels come first: beside them, the plain ones stop at 32 bits.
 _COUNTERS = (
     (RECEIVED, ("counters_ext/port_rcv_data_64", "counters/port_rcv_data")),

@@ -82,7 +82,7 @@ class Identity:
     mig: str = ""
     """Profile of a MIG instance, such as `1g.10gb`; its `index` and `pci_bus_id` are those of the GPU it belongs to."""
     parent_uuid: str = ""
-    """UUID of the GPU that a MIG instance is cut from."""
+    """UUID of the GPU that contains a MIG instance; empty for a whole GPU."""
     gpu_instance: int | None = None
     """Number of the GPU instance that contains a MIG instance; several compute instances may share one."""
 

@@ -1,1 +1,1 @@
-"""Who holds a GPU: pod, Slurm job, container, user."""
+"""Owners of GPUs: pod, Slurm job, container, user."""

@@ -1,4 +1,4 @@
-"""Busy time by owner, that only grows: a process that ends takes nothing away from what its owner has used."""
+"""Busy time by owner. It never decreases: the time of ended processes stays with their owner."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class _Reading(NamedTuple):
 
 
 class BusyAccounts:
-    """Adds up what each owner's processes use, and forgets owners that have been gone for five minutes."""
+    """Adds up the busy time of each owner's processes, and drops owners without processes for five minutes."""
 
     def __init__(self) -> None:
         self._accounts: dict[tuple[str, Owner], _Account] = {}
         self._readings: dict[tuple[str, int], _Reading] = {}
 
     def add(self, occupancy: Occupancy, attribution: Attribution, now: float) -> None:
-        """Take in one GPU's reading.
+        """Add one GPU's reading.
 
         Args:
             occupancy: with busy seconds by process.
-            attribution: whose the processes are.
+            attribution: the owners of the processes.
             now: monotonic seconds.
         """
         uuid = occupancy.identity.uuid
@@ -59,16 +59,16 @@ class BusyAccounts:
             account.owner, account.seen_at = owner, now
 
     def forget(self, now: float) -> None:
-        """Drop owners that have not been seen for long."""
+        """Drop owners that have had no process for too long."""
         since = now - _REMEMBERED_SECONDS
         self._accounts = {key: each for key, each in self._accounts.items() if each.seen_at >= since}
         self._readings = {key: each for key, each in self._readings.items() if each.at >= since}
 
     def of(self, uuid: str) -> Iterator[tuple[Owner, float]]:
-        """Every owner of the GPU, present or lately gone, with busy seconds."""
+        """Return the busy seconds of every present or recent owner of the GPU."""
         return ((account.owner, account.seconds) for (of, _), account in self._accounts.items() if of == uuid)
 
 
 def _key(owner: Owner) -> Owner:
-    """Identity of an owner: a pod stays the same for every user of its processes."""
+    """Return the identity of an owner; a pod is the same owner for all users of its processes."""
     return owner._replace(user="") if owner.pod else owner

@@ -1,6 +1,6 @@
-"""Which GPU an orchestrator's device name means.
+"""Find the GPU of an orchestrator's device name.
 
-| name | who says so |
+| name | used by |
 |---|---|
 | `GPU-…`, `MIG-…`, `MIG-GPU-…/1/0` | NVIDIA's device plugin: the driver's own UUIDs |
 | `GPU-…::2` | the same, where a GPU is handed out several times (time slicing or MPS) |
@@ -37,7 +37,7 @@ class Devices:
     """The GPUs of this node by every name."""
 
     def __init__(self, root: Path, identities: Iterable[Identity]) -> None:
-        """Take stock.
+        """Index the GPUs by name.
 
         Args:
             root: folder that contains `proc`, where NVIDIA's driver lists each GPU's device file.
@@ -84,7 +84,7 @@ class Devices:
         return None
 
     def _legacy(self, name: str) -> str | None:
-        """The instance that drivers before 470 would have named so."""
+        """Return the instance with this name in drivers before 470."""
         reported = _LEGACY.fullmatch(name)
         whole = self._by_uuid.get(reported[1].lower()) if reported else None
         return self._in_gpu_instance(whole, int(reported[2])) if reported and whole else None
@@ -100,7 +100,7 @@ class Devices:
         return _only(each for each in instances if profile is None or _bare(each.mig) == _bare(profile[1]))
 
     def _numbered(self, number: int) -> str | None:
-        """The GPU behind `/dev/nvidia<number>`: most often its index, but the driver is free to count otherwise."""
+        """Return the GPU of `/dev/nvidia<number>`. The driver chooses the number; usually it is the index."""
         if self._by_minor is None:
             self._by_minor = self._read_minors()
         return self._by_minor.get(number) if self._by_minor else self._by_index.get(number)
@@ -120,17 +120,17 @@ class Devices:
 
 
 def _pci_address(text: str) -> _PciAddress | None:
-    """Domain, bus, device and function; NVML writes the domain with eight digits, the kernel with four."""
+    """Return domain, bus, device and function; NVML writes the domain with eight digits, the kernel with four."""
     match = _PCI.fullmatch(text)
     return tuple(int(part, 16) for part in match.groups()) if match else None
 
 
 def _only(instances: Iterable[Identity]) -> str | None:
-    """The UUID of the one instance; None where there are several, or none."""
+    """Return the UUID of the only instance; None without one, or with several."""
     found = [each.uuid for each in instances]
     return found[0] if len(found) == 1 else None
 
 
 def _bare(profile: str) -> str:
-    """A profile without the characters that names in Kubernetes can't have."""
+    """Return a profile without the characters that are invalid in Kubernetes' names."""
     return re.sub(r"[^0-9a-z]", "", profile.lower())

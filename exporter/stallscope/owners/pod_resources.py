@@ -1,4 +1,4 @@
-"""Which container of which pod was given which device: the kubelet's PodResources service.
+"""Devices of each pod's containers, from the kubelet's PodResources service.
 
 The kubelet serves it on `/var/lib/kubelet/pod-resources/kubelet.sock` (Kubernetes 1.20 and newer). In a container,
 mount that folder from the host, read-only, and not the socket itself: the kubelet makes a new one when it starts again.
@@ -48,7 +48,7 @@ class ClaimedDevice(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """One GPU device that a container was given."""
+    """One GPU device that is allocated to a container."""
 
     container: Container
     names: tuple[str, ...]
@@ -62,7 +62,7 @@ _Device = tuple[tuple[str, ...], ClaimedDevice | None]
 
 
 class PodResourcesFailed(Exception):
-    """The kubelet did not answer, or not sensibly. `reason` is `unavailable` or `malformed`."""
+    """The kubelet did not respond, or its response is malformed. `reason` is `unavailable` or `malformed`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class PodResources:
     """Client of the kubelet. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
-        """Prepare; nothing is opened before the first question.
+        """Prepare; nothing is opened before the first request.
 
         Args:
             root: folder that contains `var`.
@@ -94,13 +94,13 @@ class PodResources:
         return True
 
     def allocations(self, seconds: float) -> tuple[Allocation, ...]:
-        """Every GPU that a container was given.
+        """Return every GPU that is allocated to a container.
 
         Args:
-            seconds: how long the kubelet may take.
+            seconds: maximum seconds to wait for the kubelet.
 
         Raises:
-            PodResourcesFailed: no answer, or none that can be read.
+            PodResourcesFailed: no response, or a malformed one.
         """
         # Only here, for the memory that it takes.
         from stallscope.owners.unix_grpc import CallFailed, UnixChannel
@@ -165,7 +165,7 @@ def _container(namespace: str, pod: str, message: bytes) -> list[Allocation]:
 
 
 def _devices(message: bytes) -> list[tuple[str, ...]]:
-    """`ContainerDevices`: what a device plugin handed out."""
+    """Parse `ContainerDevices`: devices that a device plugin allocated."""
     resource = ""
     devices: list[str] = []
     for number, content in fields(message):
@@ -177,13 +177,13 @@ def _devices(message: bytes) -> list[tuple[str, ...]]:
 
 
 def _dynamic(message: bytes) -> list[_Device]:
-    """`DynamicResource`: what a claim was given."""
+    """Parse `DynamicResource`: devices that were allocated to a claim."""
     found = (_claim(inner(number, content)) for number, content in fields(message) if number == 4)
     return [device for device in found if device[0]]
 
 
 def _claim(message: bytes) -> _Device:
-    """`ClaimResource`: one device, by its own name and those of the container device interface."""
+    """Parse `ClaimResource`: one device, with its name and those of the container device interface."""
     driver = pool = device = ""
     interfaces: list[str] = []
     for number, content in fields(message):
@@ -203,7 +203,7 @@ def _claim(message: bytes) -> _Device:
 
 
 def _name(number: int, content: bytes | None) -> str:
-    """A name of Kubernetes' own.
+    """Parse a name of a Kubernetes object.
 
     Raises:
         Malformed: the name is longer than Kubernetes allows.

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 _MOST_BYTES = 256 * 1024
 _PARENT, _START_TIME = 1, 19
-"""Places in `/proc/<pid>/stat`, counted behind the name."""
+"""Positions in `/proc/<pid>/stat`, counted from the field after the name."""
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?![0-9a-f])")
 _JOB = r"[0-9]{1,10}"
@@ -29,7 +29,7 @@ _JOB = r"[0-9]{1,10}"
 _SLURM = re.compile(rf"(?:/slurm[^/]*/uid_[0-9]+|slurmstepd\.scope)/job_({_JOB})(?:/|$)|/job_({_JOB})/step_")
 """Version 1 names the user in between, version 2 does not; with several daemons a node, its name is in there too."""
 _STEP_DAEMON = re.compile(rf"slurmstepd: \[({_JOB})[.+]", re.ASCII)
-"""The title that the daemon of a job's step gives itself: `slurmstepd: [4112.batch]`."""
+"""Title of the daemon of a job's step: `slurmstepd: [4112.batch]`."""
 _MOST_ANCESTORS = 64
 _ENVIRONMENT = frozenset((b"HOSTNAME", b"POD_NAME", b"POD_NAMESPACE"))
 
@@ -70,10 +70,10 @@ class Processes:
         self._users: dict[int, str] = {}
         self._known: dict[int, Process] = {}
         self.reused: frozenset[int] = frozenset()
-        """Numbers that stood for another process when they were looked up before."""
+        """Return the numbers that belonged to another process at an earlier lookup."""
 
     def look_up(self, pids: Iterable[int]) -> Mapping[int, Process]:
-        """Return what is known of each process that can be seen.
+        """Return the owner's data of each visible process.
 
         An ended process is returned while it is requested: the driver lists it for a little longer.
         """
@@ -95,18 +95,18 @@ class Processes:
         return found
 
     def _started(self, pid: int) -> int | None:
-        """When the process started; None where it can't be seen."""
+        """Return the start of the process; None if it is not visible."""
         return self._number(pid, _START_TIME)
 
     def _number(self, pid: int, place: int) -> int | None:
-        """Return a number of `/proc/<pid>/stat` by its place behind the name; None where it can't be read."""
+        """Return a number of `/proc/<pid>/stat` by its position after the name; None if it can't be read."""
         content = _read_some(f"{self._proc}/{pid}/stat")
         # A name may hold blanks and brackets of its own.
         numbers = (content or b"").rpartition(b")")[2].split()
         return int(numbers[place]) if len(numbers) > place and numbers[place].isdigit() else None
 
     def _read(self, pid: int, started: int) -> Process | None:
-        """Return all that can be read; None where the process ended meanwhile, and the number may be another's."""
+        """Return the owner's data; None if it ended, and its number may be another process's."""
         cgroup = (_read_some(f"{self._proc}/{pid}/cgroup") or b"").decode(errors="replace")
         status = _read_some(f"{self._proc}/{pid}/status") or b""
         environment = _environment(_read_some(f"{self._proc}/{pid}/environ") or b"")
@@ -129,7 +129,7 @@ class Processes:
         )
 
     def _job_of_step_daemon(self, pid: int) -> str:
-        """Return the job whose step daemon is an ancestor of the process; empty where none is."""
+        """Return the job whose step daemon is an ancestor of the process; empty without one."""
         ancestor: int | None = pid
         for _ in range(_MOST_ANCESTORS):
             ancestor = self._number(ancestor, _PARENT) if ancestor else None
@@ -171,7 +171,7 @@ def _uid(status: bytes) -> str:
 
 
 def _environment(content: bytes) -> dict[bytes, str]:
-    """Return the variables that say where a process belongs."""
+    """Return the environment variables that identify the pod or job of a process."""
     found: dict[bytes, str] = {}
     for entry in content.split(b"\0"):
         name, _, value = entry.partition(b"=")
@@ -181,13 +181,13 @@ def _environment(content: bytes) -> dict[bytes, str]:
 
 
 def _dashed(uid: str) -> str:
-    """The one way to write a pod's id: systemd's slices have underscores, pods from files no dashes at all."""
+    """Return a pod's id with dashes: systemd's slices have underscores, static pods have none."""
     plain = uid.replace("_", "").replace("-", "")
     return "-".join((plain[:8], plain[8:12], plain[12:16], plain[16:20], plain[20:])) if plain else ""
 
 
 def _read_some(path: str) -> bytes | None:
-    """Return the beginning of a file, up to 256 KiB; None where it is not there or not for us."""
+    """Return the beginning of a file, up to 256 KiB; None if it does not exist or is not readable."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Just enough of the protobuf wire format to walk through an answer of the kubelet.
+"""Reader of the protobuf wire format, for responses of the kubelet.
 
 A generated reader needs the protobuf runtime, several megabytes in a process of 26 MB. The messages read
 here are texts inside messages inside messages.
@@ -20,7 +20,7 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes | None]]:
     """Yield number and content of each field in order; content is None for numbers, which are not needed here.
 
     Raises:
-        Malformed: the message breaks off or holds an unknown wire type.
+        Malformed: the message is truncated or has an unknown wire type.
     """
     position, end = 0, len(message)
     while position < end:

@@ -1,4 +1,4 @@
-"""Unary gRPC calls over a UNIX socket, on h2: what the kubelet speaks, at a twentieth of grpcio's memory.
+"""Unary gRPC calls to the kubelet over a UNIX socket, on h2, with a twentieth of grpcio's memory.
 
 Importing h2 costs the exporter 1 MB, so this module is imported only where there is a socket to call.
 """
@@ -27,7 +27,7 @@ _CHUNK = 65536
 _PREFIX = struct.Struct(">BI")
 """Prefix of each message: compression flag, and length."""
 _SHOWN = 200
-"""Characters of the server's own words that an error repeats."""
+"""Maximum length of the server's message in an error."""
 _STATUS_NAMES = (
     *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
     *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
@@ -48,7 +48,7 @@ class CallFailed(Exception):
 
 
 class _Closed(Exception):
-    """The connection is over, for a reason that a new one may not share."""
+    """The connection has ended; a new one may work."""
 
 
 class UnixChannel:
@@ -59,7 +59,7 @@ class UnixChannel:
 
         Args:
             path: the socket.
-            max_bytes: a longer answer is refused.
+            max_bytes: a longer response is rejected.
         """
         self._path = path
         self._max_bytes = max_bytes
@@ -69,12 +69,12 @@ class UnixChannel:
         self._seconds = 0.0
 
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
-        """Return the answer to one request.
+        """Return the response to one request.
 
         Args:
             method: such as `/v1.PodResourcesLister/List`.
             request: the encoded message.
-            seconds: how long it may take in all.
+            seconds: maximum seconds for the call.
 
         Raises:
             CallFailed: there is no response; the next call opens a new connection.
@@ -151,7 +151,7 @@ class UnixChannel:
             self._send()
 
     def _message(self, headers: _Headers, body: bytes) -> bytes:
-        """Return the one message of an answer that has come to its end."""
+        """Return the only message of a complete response."""
         if headers.get(":status") != "200" or not headers.get("content-type", "").startswith("application/grpc"):
             reported = (
                 f"HTTP status {headers.get(':status')}, content type {headers.get('content-type', '')[:_SHOWN]!r}"

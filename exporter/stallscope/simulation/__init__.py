@@ -1,4 +1,4 @@
-"""A simulated node: GPUs behind the driver interface, ranks through the real shim, and a host, on any clock."""
+"""A simulated node on any clock: GPUs behind the driver interface, ranks of the real shim, and a host."""
 
 from stallscope.simulation.simulation import Simulation
 

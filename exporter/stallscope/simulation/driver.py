@@ -74,7 +74,7 @@ _LOST_XID = 79
 
 
 class SimulatedDriver:
-    """A connection to the simulated node. Several may be open at a time, each with its own life."""
+    """A connection to the simulated node. Several may be open at the same time."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -90,7 +90,7 @@ class SimulatedDriver:
 
     @property
     def calls(self) -> int:
-        """Questions about no certain GPU so far."""
+        """Calls so far that concern no particular GPU."""
         return self._calls
 
     def open(self) -> None:
@@ -104,7 +104,7 @@ class SimulatedDriver:
         self.is_open = False
 
     def system(self) -> SystemInfo:
-        """A driver version that can't be mistaken for a real one."""
+        """Return a driver version that no real driver has."""
         self._require_open()
         return SystemInfo(driver_version="simulated", cuda_version="13.1")
 
@@ -135,7 +135,7 @@ class SimulatedListener:
         self._closed = threading.Event()
 
     def wait(self, timeout: float) -> Sequence[Event]:
-        """The GPUs that were lost since the call before; scripted time does not pass while one waits for it."""
+        """Return the GPUs lost since the previous call, without waiting: scripted time does not pass meanwhile."""
         # A GPU that is lost during the wait is reported at its end, which is soon.
         if not self._any_event() and not isinstance(self._node.clock, ScriptedClock):
             self._closed.wait(timeout)
@@ -174,7 +174,7 @@ class SimulatedDevice(Device):
 
     @property
     def calls(self) -> int:
-        """Questions so far."""
+        """Calls so far."""
         return self._calls
 
     def identity(self) -> Identity:
@@ -323,7 +323,7 @@ class SimulatedDevice(Device):
         return [GpuProcess(pid, self._memory_used() // len(pids)) for pid in pids]
 
     def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:
-        """All that the GPU does is the doing of the job's process, the first where there are several."""
+        """All work of the GPU is that of the job's process, the first of several."""
         self._require_answer()
         return [
             ProcessUtilization(pid, at_us, busy, memory)
@@ -360,7 +360,7 @@ class SimulatedDevice(Device):
         ]
 
     def _throttle_reasons(self) -> frozenset[str]:
-        """Return the only reason that this scenario's clocks can be down for."""
+        """Return the only reason for low clocks in this scenario."""
         fault = self._node.scenario.fault
         if not isinstance(fault, HardwareFault):
             return frozenset({"sw_thermal"})

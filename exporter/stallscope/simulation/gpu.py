@@ -1,4 +1,4 @@
-"""One simulated GPU: utilisation, power, heat, clocks and energy, all following from the work it is given."""
+"""One simulated GPU: utilisation, power, temperature, clocks and energy follow from its work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TRIM_AT = 4096
 
 
 class _Segment(NamedTuple):
-    """A stretch of constant work, with the running totals at its start."""
+    """An interval of constant work, with the totals at its start."""
 
     start: float
     effect: PhaseEffect
@@ -48,7 +48,7 @@ class _Segment(NamedTuple):
 
 
 class GpuState(NamedTuple):
-    """Everything about the GPU at one moment."""
+    """State of the GPU at one moment."""
 
     watts: float
     celsius: float
@@ -65,7 +65,7 @@ class GpuState(NamedTuple):
 
 
 class SimulatedGpu:
-    """A piecewise history that grows, with queries for any moment of its last seconds."""
+    """History of the GPU, as intervals of constant work; can be queried for any moment of its last seconds."""
 
     def __init__(self, thermal_spread: float) -> None:
         self._resistance = THERMAL_RESISTANCE * thermal_spread
@@ -76,21 +76,21 @@ class SimulatedGpu:
         self._highest_clock_ratio = 1.0
 
     def limit_clock(self, ratio: float) -> None:
-        """Hold the clock at or below this share of the highest from now on."""
+        """Limit the clock to this share of the maximum from now on."""
         self._highest_clock_ratio = ratio
 
     def worsen_cooling(self, factor: float) -> None:
-        """Let heat leave less easily from now on."""
+        """Reduce the cooling from now on."""
         self._resistance *= factor
 
     def clock_ratio(self) -> float:
-        """The clock that the driver sets at the end of the history, over the highest."""
+        """Return the clock at the end of the history, as a share of the maximum."""
         excess = self._last.celsius - THROTTLE_CELSIUS
         heat = 1.0 if excess <= 0 else max(LOWEST_CLOCK_RATIO, 1.0 - excess / THROTTLE_SPAN_CELSIUS)
         return min(heat, self._highest_clock_ratio)
 
     def work(self, effect: PhaseEffect, seconds: float, clock_ratio: float) -> None:
-        """Append a stretch of work."""
+        """Append an interval of work."""
         before = self._last
         watts = IDLE_WATTS + DYNAMIC_WATTS * effect.power * clock_ratio**POWER_EXPONENT
         segment = _Segment(

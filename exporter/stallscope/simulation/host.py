@@ -28,9 +28,9 @@ _DISK_BYTES_PER_SECOND = 1.8e9
 _NETWORK_BYTES_PER_SECOND = 3.125e9
 _SECTOR = 512
 _NFS_SECONDS = 0.05
-"""Time that each operation of the remote file system takes."""
+"""Seconds of each operation of the remote file system."""
 _NFS_BYTES = 65_536
-"""Read by each."""
+"""Bytes that each operation reads."""
 _PAGE = 4096
 _SHARED_MEMORY_PAGES = _MEMORY_KIB // 2 * 1024 // _PAGE
 """Size of `/dev/shm`: half of the memory, as by default."""
@@ -57,7 +57,7 @@ class SimulatedHost:
         self.write()
 
     def write(self) -> None:
-        """Bring every counter up to the present; a reader sees the old file or the new one, never half of one."""
+        """Update every counter to the present; files are replaced as a whole."""
         now = self._node.now()
         seconds = _load_seconds(self._node.scenario, now)
         load = self._load()
@@ -76,7 +76,7 @@ class SimulatedHost:
             self._replace(path, text)
 
     def statvfs(self, _path: str) -> os.statvfs_result:
-        """Return the size and use of `/dev/shm`, which no file can show: the tree is on a disk."""
+        """Return the size and use of `/dev/shm`, which the tree can't contain: it is on a disk."""
         free = round(_SHARED_MEMORY_PAGES * (1.0 - self._load().shared_memory))
         return os.statvfs_result((_PAGE, _PAGE, _SHARED_MEMORY_PAGES, free, free, 0, 0, 0, 0, 255))
 

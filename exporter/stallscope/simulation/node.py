@@ -1,4 +1,4 @@
-"""The simulated node: it runs the workload along the clock, applies the fault, and keeps GPUs and job in step."""
+"""The simulated node: runs the workload by the clock, and applies the fault to GPUs and job."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Node:
         return self._workloads[gpu].memory_share * self._memory_shares[gpu]
 
     def pids(self, gpu: int) -> tuple[int, ...]:
-        """The processes on the GPU: one of each job on it, under a pid that no kernel hands out; or none."""
+        """The processes on the GPU: one for each job on it, with a pid above any real one."""
         fault = self.scenario.fault
         if not self.scenario.owned or self._free(gpu):
             return ()
@@ -124,7 +124,7 @@ class Node:
         return (pid(gpu),)
 
     def allocated(self, share: float, rank: int) -> float:
-        """Return a share of the GPU's memory that a rank's allocator has, grown since the onset."""
+        """Return the share of the GPU's memory that a rank's allocator holds, with its growth since the onset."""
         growth = self._workloads[rank].allocator.growth_per_hour * self._hours(self.now())
         return min(share + growth, 0.99)
 

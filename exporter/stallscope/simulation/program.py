@@ -93,7 +93,7 @@ class SimulatedBurst(Burst):
     is_over = True
 
     def __init__(self, timeline: Timeline, lines: Lines) -> None:
-        """Take the lines."""
+        """Store the lines."""
         super().__init__(timeline)
         self._found = lines
 

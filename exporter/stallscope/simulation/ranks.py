@@ -51,7 +51,7 @@ class Ranks:
         node.listen(self._steps.append)
 
     def advance(self, now: float) -> None:
-        """Let every rank run up to this moment, in seconds since the simulation began. From one thread at a time."""
+        """Run every rank up to this moment, in seconds since the simulation began. Not thread-safe."""
         while self._steps:
             step = self._steps.popleft()
             for rank, phases in zip(self._ranks, step.ranks, strict=True):
@@ -130,7 +130,7 @@ class _Rank:
         return run
 
     def advance(self, now: float) -> None:
-        """Do what ends by `now`."""
+        """Execute the actions that end by `now`."""
         clock, pending = self._clock, self.pending
         while pending and pending[0][0] <= now:
             run = self._run
@@ -222,4 +222,4 @@ class _Process:
         return counters, gauges
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""

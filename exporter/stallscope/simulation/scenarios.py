@@ -1,4 +1,4 @@
-"""Named scenarios as data: what a simulated node does, what breaks when, and the cause that ought to be found.
+"""Named scenarios as data: the workload of a simulated node, its fault and the expected cause.
 
 The figures come from the published descriptions of each bottleneck, never from the rules' own thresholds, so that a
 scenario can find a rule wrong. Each is named after its cause in the verdict contract.
@@ -121,7 +121,7 @@ class LoadChange:
     workload: Workload
     host: HostLoad
     ranks: tuple[int, ...] | None = None
-    """Ranks that it is for; None for all."""
+    """Affected ranks; None for all."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class GpuLoss:
 
     gpus: tuple[int, ...]
     stacks: program.Standstill
-    """Where the ranks are in the program from then on."""
+    """Stacks of the ranks from then on."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Stall:
     spinning: bool
     """GPUs spin in a collective (fully utilised, at low power) instead of idling."""
     stacks: program.Standstill
-    """Where the ranks are in the program from then on."""
+    """Stacks of the ranks from then on."""
     storage: bool = False
     """The host waits for a storage that does not respond."""
 
@@ -184,12 +184,12 @@ Fault = LoadChange | HardwareFault | CoolingFailure | GpuLoss | Stall | SharedGp
 
 @dataclass(frozen=True)
 class Scenario:
-    """One story."""
+    """Workload, fault and expected cause of a simulated node."""
 
     name: str
     description: str
     expected: str
-    """The cause that the rules should find, in the words of the verdict contract."""
+    """Expected cause, by its name in the catalogue."""
     workload: Workload
     host: HostLoad
     fault: Fault | None = None
@@ -216,7 +216,7 @@ class Scenario:
 
     @property
     def faulty_gpus(self) -> tuple[int, ...]:
-        """The GPUs that the fault sits on, where it sits on some; the ranks are numbered alike."""
+        """GPUs with the fault, if it affects only some; their ranks have the same numbers."""
         if isinstance(self.fault, SharedGpu):
             return self.fault.gpu, self.fault.free
         return (self.fault.gpus or ()) if isinstance(self.fault, (HardwareFault, CoolingFailure, GpuLoss)) else ()
@@ -258,7 +258,7 @@ _IDLE = Workload(
 )
 
 _FAULTY = (1,)
-"""The GPU, and the rank on it, that a fault of one of them is for."""
+"""GPU and rank of faults that affect a single one."""
 
 
 def _load(host: HostLoad = _CALM, *, ranks: tuple[int, ...] | None = None, **changes: Any) -> LoadChange:

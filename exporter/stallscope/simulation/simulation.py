@@ -56,11 +56,11 @@ class Simulation:
         report_interval: float = 1.0,
         reports: Callable[[], Iterable[Report]] | None = None,
     ) -> None:
-        """Set the node up, at rest.
+        """Create the node; it is idle.
 
         Args:
             scenario: what happens.
-            clock: what time it is.
+            clock: clock of the node.
             deliver: takes each report of a rank, such as the intake's own entrance; None for GPUs alone.
             deliver_with_file: takes a report with the file of the rank's stacks; None for ranks without stacks.
             seed: the same seed gives the same node, job and readings.
@@ -125,15 +125,15 @@ class Simulation:
 
     @property
     def statvfs(self) -> Callable[[str], os.statvfs_result]:
-        """Queries a file system of the simulated host, or of the real one; fit for `Environment.statvfs`."""
+        """Queries a file system of the simulated host, or of the real one, for `Environment.statvfs`."""
         return os.statvfs if self._host is None else self._host.statvfs
 
     def driver(self) -> SimulatedDriver:
-        """Make a connection to the simulated GPUs; fit for `Environment.driver`."""
+        """Connect to the simulated GPUs, for `Environment.driver`."""
         return SimulatedDriver(self._node)
 
     def advance(self, seconds: float) -> None:
-        """Move a scripted clock on and let everything happen that happens meanwhile.
+        """Advance a scripted clock, and run the node up to its time.
 
         Raises:
             TypeError: the clock is not scripted.
@@ -167,11 +167,11 @@ class Simulation:
         self.release()
 
     def hang(self, gpu: int) -> None:
-        """Let every driver call for this GPU block, as a driver that hangs does, until `release`."""
+        """Block every driver call of this GPU until `release`, like a driver that hangs."""
         self._node.answering[gpu].clear()
 
     def release(self) -> None:
-        """Let blocked driver calls go on."""
+        """Continue blocked driver calls."""
         for event in self._node.answering:
             event.set()
 

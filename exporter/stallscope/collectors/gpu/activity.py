@@ -23,7 +23,7 @@ class ActivityPoll(Poll):
     families = (SM_ACTIVE, SM_OCCUPANCY, PIPE_ACTIVE, DRAM_ACTIVE, ENGINE_BUSY)
 
     def __init__(self) -> None:
-        """Begin with nothing known."""
+        """Start without totals."""
         self.engines: dict[str, float] = {}
         """Busy seconds by engine."""
         self.active_engines: frozenset[str] = frozenset()
@@ -33,14 +33,14 @@ class ActivityPoll(Poll):
         self._active: frozenset[str] = frozenset()
         """The units in the newest activity."""
         self._active_at: float | None = None
-        """When there was something new last, monotonic."""
+        """Monotonic seconds of the newest activity."""
 
     def reopened(self) -> None:
         """See `Poll`."""
         self._active_at = None
 
     def read(self, session: Session) -> Answer | None:
-        """Integrate what is new."""
+        """Integrate the activity since the previous reading."""
         activity = session.device.activity()
         if activity is None or not activity.seconds:
             self.require_turn(session)
@@ -81,7 +81,7 @@ class ActivityPoll(Poll):
 
 
 class EnginePoll(Poll):
-    """Engines by the driver's sample buffers, where activity does not have them."""
+    """Polls the engines through the driver's sample buffers, if activity does not report them."""
 
     name = "engines"
     families = (ENGINE_BUSY,)
@@ -89,7 +89,7 @@ class EnginePoll(Poll):
     in_parts = True
 
     def __init__(self, activity: ActivityPoll) -> None:
-        """Share the totals of this activity."""
+        """Create the poll; its totals are those of `activity`."""
         self._activity = activity
         self._timelines = {engine: Timeline(4 * self.every) for engine in ENGINES}
         self.timelines = self._timelines.values()

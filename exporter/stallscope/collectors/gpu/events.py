@@ -14,7 +14,7 @@ from stallscope.sampling.reading import Sample
 _logger = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 0.001
-"""Events queue up in the driver, so that a short wait at every reading misses none, and passes for no long reading."""
+"""Seconds to wait at each reading: the driver queues events, so a short wait misses none."""
 _ALL = "events"
 
 
@@ -22,20 +22,20 @@ class Events:
     """Listens to all GPUs of a source. `read` and the listener belong to one thread."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:
-        """Listen to nothing yet."""
+        """Start without a listener."""
         self._driver = driver
         self._clock = clock
         self._listener: Listener | None = None
         self._session = 0
         """Number of the session that the listener belongs to."""
         self._offered: frozenset[str] = frozenset()
-        """GPUs that the listener was to be registered for, and ..."""
+        """GPUs for which the listener was registered or refused."""
         self._listened: frozenset[str] = frozenset()
-        """... those of them that report events."""
+        """Those of `_wanted` that report events."""
         self._retry: Retry = Retry()
         """Refusals: by the driver (`_ALL`), and for single GPUs by UUID."""
         self._reports: dict[str, bool] = {}
-        """True where the GPU reports events, by UUID, as last logged."""
+        """Whether the GPU reports events, by UUID, as last logged."""
 
     @property
     def due(self) -> bool:
@@ -43,11 +43,11 @@ class Events:
         return self._retry.due(_ALL, self._clock.monotonic())
 
     def forget(self) -> None:
-        """Find out again which GPUs report events: there is a new session."""
+        """Register again: the session is new."""
         self._retry.forget()
 
     def read(self, gpus: Mapping[str, Gpu], session: int) -> None:
-        """Take what the driver has to report of these GPUs in this session.
+        """Receive the driver's events of these GPUs in this session.
 
         Raises:
             DriverError: the listener failed.
@@ -78,7 +78,7 @@ class Events:
                 yield from gpu.one(SIGNAL_SUPPORTED, int(uuid in self._listened), each.signal)
 
     def _listen(self, gpus: Mapping[str, Gpu], session: int) -> None:
-        """Register for the events of every GPU that is well."""
+        """Register for the events of every GPU that is up."""
         now = self._clock.monotonic()
         well = {
             gpu.identity.uuid: gpu.session.device
@@ -104,7 +104,7 @@ class Events:
         self._session = session
 
     def _take(self, gpus: Mapping[str, Gpu]) -> None:
-        """Count events of this moment."""
+        """Count the events that have just arrived."""
         if self._listener is None:
             return
         for event in self._listener.wait(_WAIT_SECONDS):

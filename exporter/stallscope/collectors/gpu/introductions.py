@@ -9,16 +9,16 @@ from stallscope.drivers.device import Device, DriverUnavailable, Identity
 from stallscope.sampling.clock import Clock
 
 _SECONDS = 1.0
-"""How long new GPUs together may take; one that takes longer is met at a later enumeration."""
+"""Seconds for all new GPUs together; a later enumeration queries the others."""
 _AT_MOST = 64
-"""Threads that may wait for devices: those that hang never end."""
+"""Maximum number of threads that wait for devices; a thread that hangs never ends."""
 
 
 class Introductions:
     """The queries under way."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with none."""
+        """Start without queries."""
         self._clock = clock
         self._known: dict[int, _Introduction] = {}
 
@@ -26,7 +26,7 @@ class Introductions:
         """Query these devices.
 
         Returns:
-            The identities that came in time, and why the others did not.
+            Identities of the devices that responded in time, and the errors of the others.
 
         Raises:
             DriverUnavailable: the session is over.

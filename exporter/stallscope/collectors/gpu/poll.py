@@ -33,7 +33,7 @@ class Session:
         calls_before: int = 0,
         rejected_before: Mapping[str, int] | None = None,
     ) -> None:
-        """Begin.
+        """Start without answers.
 
         Args:
             device: the GPU, as the driver provides it.

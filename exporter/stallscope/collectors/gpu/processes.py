@@ -13,37 +13,37 @@ from stallscope.drivers.signals import SECONDS_5, SECONDS_10
 PROCESSES = family("stallscope_gpu_processes")
 
 _SILENCE = 12.0
-"""Seconds: what a process sample speaks for at most, since idle processes leave no sample."""
+"""Maximum seconds that a sample of a process represents; idle processes have no samples."""
 _REMEMBERED = 4096
 
 
 class ProcessPoll(Poll):
-    """How many processes hold a context."""
+    """Polls the number of processes with a context."""
 
     name = "processes"
     families = (PROCESSES,)
     every = SECONDS_10
 
     def __init__(self) -> None:
-        """Begin with nothing known."""
+        """Start without processes."""
         self.processes: tuple[GpuProcess, ...] | None = None
-        """As last read."""
+        """Processes in the newest reading."""
 
     def read(self, session: Session) -> Answer:
-        """List them."""
+        """Return the number of processes."""
         self.processes = tuple(session.device.processes())
         counts = Counter("graphics" if process.kind == "graphics" else "compute" for process in self.processes)
         return {PROCESSES: {kind: counts[kind] for kind in ("compute", "graphics")}}
 
 
 class ProcessUtilizationPoll(Poll):
-    """How long each process kept the GPU busy: for the owners, no series of its own."""
+    """Polls the busy seconds of each process, for the owners; has no series of its own."""
 
     name = "process_utilization"
     every = SECONDS_5
 
     def __init__(self, processes: ProcessPoll) -> None:
-        """Forget processes that are not among these, where there are too many."""
+        """Drop processes that are not among these if there are too many."""
         self.busy: dict[int, float] = {}
         """Seconds by process."""
         self._processes = processes

@@ -1,7 +1,7 @@
 """Reads every GPU of a source a few times, and reports the result: for `stallscope gpus`.
 
 The exporter's own readers are used, so that the result is what the exporter will expose. Each runs on a thread
-of its own with a time limit, since a GPU that hangs never answers.
+of its own with a time limit, because a GPU that hangs never responds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SurveyedSignal:
 
     family: Family
     supported: bool | None
-    """None where it did not turn out."""
+    """None if unknown."""
     call: str
     """The driver's call that serves it, or another origin; empty if unknown."""
     samples: tuple[Sample, ...]
@@ -47,9 +47,9 @@ class SurveyedGpu:
     info: Mapping[str, str]
     """Labels of `stallscope_gpu_info`."""
     parent: str
-    """UUID of the GPU that a MIG instance is cut from."""
+    """UUID of the GPU that contains the MIG instance; empty for a whole GPU."""
     trouble: str
-    """Why it could not be read; empty where all is well."""
+    """Reason why it could not be read; empty without a problem."""
     hung: bool
     signals: tuple[SurveyedSignal, ...]
     calls: int
@@ -84,10 +84,10 @@ def survey(source: GpuCollector, *, readings: int = 3, pause: float = 1.0, limit
     """Read all GPUs of a source, and close it unless something hangs.
 
     Args:
-        source: one that nothing else reads.
-        readings: how often; some signals are the difference of two, and MIG instances show from the second on.
+        source: a collector without other readers.
+        readings: number of readings; MIG instances are listed from the second on.
         pause: seconds between two readings.
-        limit: seconds after which an answer is not waited for any more.
+        limit: maximum seconds to wait for a response.
     """
     attempts: dict[str, Attempt[Iterable[Sample]]] = {}
     calls: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Totals that the driver counts, or that are integrated where it does not: energy, throttled time, bytes over links."""
+"""Totals of energy, throttled time and bytes over links: the driver's counters, or integrals of other readings."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _COUNTERS = QUERIES["counters"]
 
 
 class EnergyPoll(Poll):
-    """Energy by the driver's counter, or by integrating power while the driver does not count."""
+    """Polls energy: the driver's counter, or the integral of power without one."""
 
     name = "energy"
     families = (ENERGY,)
     in_parts = follows = True
 
     def __init__(self, longest: float) -> None:
-        """Begin; a pause of more than `longest` seconds is not integrated over."""
+        """Create the poll; a pause of more than `longest` seconds is not integrated."""
         self._counter = DriverCounter(most_per_second=_COUNTERS[ENERGY.signal].most_per_second)
         self.counters = (self._counter,)
         self._polls = Timeline(longest)
 
     def read(self, session: Session) -> Answer:
-        """Take what counters and power of this reading have."""
+        """Return the energy, from the counters or the power of this reading."""
         counted = session.readings.get("counters", {}).get(ENERGY.signal)
         if isinstance(counted, (int, float)):
             session.served.pop(ENERGY.signal, None)
@@ -54,14 +54,14 @@ class EnergyPoll(Poll):
 
 
 class ThrottlingPoll(Poll):
-    """Throttled time by the driver's counters, and for reasons without one by sampling the bits."""
+    """Polls throttled time: the driver's counters, and samples of the throttle reasons that have no counter."""
 
     name = "throttling"
     families = (THROTTLED,)
     in_parts = True
 
     def __init__(self, longest: float) -> None:
-        """Begin; a pause of more than `longest` seconds is not integrated over."""
+        """Create the poll; a pause of more than `longest` seconds is not integrated."""
         most = _COUNTERS[THROTTLED.signal].most_per_second
         self._counters = {
             reason: DriverCounter(most_per_second=most, slack=COUNTER_SLACK) for reason in THROTTLE_REASONS
@@ -70,7 +70,7 @@ class ThrottlingPoll(Poll):
         self._polls = Timeline(longest)
 
     def read(self, session: Session) -> Answer:
-        """Take the counters of this reading, and read the bits."""
+        """Return the throttled seconds by reason."""
         counted = session.readings.get("counters", {}).get(THROTTLED.signal)
         if not isinstance(counted, Mapping):
             counted = {}
@@ -98,14 +98,14 @@ class ThrottlingPoll(Poll):
 
 
 class TrafficPoll(Poll):
-    """Bytes over PCIe and NVLink, by what counters and activity of this reading have."""
+    """Polls bytes over PCIe and NVLink from the counters and the activity of the reading."""
 
     name = "traffic"
     families = (PCIE_RECEIVED, PCIE_TRANSMITTED, NVLINK_RECEIVED, NVLINK_TRANSMITTED)
     follows = True
 
     def __init__(self) -> None:
-        """Begin with nothing known."""
+        """Start without totals."""
         self.totals = {
             each: Traffic(
                 most_per_second=_COUNTERS[each.signal].most_per_second or 0.0, may_be_narrow="pcie" in each.name
@@ -115,7 +115,7 @@ class TrafficPoll(Poll):
         self.counters = self.totals.values()
 
     def read(self, session: Session) -> Answer | None:
-        """Take what counters and activity of this reading have."""
+        """Return the bytes, from the counters or the activity of this reading."""
         counters, activity = session.readings.get("counters", {}), session.activity
         moved = (
             dict[Family, "float | None"]()
@@ -147,20 +147,20 @@ class TrafficPoll(Poll):
 
 
 class PcieThroughputPoll(Poll):
-    """PCIe bytes by integrating what is measured on the spot: slow, so only on request and where nothing counts."""
+    """Polls PCIe bytes as the integral of throughput. Slow: only on request, and only without other PCIe signals."""
 
     name = "pcie_throughput"
     families = (PCIE_RECEIVED, PCIE_TRANSMITTED)
     every = SECONDS_10
 
     def __init__(self, traffic: TrafficPoll, *, enabled: bool) -> None:
-        """Add to these totals, if enabled."""
+        """Create the poll; it adds to the totals of `traffic`, if enabled."""
         self._traffic = traffic
         self._enabled = enabled
         self._polls = Timeline(60.0)
 
     def read(self, session: Session) -> Answer:
-        """Measure."""
+        """Measure the throughput, and return the bytes."""
         if not self._enabled:
             raise Unsupported("throughput is not measured without --nvidia.pcie-throughput")
         if PCIE_RECEIVED in session.has.get(self._traffic.name, ()):

@@ -1,4 +1,4 @@
-"""Bytes over one direction of a link, from the best of the driver's answers."""
+"""Bytes over one direction of a link, from the driver's counter or from activity."""
 
 from __future__ import annotations
 

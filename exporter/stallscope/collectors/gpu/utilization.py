@@ -30,14 +30,14 @@ MEMORY_UTILIZATION = family("stallscope_gpu_memory_utilization_ratio")
 
 
 class UtilizationPoll(Poll):
-    """Integrates the driver's samples; without samples its snapshot, and without a snapshot the activity."""
+    """Integrates the driver's samples, or its snapshot without samples, or activity without a snapshot."""
 
     name = "utilization"
     families = (BUSY, MEMORY_BUSY)
     in_parts = True
 
     def __init__(self, activity: ActivityPoll, interval: float, longest: float) -> None:
-        """Begin with nothing known.
+        """Start without readings.
 
         Args:
             activity: used for MIG instances.
@@ -53,7 +53,7 @@ class UtilizationPoll(Poll):
         self._means: dict[SampleKind, float | None] = {"gpu": None, "memory": None}
 
     def read(self, session: Session) -> Answer | None:
-        """Integrate what is new."""
+        """Integrate the samples since the previous reading."""
         spans = {kind: self._new_spans(session, kind) for kind in self._timelines}
         silent = [
             kind
@@ -83,14 +83,14 @@ class UtilizationPoll(Poll):
         return self._answer()
 
     def _active_instead(self, session: Session, spans: dict[SampleKind, list[Interval]]) -> bool:
-        """Let the share of time with any work stand for utilisation, as on MIG instances; False while it is unknown."""
+        """Use the share of time with any work as utilisation, as on MIG instances; return False while it is unknown."""
         activity = session.activity
         if activity is None and self._activity.name not in session.retry:
             return False
         if activity is None or activity.graphics is None:
             raise Unsupported("this GPU reports no utilisation")
         session.served[BUSY.signal] = "the share of time with any work (GPM)"
-        self._timelines["gpu"].poll(activity.graphics, session.now)  # samples that come later speak for no time of it
+        self._timelines["gpu"].poll(activity.graphics, session.now)  # later samples must not count this time again
         spans["gpu"] = [Interval(activity.graphics, activity.seconds)]
         return True
 
@@ -128,6 +128,6 @@ class UtilizationPoll(Poll):
 
 
 def buffered(session: Session, kind: SampleKind, timeline: Timeline) -> Sequence[TimedSample] | None:
-    """Return new samples from the driver's buffer; None where it keeps none of that kind."""
+    """Return new samples from the driver's buffer; None if it keeps no such samples."""
     newest_us = timeline.request_from(session.now)
     return session.optional(f"{kind} samples", session.device.utilization_samples, kind, newest_us)

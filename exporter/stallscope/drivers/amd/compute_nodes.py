@@ -1,4 +1,4 @@
-"""The compute side of the driver, KFD: which of its nodes is which GPU, and which processes hold its memory."""
+"""The compute side of the driver, KFD: its node of each GPU, and the processes with memory on the GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ComputeNodes(NamedTuple):
 
 
 def compute_nodes(root: str, files: DeviceFiles) -> Mapping[str, ComputeNodes]:
-    """KFD's nodes of each GPU, by its PCI bus address; none where KFD is not there."""
+    """KFD's nodes of each GPU, by its PCI bus address; empty without KFD."""
     folder = f"{root}/{_KFD}/topology/nodes"
     found: dict[str, ComputeNodes] = {}
     for node in sorted(_entries(folder), key=lambda name: (len(name), name)):

@@ -1,4 +1,4 @@
-"""Reading one GPU's files, and what the kernel means when it refuses."""
+"""Reader of one GPU's files, with the meaning of the kernel's errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DeviceFiles:
         self.plausibility = Plausibility(time.monotonic, time.time)
 
     def read(self, name: str) -> bytes:
-        """Everything that is in the file.
+        """Return the content of the file.
 
         Args:
             name: Relative to the device's folder, or absolute.
@@ -88,7 +88,7 @@ class DeviceFiles:
     def number_of(
         self, names: Iterable[str], most: float, least: float = 0, parse: Callable[[bytes], int] = int
     ) -> tuple[str, int]:
-        """The first of these files that this GPU has, and the number in it. Raises as `number` does."""
+        """Return the first of these files that this GPU has, and its number. Raises as `number` does."""
         lacking = Unsupported(f"{self.folder} has no such file")
         for name in names:
             try:
@@ -98,10 +98,10 @@ class DeviceFiles:
         raise lacking
 
     def stay_asleep(self) -> None:
-        """Go on only if the GPU is awake, since reading most of its files would wake it.
+        """Raise an error if the GPU is suspended: reading most of its files would wake it.
 
         Raises:
-            DeviceLost: the kernel has put it to sleep, for want of work; or it is gone.
+            DeviceLost: the kernel has suspended it because it is idle; or it is gone.
         """
         try:
             state = self.read("power/runtime_status").strip()

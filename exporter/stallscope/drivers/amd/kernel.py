@@ -64,7 +64,7 @@ class AmdDriver:
         self._files = DeviceFiles(f"{self._root}/sys")
         self._devices: dict[str, AmdDevice] = {}
         self._indices: dict[str, int] = {}
-        """Of every GPU seen since `open`: one that goes must not pass its number on to the next."""
+        """Numbers of all GPUs seen since `open`: the number of a removed GPU must not be used again."""
 
     @property
     def simulated(self) -> bool:
@@ -73,11 +73,11 @@ class AmdDriver:
 
     @property
     def calls(self) -> int:
-        """Files read for no certain GPU so far."""
+        """Files read so far that concern no particular GPU."""
         return self._files.calls
 
     def open(self) -> None:
-        """See whether there is an AMD GPU.
+        """Check that there is an AMD GPU.
 
         Raises:
             DriverUnavailable: with the reason `driver_not_loaded`.
@@ -85,11 +85,11 @@ class AmdDriver:
         self.devices()
 
     def close(self) -> None:
-        """Forget what was learnt of the GPUs; no file is held open."""
+        """Drop the known GPUs; no file is open."""
         self._devices, self._indices = {}, {}
 
     def system(self) -> SystemInfo:
-        """The driver's version, or that of the kernel which it came with."""
+        """Return the driver's version, or that of its kernel."""
         module, kernel = f"{self._root}/sys/module/amdgpu/version", f"{self._root}/proc/sys/kernel/osrelease"
         version = _reported(self._files, module) or _reported(self._files, kernel)
         return SystemInfo(driver_version=version, cuda_version="")
@@ -121,7 +121,7 @@ class AmdDriver:
         """Never works.
 
         Raises:
-            Unsupported: amdgpu reports its events to those only who hold its device files.
+            Unsupported: amdgpu reports events only to processes that have its device files open.
         """
         raise Unsupported("amdgpu reports no events through files")
 
@@ -168,17 +168,17 @@ class AmdDevice(Device):
             "health": self._errors,
             "fans": self._fans,
         }
-        """Signals that take more than a table, by query."""
+        """Signals that need code, by query."""
         self._retry = Retry(early=EARLY)
         """Of the firmware's table, where it holds no counters."""
         self._monotonic = monotonic
         self._uuid = ""
         self._implausible = False
-        """True once an answer to the query being made was implausible."""
+        """True if a value of the present query was implausible."""
         self._refusal = ""
-        """The newest refusal of it, in words."""
+        """Message of the newest error of the present query."""
         self._link = ""
-        """The folder of the link's end, once this query needs it."""
+        """Folder of the device at the end of the link; None until this query needs it."""
 
     @property
     def served(self) -> Mapping[str, str]:
@@ -229,7 +229,7 @@ class AmdDevice(Device):
         return Utilization(gpu, memory)
 
     def read(self, query: str) -> Readings:
-        """Return the signals of a query: what its table has, and what takes more than a table."""
+        """Return the signals of a query: those of its table, and those that need code."""
         if query not in FILES and query not in self._special:
             return super().read(query)
         self._begin()
@@ -327,12 +327,12 @@ class AmdDevice(Device):
         return found
 
     def _begin(self) -> None:
-        """Begin a query. Raises DeviceLost where the GPU sleeps or is gone."""
+        """Start a query. Raises DeviceLost if the GPU is suspended or gone."""
         self._files.stay_asleep()
         self._implausible, self._refusal, self._link = False, "", ""
 
     def _if_reported(self, ask: Callable[..., _Answer], *arguments: object) -> _Answer | None:
-        """Return the value; None without one, or with an implausible one, so that other values stay."""
+        """Return the value; None if it is missing or implausible; other values stay valid."""
         try:
             return ask(*arguments)
         except Unsupported as refusal:

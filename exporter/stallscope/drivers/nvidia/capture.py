@@ -1,4 +1,4 @@
-"""The file that holds what a driver answered: a header, then one line of JSON for each call, to be read in a diff.
+"""File format of a driver's responses: a header, then one line of JSON for each call, readable in a diff.
 
 Values keep their types on the way through the file. JSON's arrays stand for tuples; what JSON has no word for is an
 object with one key: `{"list": [...]}`, `{"bytes": "..."}`, `{"fields": {...}}` (a namespace), `{"handle": "device 0"}`,
@@ -38,17 +38,17 @@ _HEADER = {
 
 
 class CaptureError(Exception):
-    """A capture can't be read, and why, with the file and line."""
+    """A capture can't be read. The message has the file, the line and the reason."""
 
 
 class Handle(NamedTuple):
-    """Stands for something opaque that the driver handed out, such as `device 0`."""
+    """Name of an opaque handle of the driver, such as `device 0`."""
 
     token: str
 
 
 class Failure(NamedTuple):
-    """A call that gave no answer."""
+    """A call that failed."""
 
     code: int | None
     """NVML's return code; None where the driver's library does not have the function."""
@@ -56,12 +56,12 @@ class Failure(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of the driver and what came of it."""
+    """One driver call and its result."""
 
     at: float
     """Seconds from the start of the recording to the call."""
     seconds: float
-    """How long it took."""
+    """Duration in seconds."""
     name: str
     """The C function."""
     arguments: tuple[Any, ...]
@@ -72,7 +72,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """Where and with what a capture was made."""
+    """Origin of a capture."""
 
     stallscope: str
     date: str
@@ -123,15 +123,15 @@ def read(file: Path) -> Capture:
 
 
 def text(capture: Capture) -> str:
-    """The capture as a file holds it."""
+    """Return the content of the file."""
     return "".join(f"{line}\n" for line in _lines(capture))
 
 
 def parse(lines: Iterable[str]) -> Capture:
-    """The capture that these lines hold.
+    """Return the capture in these lines.
 
     Raises:
-        CaptureError: they hold none; says which line is wrong.
+        CaptureError: a line is invalid; the message has its number.
     """
     numbered = enumerate(lines, start=1)
     header = _header(next(numbered, (1, ""))[1])
@@ -157,7 +157,7 @@ def parse(lines: Iterable[str]) -> Capture:
 
 
 def key_of(name: str, arguments: Iterable[Any]) -> str:
-    """A text that is the same for the same call."""
+    """Return a text that identifies the call."""
     return f"{name} {_compact([_encoded(argument) for argument in arguments])}"
 
 

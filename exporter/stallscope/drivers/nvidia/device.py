@@ -52,7 +52,7 @@ _ONLY_CALLS: Mapping[str, str] = {
     "xid_events_total": "nvmlEventSetWait",
     "xid_last_timestamp_seconds": "nvmlEventSetWait",
 }
-"""Calls of signals that are more than numbers and have one call, whatever the GPU and driver."""
+"""Calls of signals that are not plain numbers, and that have the same call on each GPU and driver."""
 _PROCESS_LISTS: Mapping[ProcessKind, str] = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
@@ -118,7 +118,7 @@ class NvmlDevice(Device):
         self._links_seen = 0
         """NVLinks whose state was ever read by the older call."""
         self.replaced = False
-        """True if another GPU has taken its place."""
+        """True if another GPU now has its place."""
         self._plausibility = Plausibility(surroundings.monotonic, surroundings.wall)
         self._served: dict[str, str] = {}
         self._lasting: dict[tuple[Any, ...], float] = {}
@@ -129,7 +129,7 @@ class NvmlDevice(Device):
         self.forget()
 
     def forget(self) -> None:
-        """Forget what it was found to lack, such as when MIG is switched, which changes what there is."""
+        """Query all functions again, such as after a change of the MIG mode."""
         self._retry.forget()
         self._batches: dict[str, tuple[FieldBatch | None, LinkTraffic | LinkHealth | None]] = {}
         if self._meter is not None:
@@ -137,7 +137,7 @@ class NvmlDevice(Device):
             self._meter = None
 
     def retire(self) -> None:
-        """Hold nothing of the driver's any more, since another object, or none, stands for this GPU from now on."""
+        """Release the driver's handles: another object, or none, represents this GPU from now on."""
         self._retired = True
         if self._meter is not None:
             self._meter.close()
@@ -167,7 +167,7 @@ class NvmlDevice(Device):
         return found
 
     def utilization_samples(self, kind: SampleKind, newer_than_us: int) -> Sequence[TimedSample]:
-        """Buffered samples newer than the timestamp, oldest first; impossible ones are left out."""
+        """Buffered samples newer than the timestamp, oldest first; without impossible ones."""
         try:
             entries = self.call("nvmlDeviceGetSamples", _SAMPLES[kind], newer_than_us)
         except NotFound:
@@ -181,7 +181,7 @@ class NvmlDevice(Device):
         return found
 
     def read(self, query: str) -> Readings:
-        """Return the signals of a query: what its table has, and what takes more than a table."""
+        """Return the signals of a query: those of its table, and those that need code."""
         rejected, self._retry.refusal = self._plausibility.total, ""
         batch, links = self._batch(query)
         answers = batch.query() if batch is not None else {}
@@ -201,7 +201,7 @@ class NvmlDevice(Device):
         raise Unsupported(self._retry.refusal or f"this GPU does not report {query}")
 
     def activity(self) -> Activity | None:
-        """GPM since the call before; None where another GPU's turn was in the way."""
+        """Return GPM since the previous call; None while another GPU is sampled."""
         if self._retired:
             return None
         if self._meter is None:
@@ -227,7 +227,7 @@ class NvmlDevice(Device):
         return received * 1024.0, transmitted * 1024.0
 
     def processes(self) -> Sequence[GpuProcess]:
-        """Processes with a context, a call a kind."""
+        """Return the processes with a context, with one call for each kind."""
         found: list[GpuProcess] = []
         for kind, name in _PROCESS_LISTS.items():
             # Without the list of those that compute, the GPU would look unused.
@@ -258,12 +258,12 @@ class NvmlDevice(Device):
         ]
 
     def compute_mode(self) -> ComputeMode:
-        """Who may compute on it."""
+        """Return who may compute on the GPU."""
         number: int = self.call("nvmlDeviceGetComputeMode")
         return _COMPUTE_MODES[self._plausibility.needed("compute mode", number, len(_COMPUTE_MODES) - 1)]
 
     def instances(self) -> Sequence[Device] | None:
-        """The MIG instances; None where MIG is off or this GPU has none to offer."""
+        """Return the MIG instances; None if MIG is off or unsupported."""
         if self._instances is None:
             # It makes devices of its own, and so imports this module.
             from stallscope.drivers.nvidia.mig import MigInstances
@@ -306,11 +306,11 @@ class NvmlDevice(Device):
 
     @property
     def index(self) -> int:
-        """Its place in the driver's list."""
+        """Position in the driver's list."""
         return self._index
 
     def reject(self, reason: Rejection) -> None:
-        """Count something that this GPU said by other ways than an answer."""
+        """Count a response of this GPU that did not come from a call."""
         self._plausibility.reject(reason)
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -322,7 +322,7 @@ class NvmlDevice(Device):
             raise
 
     def query(self, name: str, *arguments: Any) -> Any:
-        """Call any function, on this GPU's account."""
+        """Call any function; the call is counted for this GPU."""
         self._calls += 1
         return self._session.call(name, *arguments)
 
@@ -343,7 +343,7 @@ class NvmlDevice(Device):
         return found
 
     def _text(self, name: str, text_of: Callable[[Any], str], *, needed: bool = False) -> str:
-        """Return one text of the identity, queried until the driver has answered with a sound one; empty before."""
+        """Return one text of the identity, queried until the driver returns a valid one; empty before."""
         known = self._texts.get(name)
         if known:
             return known
@@ -396,7 +396,7 @@ class NvmlDevice(Device):
         return found
 
     def _answer(self, call: Call, key: tuple[Any, ...], answers: dict[tuple[Any, ...], Any]) -> Any:
-        """Return the number of a call, which is made once for all that it holds; None while it is refused."""
+        """Return the number of a call, which is made once for all of its values; None while it is refused."""
         if key in self._lasting:
             return self._lasting[key]
         if key not in answers:
@@ -404,7 +404,7 @@ class NvmlDevice(Device):
         return None if answers[key] is None else call.take(answers[key])
 
     def _batch(self, query: str) -> tuple[FieldBatch | None, LinkTraffic | LinkHealth | None]:
-        """Return the batch of a query's fields, and what makes signals of those of NVLinks."""
+        """Return the batch of a query's fields, and the reader of its NVLink fields."""
         known = self._batches.get(query)
         if known is None:
             links = _LINKS[query]() if query in _LINKS else None

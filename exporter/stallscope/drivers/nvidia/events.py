@@ -25,11 +25,11 @@ class NvmlListener:
     """An event set; implements `stallscope.drivers.device.Listener`. The driver allows one thread to use it."""
 
     def __init__(self, session: Session, query: Callable[..., Any], devices: Sequence[NvmlDevice]) -> None:
-        """Register for what each GPU can report; one that reports nothing is passed over.
+        """Register for the events that each GPU supports; GPUs without events are skipped.
 
         Raises:
             Unsupported: none of them reports any event.
-            DriverError: the driver gives no event set.
+            DriverError: the driver returns no event set.
         """
         self._session = session
         self._query = query
@@ -82,7 +82,7 @@ class NvmlListener:
             return found
 
     def close(self) -> None:
-        """Free the set, unless a wait that has not come back still has it: that wait frees it once it fails."""
+        """Free the set, unless a wait in progress still uses it; that wait frees it when it fails."""
         if self._using.acquire(blocking=False):
             self._free()
             self._using.release()

@@ -1,6 +1,6 @@
 """Batches of field values: one driver call for many numbers, each with a return code of its own.
 
-NVLinks are here too: drivers report them in two ways, over all links and by link, of which one is kept to.
+NVLinks are here too: drivers report them in two ways, over all links and by link, one of which is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Field = tuple[int, int]
 """Field id and scope (NVML_FI_*, nvmlFieldValue_t.scopeId)."""
 Answers = Mapping[Field, "int | float"]
 FieldCall = Callable[..., list[tuple[int, "int | float | None"]]]
-"""Takes a function's name and arguments, and knows the GPU."""
+"""Calls a function by its name, for one GPU."""
 
 ALL_LINKS = 0xFFFF_FFFF
 """The scope that sums an NVLink field over all links."""
@@ -44,11 +44,11 @@ _ERRORS: Mapping[str, tuple[tuple[str, int], ...]] = {
     ),
 }
 _UP = frozenset({1, 2})
-"""Active, and asleep to save power; inactive and "traffic disabled" are down."""
+"""States that count as up: active, and suspended to save power; inactive and "traffic disabled" are down."""
 
 
 class FieldBatch:
-    """Fields of one GPU that are queried in one call; those that it refuses only now and then."""
+    """Fields of one GPU that are queried in one call; refused fields only from time to time."""
 
     def __init__(
         self, call: FieldCall, fields: tuple[Field, ...], retry: Retry, monotonic: Callable[[], float]
@@ -68,10 +68,10 @@ class FieldBatch:
         self._answered: set[Field] = set()
 
     def query(self) -> dict[Field, int | float]:
-        """Return the values of those fields whose own return code says success; no call where no field is due.
+        """Return the values of those fields whose own return code says success; no call if no field is due.
 
         Raises:
-            DriverError: the whole call failed otherwise than for want of support.
+            DriverError: the whole call failed, other than by missing support.
         """
         now = self._monotonic()
         due = self._retry.select(self._fields, now)
@@ -92,16 +92,16 @@ class FieldBatch:
         return found
 
     def answered(self, fields: Iterable[Field]) -> list[Field]:
-        """Return those of the fields that were ever answered: what is summed is complete only with all of them."""
+        """Return the fields that have had a value; a sum is complete only with all of them."""
         return [field for field in fields if field in self._answered]
 
     def leave_out(self, fields: Iterable[Field]) -> None:
-        """Do not query these any more."""
+        """Stop querying these fields."""
         gone = set(fields)
         self._fields = tuple(field for field in self._fields if field not in gone)
 
     def include(self, fields: Iterable[Field]) -> None:
-        """Query these too from now on."""
+        """Also query these fields from now on."""
         self._fields = (*self._fields, *fields)
 
 
@@ -123,7 +123,7 @@ class LinkTraffic:
     def read(
         self, answers: Answers, batch: FieldBatch, plausibility: Plausibility, served: dict[str, str]
     ) -> dict[str, float]:
-        """Return what is known of both directions, and note in `served` which field it is from."""
+        """Return the known bytes of both directions, and store their fields in `served`."""
         found: dict[str, float] = {}
         for signal, direction in self._directions.items():
             count = direction.read(answers, batch, plausibility)
@@ -151,13 +151,13 @@ class LinkHealth:
 
     @property
     def counts_links(self) -> bool:
-        """True once the state of an NVLink was answered."""
+        """True if the state of an NVLink is known."""
         return bool(self._links)
 
     def read(
         self, answers: Answers, batch: FieldBatch, plausibility: Plausibility, served: dict[str, str]
     ) -> dict[str, float | Mapping[str, float]]:
-        """Return what is known by name of the signal, and note in `served` which fields it is from."""
+        """Return the known values by signal, and store their fields in `served`."""
         found: dict[str, float | Mapping[str, float]] = {}
         states = self._states(answers, batch, plausibility)
         errors = self._counts(answers, batch, plausibility)
@@ -197,22 +197,22 @@ class LinkHealth:
 
 
 class _LinkBytes:
-    """Bytes over all NVLinks in one direction: by the total or else summed; whichever answers first is kept to."""
+    """Bytes over all NVLinks in one direction: the total or the sum over links, whichever has a value first."""
 
     def __init__(self, total: Field, links: tuple[Field, ...]) -> None:
         # KiB since the driver was loaded, over all links; where they are lacking, bytes of each NVLink 5 link.
         self.total = total
         self.links = links
         self._by_total = self._by_link = True
-        """Which of the two may still answer."""
+        """Those of the two that may still have a value."""
 
     @property
     def call(self) -> str:
-        """The calls that serve it."""
+        """Calls of the chosen one."""
         return called(self.total[0] if self._by_total else self.links[0][0])
 
     def read(self, answers: Answers, batch: FieldBatch, plausibility: Plausibility) -> int | None:
-        """Return the bytes; None unless every link's are reported and sound."""
+        """Return the bytes; None unless every link has a plausible value."""
         if self._by_total and self.total in answers:
             if self._by_link:
                 batch.leave_out(self.links)
@@ -227,7 +227,7 @@ class _LinkBytes:
 
 
 def _sum(fields: Sequence[Field], answers: Answers, plausibility: Plausibility) -> int | None:
-    """Return the sum over fields; None where one is missing or implausible, since a sum without it would go back."""
+    """Return the sum over fields; None where one is missing or implausible, because a sum without it would decrease."""
     if not fields or any(field not in answers for field in fields):
         return None
     counts = [plausibility.number(answers[field], _MOST_COUNT) for field in fields]
