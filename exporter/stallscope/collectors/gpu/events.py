@@ -31,11 +31,11 @@ class Events:
         self._offered: frozenset[str] = frozenset()
         """GPUs for which the listener was registered or refused."""
         self._listened: frozenset[str] = frozenset()
-        """Those of `_wanted` that report events."""
+        """Those of `_offered` that report events."""
         self._retry: Retry = Retry()
         """Refusals: by the driver (`_ALL`), and for single GPUs by UUID."""
         self._reports: dict[str, bool] = {}
-        """Whether the GPU reports events, by UUID, as last logged."""
+        """True if the GPU reports events, by UUID, as last logged."""
 
     @property
     def due(self) -> bool:
