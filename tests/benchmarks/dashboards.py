@@ -146,7 +146,7 @@ def table(openings: Sequence[Opening]) -> str:
     head = "| dashboard | queries | empty | first screen | one by one | slowest | choices | all queries | whole |"
     conditions = (
         "Seconds in which dashboards open for an hour, all queries of the first screen together (six at a time, as a "
-        f"browser asks), median of {_OPENINGS}; to reach: under {_GOAL_SECONDS:g} s."
+        f"browser requests them), median of {_OPENINGS}; to reach: under {_GOAL_SECONDS:g} s."
     )
     return "\n".join(
         [
