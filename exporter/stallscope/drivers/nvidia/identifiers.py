@@ -29,11 +29,11 @@ _PROCESSES = frozenset(
         "nvmlDeviceGetProcessUtilization",
     }
 )
-"""Functions that answer tuples whose first number is a process."""
+"""Functions whose results are tuples that begin with a process id."""
 
 
 def masked(capture: Capture) -> Capture:
-    """The capture without identifiers."""
+    """Return the capture without identifiers."""
     mask = _Mask()
     return replace(
         capture,
@@ -43,13 +43,13 @@ def masked(capture: Capture) -> Capture:
 
 
 class _Mask:
-    """Numbers identifiers in the order in which they are met, each kind on its own."""
+    """Numbers the identifiers of each kind in order of appearance."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, dict[Any, int]] = {}
 
     def call(self, call: Call) -> Call:
-        """The call without identifiers."""
+        """Return the call without identifiers."""
         arguments = call.arguments
         if call.name in _PROCESS_NAMES and arguments:
             arguments = (self._pid(arguments[0]), *arguments[1:])
@@ -102,7 +102,7 @@ class _Mask:
 
 
 def _retyped(value: Any, change: Callable[[str], str]) -> Any:
-    """The changed text, as bytes where it was bytes; anything else as it is."""
+    """Return the changed text, as bytes if it was bytes; other values unchanged."""
     if isinstance(value, bytes):
         return change(value.decode("latin-1")).encode("latin-1")
     return change(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The one gate to NVIDIA's library: every driver call is a `Library.call`, so that calls can be counted and recorded.
+"""Access to NVIDIA's library: every driver call is a `Library.call`, so that calls can be counted and recorded.
 
 Answers are plain data: numbers, texts (bytes where they come straight from the library), lists and tuples of these,
 `SimpleNamespace` for structures, and `Handle` for what only the driver understands. Most calls go to NVIDIA's own
@@ -25,14 +25,14 @@ INSUFFICIENT_SIZE = 7
 FUNCTION_NOT_FOUND = 13
 ARGUMENT_VERSION_MISMATCH = 25
 UNKNOWN = 999
-"""Return codes that are dealt with here; all others are for `NvmlFailure`'s catcher."""
+"""Return codes that are handled here; all others raise `NvmlFailure`."""
 
 _SAMPLES_AT_MOST = 256
-"""More than any driver was seen to keep (about 120)."""
+"""Entries; drivers keep about 120."""
 _PROCESSES_AT_MOST = 128
 _MOST_BUFFERS = 64
 _MOST_ENTRIES = 1 << 16
-"""A driver that wants room for more than this is not listened to."""
+"""Maximum size that a driver may request."""
 _MISSING = object()
 
 # nvmlSample_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t, nvmlFieldValue_t, nvmlGpmMetric_t.
@@ -49,7 +49,7 @@ _SUPPORT_VERSION = 1
 _WHOLE_NUMBERS = {1: (32, False), 2: (64, False), 3: (64, False), 4: (64, True), 5: (32, True), 6: (16, False)}
 
 _TEXT_BYTES = 128
-"""Longer than any text that is queried (UUIDs of 80, names of 96)."""
+"""Bytes; longer than any queried text (UUIDs have 80, names 96)."""
 _TEXTS = ("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetSerial", "nvmlDeviceGetVbiosVersion")
 _WHOLE = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetPersistenceMode")
 _PROCESS_LISTS = (
@@ -73,7 +73,7 @@ class MissingFunction(Exception):
 
 
 class Handle(c_void_p):
-    """A device, event set or sample of the driver's: opaque, and equal where it is the same one."""
+    """An opaque device, event set or sample of the driver; equal for the same one."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Handle) and other.value == self.value
@@ -86,7 +86,7 @@ class Library(Protocol):
     """The driver's functions, by name."""
 
     def load(self) -> None:
-        """Get ready to call.
+        """Load the library.
 
         Raises:
             DriverUnavailable: with the reason `binding_missing` or `binding_incompatible`. A missing driver library
@@ -183,7 +183,7 @@ class PynvmlLibrary:
         return answer if type(answer) is int else _plain(answer)
 
     def _symbol(self, *names: str) -> Any:
-        """The C function: the first of these that the library has, newest version first."""
+        """Return the first of these C functions that the library has, newest version first."""
         symbol = self._symbols.get(names)
         if symbol is None:
             library = None if self._binding is None else self._binding.nvmlLib
@@ -294,7 +294,7 @@ class PynvmlLibrary:
     def _list(
         self, name: str, layout: struct.Struct, at_most: int, query: Callable[[c_uint, Any], int]
     ) -> Iterable[tuple[Any, ...]]:
-        """Entries of a list that the driver writes; one call unless there are more than ever before."""
+        """Return the entries of a list that the driver writes; one call unless the list is longer than before."""
         while True:
             buffer = self._buffers.of(name, at_most * layout.size)
             room = len(buffer.bytes) // layout.size
@@ -406,20 +406,20 @@ class _Buffer:
 
 
 class _Buffers(threading.local):
-    """Buffers of one thread, kept since most calls are repeated; a thread that hangs in one keeps its own."""
+    """Buffers of one thread, kept because most calls are repeated; each thread has its own."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Sequence[Any]], _Buffer] = {}
 
     def of(self, name: str, size: int) -> _Buffer:
-        """A buffer of at least that size, with whatever is in it."""
+        """Return a buffer of at least this size; its content is undefined."""
         buffer = self._known.get((name, ()))
         if buffer is None or len(buffer.bytes) < size:
             buffer = self._known[name, ()] = _Buffer(bytes(size))
         return buffer
 
     def template(self, name: str, key: tuple[Any, ...], content: Callable[[], bytes]) -> _Buffer:
-        """A buffer with that content, built once a key and restored each time."""
+        """Return a buffer with this content; created once for each key, and restored each time."""
         buffer = self._known.get((name, key))
         if buffer is None:
             if len(self._known) >= _MOST_BUFFERS:  # retries of refused fields make ever other batches
@@ -435,7 +435,7 @@ def _bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _number(value_type: int, bits: int) -> int | float:
-    """The member of nvmlValue_t that the type says; a type from the future is taken as 64 bits."""
+    """Return the member of nvmlValue_t for the type; an unknown type is read as 64 bits."""
     if value_type == 0:
         real: float = struct.unpack("=d", struct.pack("=Q", bits))[0]
         return real

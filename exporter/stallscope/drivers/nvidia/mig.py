@@ -1,4 +1,4 @@
-"""MIG instances: parts of a GPU that count as GPUs of their own."""
+"""MIG instances: parts of a GPU that are monitored like GPUs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _ANSWERED = frozenset(
 
 
 class MigInstances:
-    """The instances of one GPU as they come and go."""
+    """The present instances of one GPU."""
 
     def __init__(self, parent: NvmlDevice) -> None:
-        """Note whose they are."""
+        """Start without instances."""
         self._parent = parent
         self._known: dict[str, NvmlInstance] = {}
         self._at_most: int | None = None
         self._was_on: bool | None = None
 
     def read(self) -> list[NvmlInstance] | None:
-        """Those that are there now, the same objects as long as they are; None where MIG is off."""
+        """Return the present instances, as the same objects while they exist; None if MIG is off."""
         parent = self._parent
         try:
             current, _ = parent.call("nvmlDeviceGetMigMode")
@@ -72,7 +72,7 @@ class MigInstances:
         return list(found.values())
 
     def retire(self) -> None:
-        """Hold nothing of the driver's any more."""
+        """Release the driver's handles."""
         for instance in list(self._known.values()):
             instance.retire()
 
@@ -108,11 +108,11 @@ class NvmlInstance(NvmlDevice):
     """True if other instances share the GPU instance, so that its activity can't be attributed."""
 
     def __init__(self, parent: NvmlDevice, handle: Handle) -> None:
-        """Note which it is.
+        """Store parent and handle.
 
         Args:
-            parent: the GPU that it is cut from.
-            handle: the driver's word for the instance.
+            parent: the GPU that contains it.
+            handle: the driver's handle of the instance.
         """
         super().__init__(parent.surroundings, parent.index, Retry(early=EARLY))
         self._parent = parent
@@ -121,12 +121,12 @@ class NvmlInstance(NvmlDevice):
         self.found_at(handle)
 
     def found_at(self, handle: Handle) -> None:
-        """Take note of the handle that an enumeration gave."""
+        """Store the handle of the newest enumeration."""
         self._handle = handle
 
     @property
     def handle(self) -> Handle:
-        """The driver's word for the instance, as last enumerated."""
+        """Return the driver's handle of the instance, as last enumerated."""
         if self._handle is None:
             raise DeviceLost("gpu_lost", "the instance has not been seen since its GPU was lost")
         return self._handle
@@ -140,7 +140,7 @@ class NvmlInstance(NvmlDevice):
         return self._gpu_instance
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function that the driver has for instances."""
+        """Call a function that the driver supports for instances."""
         if name not in _ANSWERED:
             raise Unsupported(f"{name} is not available for a MIG instance")
         return super().call(name, *arguments)
@@ -185,7 +185,7 @@ class NvmlInstance(NvmlDevice):
         return self._profile
 
     def _ask_profile(self) -> str:
-        """Such as `1g.10gb`, from the name that ends in it, or else made up as NVIDIA does."""
+        """Return a profile such as `1g.10gb`: the end of the name, or computed in NVIDIA's way."""
         name = self._plausibility.text(self._optional("nvmlDeviceGetName"))
         reported = _PROFILE.search(name)
         if reported is not None:

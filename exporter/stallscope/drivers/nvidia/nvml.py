@@ -36,8 +36,8 @@ class NvmlDriver:
         """Prepare; nothing is loaded before `open`.
 
         Args:
-            library: what answers the calls; the real one where None.
-            monotonic: clock that measures between samples, seconds.
+            library: receives the calls; None for the real library.
+            monotonic: clock for the time between samples, in seconds.
             wall: clock that timestamps of the driver's may be held against, seconds.
         """
         self._library = library if library is not None else PynvmlLibrary()
@@ -46,7 +46,7 @@ class NvmlDriver:
         self._session: Session | None = None
         self._devices: tuple[NvmlDevice, ...] = ()
         self._retries: dict[int, Retry] = {}
-        """Refusals by index of the GPU, kept over sessions since they know what was answered before."""
+        """Refusals by index of the GPU; kept for the next session, with what was supported before."""
         self._calls = 0
 
     @property
@@ -55,7 +55,7 @@ class NvmlDriver:
         return False
 
     def open(self) -> None:
-        """Load the library if that was not done, and begin a session; does nothing while one is well.
+        """Load the library if necessary, and begin a session; do nothing during a session.
 
         Raises:
             DriverUnavailable: with the reason `binding_missing`, `binding_incompatible`, `library_not_found`,
@@ -86,7 +86,7 @@ class NvmlDriver:
         )
 
     def devices(self) -> Sequence[Device]:
-        """The GPUs, by index; each is opened at its first query, so that one that hangs does not hide the others."""
+        """The GPUs, by index; each is opened at its first query, so that a hanging one does not hide the others."""
         try:
             count = int(self._call("nvmlDeviceGetCount"))
         except Unsupported as refused:
@@ -113,7 +113,7 @@ class NvmlDriver:
 
     @property
     def calls(self) -> int:
-        """Driver calls made for no certain GPU so far."""
+        """Driver calls so far that concern no particular GPU."""
         return self._calls
 
     def _live(self) -> Session:

@@ -1,4 +1,4 @@
-"""A library that passes every call on and notes it: for captures, and for what calls cost."""
+"""A library that forwards and records every call: for captures, and to measure the cost of calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DECIMALS = 6
 
 
 class Pending(NamedTuple):
-    """A call that has not come back."""
+    """A call that has not returned."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -25,7 +25,7 @@ class Pending(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The call as a person writes it, without long arguments."""
+        """Return the call as text, without long arguments."""
         arguments = ("..." if type(each) is tuple else str(getattr(each, "token", each)) for each in self.arguments)
         return f"{self.name}({', '.join(arguments)})"
 
@@ -36,7 +36,7 @@ class RecordingLibrary:
     def __init__(self, library: Library, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Record calls from now on; `monotonic` returns seconds."""
         self.calls: list[Call] = []
-        """In the order in which they came back."""
+        """Finished calls, in the order of their ends."""
         self.origin = monotonic()
         """Start of `Call.at`; may be set before the first call."""
         self._library = library
@@ -48,15 +48,15 @@ class RecordingLibrary:
 
     @property
     def pending(self) -> list[Pending]:
-        """Calls that have not come back, the oldest first."""
+        """Return the calls that have not returned, the oldest first."""
         return sorted(self._pending.copy().values(), key=lambda each: each.since)
 
     def load(self) -> None:
-        """Load the library behind; its errors are passed on."""
+        """Load the real library; its errors are raised."""
         self._library.load()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call the library behind and note what came of it.
+        """Call the real library, and record the result.
 
         Raises:
             NvmlFailure, MissingFunction: as the library did.
@@ -91,7 +91,7 @@ class RecordingLibrary:
             )
 
     def _plain(self, value: Any, token: str = "") -> Any:
-        """A copy of the value with a token for each handle; `token` names one that this call made."""
+        """Return a copy of the value with a token for each handle; `token` is for a handle that this call created."""
         if value is None or isinstance(value, (bool, int, float, str, bytes, Handle)):
             return value
         if isinstance(value, tuple):
@@ -108,7 +108,7 @@ class RecordingLibrary:
         return Handle(self._tokens[address])
 
     def _made_by(self, name: str, arguments: tuple[Any, ...]) -> str:
-        """The token of what this function makes; empty where it makes nothing."""
+        """Return the token of the function's result; empty if it creates nothing."""
         if name.startswith("nvmlDeviceGetHandleByIndex"):
             return f"device {arguments[0]}"
         if name == "nvmlDeviceGetMigDeviceHandleByIndex":

@@ -1,4 +1,4 @@
-"""A library that answers what a driver once answered, from a capture."""
+"""A library that returns a driver's recorded responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CURSORS = frozenset(
         "nvmlEventSetWait_v2",
     }
 )
-"""Functions whose last argument is a place in a stream, or a time to wait: another one still gets the next answer."""
+"""Functions whose last argument is a position or a timeout: with any other value, they return the next response."""
 
 
 class ReplayLibrary:
@@ -28,7 +28,7 @@ class ReplayLibrary:
     """
 
     def __init__(self, capture: Capture) -> None:
-        """Answer from this capture."""
+        """Return the responses of this capture."""
         self.unanswered: list[str] = []
         """Calls that were never recorded; they fail as if the driver's library did not have the function."""
         self._exact: dict[str, _Answers] = {}
@@ -40,7 +40,7 @@ class ReplayLibrary:
                 self._streams.setdefault(key_of(call.name, call.arguments[:-1]), _Answers()).append(place, call)
 
     def load(self) -> None:
-        """There is nothing to load."""
+        """Do nothing."""
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Return the driver's response to this call.
@@ -67,7 +67,7 @@ class ReplayLibrary:
 
 
 class _Answers:
-    """Recorded calls, handed out in order."""
+    """Recorded calls, returned in order."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, Call]] = []
@@ -77,12 +77,12 @@ class _Answers:
         self._calls.append((place, call))
 
     def next(self) -> tuple[int, Call]:
-        """Return the next call with its place in the capture; the last one again if there is no other."""
+        """Return the next call with its position in the capture; the last one again if there is no other."""
         found = self._calls[min(self._next, len(self._calls) - 1)]
         self._next += 1
         return found
 
     def skip_to(self, place: int) -> None:
-        """Go on after that place in the capture."""
+        """Continue after this position of the capture."""
         while self._next < len(self._calls) and self._calls[self._next][0] <= place:
             self._next += 1

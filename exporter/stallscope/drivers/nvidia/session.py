@@ -1,4 +1,4 @@
-"""One session with the driver, from `nvmlInit` to `nvmlShutdown`, and what NVML's return codes mean."""
+"""One session with the driver, from `nvmlInit` to `nvmlShutdown`, and the meaning of NVML's return codes."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class NotFound(DriverError):
 
 
 class Session:
-    """Passes calls on while it lasts. It is over when it is closed, or once the driver says that it is gone."""
+    """Forwards calls until it is closed, or until the driver reports that it is gone."""
 
     def __init__(self, library: Library) -> None:
-        """Begin.
+        """Begin the session.
 
         Raises:
-            DriverUnavailable: the library can't be loaded, or the driver does not answer.
+            DriverUnavailable: the library can't be loaded, or the driver does not respond.
         """
         self.over = False
         self._call = library.call
@@ -64,7 +64,7 @@ class Session:
             raise DriverUnavailable("version_mismatch", str(missing)) from None
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call one NVML function, and turn its failure into ours.
+        """Call one NVML function, and convert its errors.
 
         Raises:
             Unsupported: this GPU, library or binding does not have it.
@@ -83,20 +83,20 @@ class Session:
             raise Unsupported(str(missing)) from None
 
     def keep(self, owner: object, release: Callable[[], None]) -> None:
-        """Have `release` called before the session ends: it frees what the driver holds for the owner."""
+        """Register `release`, which frees the owner's handles; called before the session ends."""
         self._releases[owner] = release
 
     def drop(self, owner: object) -> None:
-        """The owner has freed what it had."""
+        """Unregister `release`: the owner has freed its handles."""
         self._releases.pop(owner, None)
 
     def free(self, name: str, handle: Handle) -> None:
-        """Give back what the driver holds, also when the session is over; never raises."""
+        """Call a function that frees a handle, also after the session's end; never raises."""
         with contextlib.suppress(NvmlFailure, MissingFunction):  # where the driver is gone, so is what it held
             self._call(name, handle)
 
     def close(self) -> None:
-        """Free what is held and end the session with the driver; never raises."""
+        """Free all handles, and end the session with the driver; never raises."""
         self.over = True  # first, so that no thread takes anything new meanwhile
         for release in list(self._releases.values()):
             release()
@@ -124,7 +124,7 @@ def _is_known(code: int) -> bool:
 
 
 def _reason(code: int) -> str:
-    """Return a word for a label."""
+    """Return the word of a return code, for a label."""
     return _OTHER.get(code, "driver_error") if _is_known(code) else f"unknown_error_{code}"
 
 

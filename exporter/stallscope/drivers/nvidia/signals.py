@@ -1,7 +1,6 @@
 """How NVIDIA's driver reports the signals of `drivers/signals.py`: calls of NVML and fields, by their names in pynvml.
 
-What takes more than one number of one call (fans, NVLinks, clocks set below their maximum) is code in `device.py` and
-`fields.py`.
+Signals of several numbers (fans, NVLinks, clocks set below their maximum) are code in `device.py` and `fields.py`.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class Call:
     """Names of constants."""
     unit: Unit = ONE
     take: Callable[[Any], Any] = _itself
-    """Takes the number out of the answer."""
+    """Extracts the number from the result."""
     lasting: bool = False
-    """True if the value stays the same while the driver is loaded: then it is read once."""
+    """True if the value is constant while the driver is loaded; it is read once."""
     zero_is_none: bool = False
 
 
@@ -58,7 +57,7 @@ class Field:
 
 Source = Call | Field
 Sources = Source | tuple[Source, ...]
-"""Several where older drivers lack the first: the first that answers is taken."""
+"""Sources in order of preference: older drivers do not support the first."""
 
 
 def _clocks(function: str) -> Mapping[str, Sources]:
@@ -168,7 +167,7 @@ SOURCES: Mapping[str, Mapping[str, Sources | Mapping[str, Sources]]] = {
 
 
 class Origin(NamedTuple):
-    """A source with its constants looked up."""
+    """A source with the values of its constants."""
 
     key: tuple[Any, ...]
     """Id and scope of a field; function and arguments of a call."""
@@ -180,7 +179,7 @@ class Origin(NamedTuple):
     most: float
     """Plausible range of the driver's own number."""
     served: str = ""
-    """Describes the source to people, with all fields of the signal."""
+    """Describes the source, with all fields of the signal."""
 
 
 class Row(NamedTuple):
