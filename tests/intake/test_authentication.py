@@ -23,6 +23,7 @@ from stallscope.protocol import signature
 from stallscope.protocol.report import MAX_BYTES, ReportError, parse
 from stallscope.sampling.clock import ScriptedClock
 from tests.intake.conftest import MakeReport
+from tests.waiting import until
 
 TOKEN, OTHER = "the first token of all", "the second token of all"
 
@@ -276,13 +277,6 @@ def make_intake() -> Iterator[Callable[[IntakeSettings], Intake]]:
         yield make
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "did not come to pass"
-        time.sleep(0.002)
-
-
 def test_udp_accepts_only_signed_reports_and_the_log_names_where_others_come_from(
     file: Path, make_report: MakeReport, make_intake: Callable[..., Intake], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,7 +287,7 @@ def test_udp_accepts_only_signed_reports_and_the_log_names_where_others_come_fro
         for _ in range(20):
             sender.sendto(make_report(run="forged"), ("127.0.0.1", door.port))
         sender.sendto(signed(make_report(), time.time()), ("127.0.0.1", door.port))
-    eventually(lambda: len(intake.registry.held) == 1)
+    until(lambda: len(intake.registry.held) == 1)
     assert [held.report.run for held in intake.registry.held] == ["resnet50"]
     assert rejected(intake) == {"unsigned": 20}
     (line,) = [line for line in caplog.messages if "refused" in line]
@@ -311,8 +305,8 @@ def test_the_unix_socket_asks_for_signatures_only_where_told_to(
         sender.sendto(signed(make_report(rank=1), time.time()), str(path))
         # A signature that is not required is ignored, whatever its token.
         sender.sendto(signed(make_report(rank=2), time.time(), OTHER), str(path))
-    eventually(lambda: value(intake, "stallscope_exporter_reports_total", "unix") == 3)
-    eventually(lambda: len(intake.registry.held) + len(rejected(intake)) == 3)
+    until(lambda: value(intake, "stallscope_exporter_reports_total", "unix") == 3)
+    until(lambda: len(intake.registry.held) + len(rejected(intake)) == 3)
     ranks = {held.report.rank for held in intake.registry.held}
     assert ranks == ({1} if asked else {0, 1, 2})
 

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -254,14 +253,13 @@ def test_closing_removes_the_socket_but_not_one_that_took_its_place(reception: R
 
 def await_arrival(reception: Reception, path: Path, data: bytes) -> None:
     """Send until it arrives, as a shim does twice a second; more of what was sent before may come first."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def arrived() -> bool:
         with suppress(OSError):
             send(path, data)
-        with suppress(queue.Empty):
-            if reception.arrivals.get(timeout=0.02)[0] == data:
-                return
-    pytest.fail("nothing arrived")
+        return reception.arrivals.get(timeout=0.02)[0] == data
+
+    until(arrived, "nothing arrived", errors=(queue.Empty,))
 
 
 def test_a_socket_whose_file_was_removed_is_made_anew(reception: Reception, path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol.report import MAX_BYTES
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample, checked
+from tests.waiting import until
 
 MakeReport = Callable[..., bytes]
 SetProcess = Callable[..., None]
@@ -65,13 +65,6 @@ def arrived(intake: Intake) -> int:
     number = value(intake, "stallscope_exporter_reports_total", "unix")
     assert isinstance(number, (int, float))
     return int(number)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "did not come to pass"
-        time.sleep(0.002)
 
 
 class TestPost:
@@ -259,7 +252,7 @@ def test_reports_come_in_through_both_sockets(
     port = next(receiver.port for receiver in intake.receivers if isinstance(receiver, UdpReceiver))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(make_report(rank=1), ("127.0.0.1", port))
-    wait_for(lambda: len(intake.registry.held) == 2)
+    until(lambda: len(intake.registry.held) == 2)
     processes = {held.report.rank: held.process for held in intake.registry.held}
     assert processes[0] == (os.getpid(), 5000)
     assert processes[1] is None
@@ -271,7 +264,7 @@ def test_house_is_kept_by_itself(make_report: MakeReport, root: Path) -> None:
     intake = Intake(IntakeSettings(socket=None, udp=None), root=root)
     intake.registry.accept(make_report(), "unix", 7)  # whose process is no more
     intake.start()
-    wait_for(lambda: value(intake, "stallscope_training_state", "resnet50", "0", "lost") == 1)
+    until(lambda: value(intake, "stallscope_training_state", "resnet50", "0", "lost") == 1)
     intake.stop(timeout=60)
 
 
@@ -388,5 +381,5 @@ class TestFuzz:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             for datagram in datagrams:
                 sender.sendto(datagram, str(socket_path))
-        wait_for(lambda: arrived(intake) == before + len(datagrams))
+        until(lambda: arrived(intake) == before + len(datagrams))
         self.check(intake)
