@@ -276,6 +276,8 @@ def test_a_prometheus_that_gives_no_answer_leaves_the_status_page_up(
     with prometheus() as url:
         exporter = run(f"--prometheus.url={url}")
         assert exporter.post("api/v1/report", REPORT)[0] == 204
+        # A status page without runs asks nothing, and the next question would come 20 seconds later.
+        exporter.eventually("metrics", lambda page: "precious" in page)
         page = exporter.eventually("", lambda page: "Verdicts can't be had" in page)
     assert words in page
     assert "precious" in page
