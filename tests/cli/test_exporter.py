@@ -417,25 +417,6 @@ def test_gpus_are_released_over_http(run: Run) -> None:
     assert exporter.post("-/resume") == (202, "reopening the GPUs' device files at the next poll, within 1 s\n")
 
 
-def test_gpus_are_released_by_signals(run: Run) -> None:
-    exporter = run()
-    exporter.get("-/healthy")
-    exporter.process.send_signal(signal.SIGUSR1)
-    exporter.logged("releasing the GPUs' device files .* after 60 s")
-    exporter.process.send_signal(signal.SIGUSR2)
-    exporter.logged("reopening the GPUs' device files")
-    assert exporter.get("-/healthy") == "healthy\n"
-
-
-def test_held_runs_outlive_a_restart_where_there_is_a_state_file(run: Run, tmp_path: Path) -> None:
-    flag = f"--report.state-file={tmp_path / 'runs.jsonl'}"
-    first = run(flag)
-    assert first.post("api/v1/report", REPORT)[0] == 204
-    first.process.terminate()
-    assert first.process.wait(60) == 0
-    run(flag).eventually("metrics", lambda page: 'run="precious"' in page)
-
-
 def test_a_reload_applies_what_it_can_and_says_what_it_can_not(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "exporter.yml"
     file.write_text("collector: {cpu: true}\n")
@@ -651,10 +632,3 @@ def test_help_lists_the_commands_and_a_command_its_flags() -> None:
     assert "SIGUSR2, or POST /-/resume, opens them again" in text
     assert "a driver call that hangs ends only with its process" in text
     assert once("--version").stdout.startswith("stallscope ")
-
-
-def test_an_unknown_command_is_refused_with_the_nearest() -> None:
-    ended = once("exprter")
-    assert ended.returncode == 2
-    assert "unknown command 'exprter'; did you mean exporter?" in ended.stderr
-    assert once().returncode == 2

@@ -189,11 +189,6 @@ def test_two_hours_pass_in_one_call() -> None:
         assert report.step_seconds.count > 6000
 
 
-def test_an_unknown_scenario_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match="did you mean healthy"):
-        Simulation.named("helthy", clock=ScriptedClock())
-
-
 def test_a_node_too_small_for_the_fault_is_refused() -> None:
     with pytest.raises(ValueError, match="gpu_lost needs more than 5 GPUs, got 4"):
         Simulation.named("gpu_lost", clock=ScriptedClock(), gpus=4)
