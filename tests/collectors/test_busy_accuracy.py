@@ -1,8 +1,8 @@
 """How near busy seconds come to the truth: against the exact integral of square, saw-tooth and random loads.
 
 A counter ends at the driver's newest sample, not at the moment of a scrape. Over the time that the samples cover, busy
-seconds are right to one percent of that time, whatever the spacing. `tests/sampling/test_integrals.py` adds the wall time
-between two scrapes, and dips of any length and phase.
+seconds are right to one percent of that time, whatever the spacing. `tests/sampling/test_integrals.py` tests dips, and
+the wall time between two scrapes.
 """
 
 from __future__ import annotations
