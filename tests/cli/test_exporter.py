@@ -338,7 +338,7 @@ def test_it_exits_for_its_supervisor_where_a_reading_is_stuck_for_too_long(run: 
     assert "precious" in (tmp_path / "runs.jsonl").read_text()
 
 
-def test_a_reload_decides_anew_whether_it_exits_where_a_reading_is_stuck(run: Run, tmp_path: Path) -> None:
+def test_a_reload_decides_again_whether_it_exits_where_a_reading_is_stuck(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "exporter.yml"
     file.write_text("collector: {cpu: true}\n")
     exporter = run(f"--config.file={file}", f"--path.rootfs={hanging_tree(tmp_path)}", "--sampling.interval=100ms")

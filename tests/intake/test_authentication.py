@@ -293,7 +293,7 @@ def test_without_a_token_file_signatures_are_not_looked_at(clock: ScriptedClock)
     assert intake.post(make_report(sequence=2)) == (204, b"")
 
 
-def test_a_posted_refusal_is_logged_seldom_and_with_its_address(
+def test_a_posted_refusal_is_logged_rarely_and_with_its_address(
     intake: Intake, caplog: pytest.LogCaptureFixture, clock: ScriptedClock
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -137,7 +137,7 @@ class TestSeries:
         }
         assert values(registry, "stallscope_exporter_runs") == {(): 0}
 
-    def test_a_rank_that_said_nothing_new_is_not_rendered_anew(self, registry: RunRegistry) -> None:
+    def test_a_rank_that_said_nothing_new_is_not_rendered_again(self, registry: RunRegistry) -> None:
         def info() -> Sample:
             return next(sample for sample in registry.collect() if sample.family.name.endswith("rank_info"))
 
@@ -237,7 +237,7 @@ class TestAnotherSession:
         assert self.sessions(registry) == {self.RUN: "second"}
         assert self.restarts(registry) == {(self.RUN, "0"): 1}
 
-    def test_a_process_that_begins_anew_takes_its_own_place_after_its_clock_was_set_back(
+    def test_a_process_that_begins_again_takes_its_own_place_after_its_clock_was_set_back(
         self, registry: RunRegistry, set_process: SetProcess
     ) -> None:
         set_process(41)

@@ -70,7 +70,7 @@ def test_steps_done_since_the_last_report_are_reckoned_with(
     assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 10 + 60 + 1
 
 
-def test_ranks_that_report_seldom_get_longer_notice(requests: StepRequests, report: Callable[..., Report]) -> None:
+def test_ranks_that_report_rarely_get_longer_notice(requests: StepRequests, report: Callable[..., Report]) -> None:
     report(step=1000, sequence=20)
     assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
 

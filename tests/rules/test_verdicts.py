@@ -133,7 +133,7 @@ def test_a_run_without_gpus_is_judged_by_its_data_wait_alone(rulebook: Rulebook)
     rulebook.check(story, {"gpu_cause:time_lost:ratio5m": [], GPU_VERDICT: []})
 
 
-def test_ranks_of_one_pod_share_its_processor_limit(rulebook: Rulebook) -> None:
+def test_ranks_of_one_pod_share_its_cpu_limit(rulebook: Rulebook) -> None:
     story = [
         each
         for number in (0, 1)

@@ -672,5 +672,5 @@ def test_the_publisher_tells_of_every_page_and_outlives_what_follows() -> None:
         pytest.param(1.0, 0.3, 4.75, id="none comes later than after five seconds"),
     ],
 )
-def test_large_pages_take_a_two_hundredth_of_a_processor(period: float, spent: float, rest: float) -> None:
+def test_large_pages_take_a_two_hundredth_of_a_cpu(period: float, spent: float, rest: float) -> None:
     assert until_next_page(elapsed=10.25, period=period, spent=spent) == pytest.approx(rest)

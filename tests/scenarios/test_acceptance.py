@@ -157,7 +157,7 @@ def test_ac_04_two_gpus_at_87_percent_raise_nothing_above_info(answers: Mapping[
     assert answers["ac_04"].verdicts("run:verdict:ratio5m") <= HEALTHY
 
 
-def test_ac_05_real_data_with_full_processors_is_input_cpu_saturated(answers: Mapping[str, Answer]) -> None:
+def test_ac_05_real_data_with_full_cpus_is_input_cpu_saturated(answers: Mapping[str, Answer]) -> None:
     answer = answers["ac_05"]
     assert answer.verdicts("run:verdict:ratio5m") == {"input_cpu_saturated"}
     assert answer.lost("input_cpu_saturated") == pytest.approx(0.295, abs=0.02)
@@ -198,7 +198,7 @@ def test_ac_10_a_batch_of_64_is_small_until_it_is_1024(answers: Mapping[str, Ans
     assert not last, "the verdict ends"
 
 
-def test_ac_11_a_low_gpu_with_full_processors_and_a_long_fetch_is_preprocessing(answers: Mapping[str, Answer]) -> None:
+def test_ac_11_a_low_gpu_with_full_cpus_and_a_long_fetch_is_preprocessing(answers: Mapping[str, Answer]) -> None:
     assert answers["ac_11"].verdicts("run:verdict:ratio5m") == {"input_cpu_saturated"}
 
 

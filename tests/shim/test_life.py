@@ -282,7 +282,7 @@ def test_a_cell_that_runs_again_is_a_restart_of_its_run(exporter: Exporter, trai
     assert exporter.state() == "starting"
 
 
-def test_a_rank_that_its_launcher_started_anew_elsewhere_has_its_restarts(exporter: Exporter, train: Train) -> None:
+def test_a_rank_that_its_launcher_started_again_elsewhere_has_its_restarts(exporter: Exporter, train: Train) -> None:
     exporter.start()
     train(RANK="0", WORLD_SIZE="2", TORCHELASTIC_RESTART_COUNT="2")
     until(lambda: exporter.values("training_restarts_total") == {("job", "0"): 2})

@@ -225,7 +225,7 @@ def test_a_daemon_of_multiprocessing_is_a_worker_and_any_other_a_rank(
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_worker_that_imports_the_program_anew_is_silent(method: str, exporter: socket.socket, tmp_path: Path) -> None:
+def test_a_worker_that_imports_the_program_is_silent(method: str, exporter: socket.socket, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""

@@ -172,7 +172,7 @@ def test_a_network_without_a_way_there_is_unreachable() -> None:
     assert done.stdout == "unreachable\n"
 
 
-def test_a_host_that_is_not_found_is_complained_of_once(
+def test_a_host_that_is_not_found_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def look_up(*_: object, **__: object) -> None:
@@ -207,9 +207,7 @@ def test_a_datagram_beyond_the_kernel_s_limit_is_too_large() -> None:
         "http://host/a b",
     ],
 )
-def test_a_malformed_address_is_complained_of_and_reports_nothing(
-    address: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_malformed_address_is_warned_of_and_reports_nothing(address: str, caplog: pytest.LogCaptureFixture) -> None:
     sender = transport({"STALLSCOPE_ADDRESS": address})
     assert sender(b"1") == "absent"  # which is not warned of once more
     assert f"STALLSCOPE_ADDRESS is {address!r}" in caplog.text
@@ -329,7 +327,7 @@ def test_an_exporter_that_can_not_prove_who_it_is_gets_no_report(
     assert Door.taken == []
 
 
-def test_a_file_of_authorities_that_is_none_is_complained_of_and_reports_nothing(
+def test_a_file_of_authorities_that_is_none_is_warned_of_and_reports_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = str(tmp_path / "authority.crt")

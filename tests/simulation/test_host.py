@@ -48,7 +48,7 @@ def test_the_host_is_labelled_as_simulated(tmp_path: Path) -> None:
     assert "model name\t: Simulated " in (tmp_path / "proc/cpuinfo").read_text()
 
 
-def test_processors_saturate_at_the_onset_of_the_scenario(tmp_path: Path) -> None:
+def test_cpus_saturate_at_the_onset_of_the_scenario(tmp_path: Path) -> None:
     world = World(tmp_path, "input_cpu_saturated", onset=100.0)
     start = world.cpu_ticks()
     calm = world.after(100.0).cpu_ticks()
@@ -83,12 +83,12 @@ def test_a_job_that_stands_still_asks_little_of_the_host(tmp_path: Path, name: s
     assert world.sectors_read() == read
 
 
-def test_modes_sum_to_the_time_of_all_processors(tmp_path: Path) -> None:
+def test_modes_sum_to_the_time_of_all_cpus(tmp_path: Path) -> None:
     world = World(tmp_path, "input_cpu_saturated", onset=10.0).after(60.0)
     assert sum(world.cpu_ticks()) == pytest.approx(60.0 * 100 * CPUS, rel=1e-3)
 
 
-def test_processors_sum_to_the_line_of_all(tmp_path: Path) -> None:
+def test_cpus_sum_to_the_line_of_all(tmp_path: Path) -> None:
     World(tmp_path, "healthy").after(33.3)
     lines = (tmp_path / "proc/stat").read_text().splitlines()
     rows = [[int(field) for field in line.split()[1:]] for line in lines if line.startswith("cpu")]

@@ -113,7 +113,7 @@ def test_reports_tell_the_work_done() -> None:
     assert 0 < report.gauges["loss"] < 20
 
 
-def test_waiting_for_data_takes_a_third_once_processors_are_saturated() -> None:
+def test_waiting_for_data_takes_a_third_once_cpus_are_saturated() -> None:
     story = Story("input_cpu_saturated", onset=60.0, gpus=2)
     story.simulation.advance(60.0)
     calm = story.newest()[0]

@@ -84,7 +84,7 @@ def node() -> Iterator[Node]:
     node.server.stop()
 
 
-def test_without_wishes_the_page_is_prometheus_text(node: Node) -> None:
+def test_without_an_accept_header_the_page_is_prometheus_text(node: Node) -> None:
     reply, body = node.ask("/metrics")
     assert reply.headers["Content-Type"] == TEXT_CONTENT_TYPE
     assert reply.headers["Content-Encoding"] is None
@@ -111,7 +111,7 @@ def test_a_client_that_refuses_gzip_gets_none(node: Node, encoding: str) -> None
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_nothing_to_complain_about(node: Node) -> None:
+def test_promtool_reports_no_problem(node: Node) -> None:
     node.intake.post(json.dumps(REPORT).encode())
     node.sampler.run_round()
     _reply, body = node.ask("/metrics")

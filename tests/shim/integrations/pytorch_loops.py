@@ -517,7 +517,7 @@ def test_samples_that_the_run_was_told_of_are_not_counted_twice(desk: Desk, cloc
     assert (told.counters["samples"], told.gauges["batch_size"]) == (20, 5)
 
 
-def test_watching_anew_counts_nothing_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+def test_watching_again_counts_nothing_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
     torch._dynamo.reset()
     pytorch.watch(run=run)
     pytorch.watch(parts.model, run=run)
