@@ -401,9 +401,7 @@ def test_without_means_for_another_connection_those_that_are_open_go_on_and_late
     assert caplog.text.count("no new connection can be taken: Too many open files") == 1
 
 
-def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(
-    make_server: MakeServer,
-) -> None:
+def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(make_server: MakeServer) -> None:
     server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connected(server)) for _ in range(8)]
@@ -414,9 +412,7 @@ def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(
             assert connection.recv(20).startswith(b"HTTP/1.1 200 ")
 
 
-def test_strangers_who_keep_their_connections_alive_keep_nobody_out(
-    make_server: MakeServer,
-) -> None:
+def test_strangers_who_keep_their_connections_alive_keep_nobody_out(make_server: MakeServer) -> None:
     server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         for _ in range(7):
@@ -434,9 +430,7 @@ def is_served(connection: socket.socket) -> bool:
     return connection.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
-def test_over_the_limit_the_client_with_most_connections_loses_one_and_no_other(
-    make_server: MakeServer,
-) -> None:
+def test_over_the_limit_the_client_with_most_connections_loses_one_and_no_other(make_server: MakeServer) -> None:
     server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(server)) for _ in range(2)]
