@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import ssl
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,18 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     """The library's default of five fills up when the machine stalls; further clients then connect a second late."""
 
+    context: ssl.SSLContext | None = None
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        accepted, client = super().get_request()
+        if self.context is None:
+            return accepted, client
+        try:
+            return self.context.wrap_socket(accepted, server_side=True), client
+        except OSError:
+            accepted.close()
+            raise
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of callers who hang up."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -23,10 +37,16 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def handled(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Answer by that handler, without a word for each request, until the block ends; host and port."""
+def handled(handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Answer by that handler, without a word for each request, until the block ends; host and port.
+
+    Args:
+        handler: answers each request.
+        context: with which to serve TLS instead of plain HTTP.
+    """
     quiet = type(handler.__name__, (handler,), {"log_message": lambda *_: None})
     with _Server(("127.0.0.1", 0), quiet) as server:
+        server.context = context
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

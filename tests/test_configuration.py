@@ -115,7 +115,7 @@ def test_listen_addresses_are_repeated_as_flags_and_separated_by_commas_in_the_e
 
 
 @pytest.mark.parametrize("flags", [("--report.unix-socket=", "--report.udp-address="), ()])
-def test_a_door_for_reports_is_closed_by_an_empty_value(flags: tuple[str, ...]) -> None:
+def test_a_receiver_for_reports_is_closed_by_an_empty_value(flags: tuple[str, ...]) -> None:
     variables = {"STALLSCOPE_EXPORTER_REPORT_UNIX_SOCKET": "", "STALLSCOPE_EXPORTER_REPORT_UDP_ADDRESS": ""}
     configuration = loaded(*flags, environment={} if flags else variables)
     assert configuration.report_unix_socket is None

@@ -14,6 +14,7 @@ def until(
     complaint: str | Callable[[], str] = "the condition never held",
     *,
     seconds: float = 60.0,
+    pause: float = 0.02,
     errors: tuple[type[Exception], ...] = (OSError, ValueError),
 ) -> _Found:
     """Return the condition's first true value.
@@ -22,6 +23,7 @@ def until(
         condition: called again and again until its value is true.
         complaint: message of the error, or a function that returns it.
         seconds: how long to wait; generous, since others use the machine too.
+        pause: seconds between two calls.
         errors: exceptions of the condition that count as false: no file yet, no connection, half a document.
 
     Raises:
@@ -38,4 +40,4 @@ def until(
         if time.monotonic() > deadline:
             message = complaint if isinstance(complaint, str) else complaint()
             raise AssertionError(f"{message} within {seconds:g} s") from error
-        time.sleep(0.02)
+        time.sleep(pause)

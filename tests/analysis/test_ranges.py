@@ -72,9 +72,7 @@ def test_parts_are_yielded_one_by_one() -> None:
     assert len(server.asked) == 1
 
 
-def test_transient_failures_are_retried_with_increasing_pauses_and_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_transient_failures_are_retried_with_increasing_pauses_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     server = LimitedServer(NODES, failures=[passing(), passing(), passing()])
     found = joined(reader(server).stepped(BUSY, START, START + 9, 1))
     assert len(found) == len(NODES)

@@ -16,9 +16,21 @@ from typing import NamedTuple
 
 from tests.benchmarks.exporters import ours
 from tests.benchmarks.processes import SERVER_PROCESSOR, Client, first_page, running
-from tests.collectors.test_busy_accuracy import DIPS, LOADS, PERIOD, PERIOD_US, Reading, falls, readings
+from tests.collectors.test_busy_accuracy import LOADS, PERIOD, PERIOD_US, Reading, falls, load, readings
 from tests.nvml_library.stand_in import Gpu, NvmlStandIn, Wave
 
+_DIPS = {
+    f"{idle} s after {busy} s at {percent} %": load(Wave.SQUARE, busy + idle, busy=busy, percent=percent)
+    for idle, busy, percent in [
+        (0.5, 1.0, 100),
+        (0.5, 1.7, 60),
+        (0.5, 4.1, 100),
+        (0.63, 1.21, 80),
+        (1.0, 1.0, 60),
+        (3.7, 2.3, 100),
+        (0.34, 3.1, 100),
+    ]
+}
 _WINDOWS = (1, 2, 5, 15, 30, 60, 120)
 _REAL_WINDOWS = (1, 2, 5, 15, 30)
 _REAL_SECONDS = 75
@@ -95,11 +107,11 @@ def _worst_by_wall(rows: Iterable[tuple[str, Sequence[Errors]]]) -> list[float]:
 
 def _dips() -> list[str]:
     rows = []
-    for name, shown in zip(DIPS, readings(list(DIPS.values())), strict=True):
+    for name, shown in zip(_DIPS, readings(list(_DIPS.values())), strict=True):
         first, last = shown[10], shown[-1]
         # A dip is counted with its first sample, so within two periods of its beginning.
-        fewest = falls(DIPS[name], first.at, last.at - 3 * PERIOD)
-        most = falls(DIPS[name], first.at - 3 * PERIOD, last.at)
+        fewest = falls(_DIPS[name], first.at, last.at - 3 * PERIOD)
+        most = falls(_DIPS[name], first.at - 3 * PERIOD, last.at)
         fell = f"{fewest}" if fewest == most else f"{fewest} to {most}, by where the watch begins and ends"
         rows.append(f"| {name} | {fell} | {last.dips - first.dips} |")
     return rows

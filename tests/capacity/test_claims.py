@@ -112,9 +112,7 @@ class TestHostileFiles:
         with pytest.raises(ClaimsFailed, match="not a regular file"), claims.choosing():
             pytest.fail("it was taken")
 
-    def test_what_is_no_claim_is_passed_over_with_a_complaint(
-        self, claims: Claims, folder: Path, tmp_path: Path
-    ) -> None:
+    def test_what_is_no_claim_is_passed_over_with_a_warning(self, claims: Claims, folder: Path, tmp_path: Path) -> None:
         os.close(claims.make(GPU, memory=0, exclusive=True, seconds=60))
         good = made(folder).read_text()
         (tmp_path / "elsewhere").write_text(good)
@@ -169,7 +167,7 @@ class TestFolder:
             shared_folder((closed,))
 
 
-def test_a_lock_that_was_removed_meanwhile_is_made_anew(
+def test_a_lock_that_was_removed_meanwhile_is_made_again(
     claims: Claims, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with claims.choosing():

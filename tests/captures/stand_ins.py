@@ -6,18 +6,17 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from tests.captures import golden
 from tests.nvml_library.stand_in import NvmlStandIn, Wave
+from tests.waiting import until
 
 PROFILES = ("h100", "h200_mig", "l40s", "rtx_2080_super", "rtx_4080_super")
 SECONDS = 12
 """Long enough for every signal to be asked but those of once a minute, which are asked at the first reading."""
 _PROCESS = 4711
 _XID = 63
-_DEADLINE = 60.0
 
 
 def record(profile: str, folder: Path) -> None:
@@ -32,9 +31,7 @@ def record(profile: str, folder: Path) -> None:
     with subprocess.Popen(
         [*command, "--duration", f"{SECONDS}s"], env=os.environ | node.environment, cwd=golden.CAPTURES
     ) as child:
-        deadline = time.monotonic() + _DEADLINE
-        while node.calls("nvmlDeviceRegisterEvents") < len(node.gpu) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: node.calls("nvmlDeviceRegisterEvents") >= len(node.gpu))
         node.raise_xid(0, _XID)
     if child.returncode:
         raise SystemExit(f"recording {profile} failed")

@@ -121,9 +121,7 @@ def test_another_file_is_refused_with_the_reason(content: bytes, problem: str, t
         _flight_recorder.read(tmp_path)
 
 
-def test_a_folder_without_dumps_or_with_several_kinds_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_without_dumps_or_with_several_kinds_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "folder_1").mkdir()
     with pytest.raises(_flight_recorder.Unreadable, match="no file name that ends with a rank"):

@@ -165,23 +165,13 @@ def test_a_program_finds_itself_as_ever(form: str, programs: Programs) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "def fail():\n    raise ValueError('boom')\nfail()",
-        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('after') from error",
         "def broken(:\n    pass",
-        "import sys; sys.exit(3)",
         "import sys; sys.exit('words')",
-        "import sys; sys.exit()",
-        "raise SystemExit(4)",
-        "import os; os._exit(5)",
         "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-        "raise KeyboardInterrupt",
-        "import sys; sys.excepthook = lambda kind, error, trace: print(kind, trace.tb_lineno); 1 / 0",
-        "import atexit; atexit.register(lambda: print('end', __name__)); print('begin')",
-        "import threading as t, time\ndef late(): time.sleep(0.1); print(__name__)\nt.Thread(target=late).start()",
+        "import atexit; atexit.register(lambda: print('end', __name__)); 1 / 0",
     ],
 )
-def test_a_program_ends_as_ever(text: str, programs: Programs) -> None:
+def test_a_program_without_a_run_ends_as_without_stallscope(text: str, programs: Programs) -> None:
     programs.write("program.py", text)
     alone, run = programs.python("program.py"), programs.run("program.py")
     assert (run.returncode, run.stdout) == (alone.returncode, alone.stdout)

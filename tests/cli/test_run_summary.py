@@ -277,9 +277,7 @@ def test_conditions_hold_for_a_command_and_for_a_program_without_steps(folder: F
     assert folder.run("--fail-on", "lost>1%", "no-such-command").returncode == 127
 
 
-def test_conditions_within_a_launcher_are_checked_by_each_rank_and_the_first_writes_the_summary(
-    folder: Folder,
-) -> None:
+def test_conditions_within_a_launcher_are_checked_by_each_rank_and_the_first_writes_the_summary(folder: Folder) -> None:
     run = folder.play(*("launcher.py", sys.executable, "-m", "stallscope", "run", "--fail-on", "lost>1%", "program.py"))
     assert (run.returncode, run.stderr.count(FIRST), run.stderr.count("--fail-on: lost>1%: ")) == (90, 1, 2)
 

@@ -16,6 +16,7 @@ from stallscope.simulation.scenarios import SCENARIOS
         (["now"], "unexpected argument now"),
         (["--scenario", "gpu_lst"], "--scenario: unknown scenario 'gpu_lst'; did you mean gpu_lost?"),
         (["--grafana.port", "x"], "argument --grafana.port: expected a port"),
+        (["--prometheus.port", "70000"], "argument --prometheus.port: expected a port from 1 to 65535, got '70000'"),
         (["--timeout", "soon"], "argument --timeout: expected a time above 0"),
         (["--timeout", "2d"], "argument --timeout: expected a time above 0, at most 1d"),
     ],

@@ -48,18 +48,18 @@ def test_stolen_time_is_other_and_guests_are_not_counted_twice() -> None:
     assert read["cpu_seconds_total", "user"] == 4001.08
 
 
-def test_processors_and_names_are_told() -> None:
+def test_cpus_and_names_are_told() -> None:
     read = values(source_at(Cpu, "gpu_server"))
     assert read["cpus",] == 8
     assert read["info", "5.15.0-1066-nvidia", "Intel(R) Xeon(R) Platinum 8480C"] == 1
 
 
-def test_blanks_in_a_processor_name_are_evened_out() -> None:
+def test_blanks_in_a_cpu_name_are_evened_out() -> None:
     read = values(source_at(Cpu, "old_kernel"))
     assert ("info", "2.6.32-754.35.1.el6.x86_64", "Intel(R) Xeon(R) CPU E5520 @ 2.27GHz") in read
 
 
-def test_a_kernel_that_names_no_processor_leaves_the_name_empty() -> None:
+def test_a_kernel_that_names_no_cpu_leaves_the_name_empty() -> None:
     assert ("info", "6.1.0-27-cloud-arm64", "") in values(source_at(Cpu, "container"))
 
 
@@ -78,7 +78,7 @@ def test_busiest_time_starts_at_zero_whatever_happened_before() -> None:
     assert values(source_at(Cpu, "workstation"))[BUSIEST] == 0
 
 
-def test_in_each_interval_the_processor_counts_that_was_busiest_in_it(tmp_path: Path) -> None:
+def test_in_each_interval_the_cpu_counts_that_was_busiest_in_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path).show((0, 0, 0, 0, 0, 0, 0, 0), (500, 0, 0, 0, 0, 0, 0, 0))
     machine.busiest()
     machine.clock.advance(1.0)
@@ -96,14 +96,14 @@ def test_waiting_for_input_and_output_is_not_busy(tmp_path: Path) -> None:
     assert machine.show((0, 0, 0, 50, 50, 0, 0, 0)).busiest() == 0
 
 
-def test_no_processor_is_busy_for_longer_than_time_went_by(tmp_path: Path) -> None:
+def test_no_cpu_is_busy_for_longer_than_time_went_by(tmp_path: Path) -> None:
     machine = Machine(tmp_path).show((0, 0, 0, 0, 0, 0, 0, 0))
     machine.busiest()
     machine.clock.advance(1.0)
     assert machine.show((103, 0, 0, 0, 0, 0, 0, 0)).busiest() == pytest.approx(1.0)
 
 
-def test_a_processor_that_comes_back_brings_no_old_time_along(tmp_path: Path) -> None:
+def test_a_cpu_that_comes_back_brings_no_old_time_along(tmp_path: Path) -> None:
     machine = Machine(tmp_path).show((0, 0, 0, 100, 0, 0, 0, 0), (900, 0, 0, 100, 0, 0, 0, 0))
     machine.busiest()
     for shown in [((10, 0, 0, 190, 0, 0, 0, 0),), ((20, 0, 0, 280, 0, 0, 0, 0), (960, 0, 0, 100, 0, 0, 0, 0))]:
@@ -114,7 +114,7 @@ def test_a_processor_that_comes_back_brings_no_old_time_along(tmp_path: Path) ->
     assert values(machine.source)["cpus",] == 2
 
 
-def test_processors_are_told_apart_by_name_and_not_by_place(tmp_path: Path) -> None:
+def test_cpus_are_told_apart_by_name_and_not_by_place(tmp_path: Path) -> None:
     machine = Machine(tmp_path).show((0,) * 8, (5000, 0, 0, 0, 0, 0, 0, 0), (0,) * 8)
     machine.busiest()
     machine.clock.advance(1.0)
@@ -129,7 +129,7 @@ def test_a_counter_holds_where_the_kernel_takes_a_little_time_back(tmp_path: Pat
     assert waited == [1.0, 1.0, 1.0, 1.04]
 
 
-def test_a_counter_goes_on_from_where_it_was_when_a_processor_takes_its_idle_time_away(tmp_path: Path) -> None:
+def test_a_counter_goes_on_from_where_it_was_when_a_cpu_takes_its_idle_time_away(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     shown = [(0, 0, 0, ticks, 0, 0, 0, 0) for ticks in (90_000, 40_000, 40_100, 40_200)]
     idle = [values(machine.show(ticks).source)["cpu_seconds_total", "idle"] for ticks in shown]

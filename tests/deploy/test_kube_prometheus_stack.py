@@ -8,10 +8,9 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.deploy import pod_security
 from tests.deploy.rendering import ROOT, Object, container, helmed, kustomized, of_kind, only, run
 from tests.deploy.test_kubernetes_pods import page, port
 from tests.free_ports import free_port
+from tests.handled import handled, reply
 
 __all__ = ["port"]
 FOLDER = ROOT / "deploy/kubernetes/kube-prometheus-stack"
@@ -227,21 +227,7 @@ def prometheus_of(port: int | None) -> Iterator[str]:
             assert "stallscope_training_last_step_timestamp_seconds" in self.path
             metrics = page(port, "/metrics") if port is not None else ""
             found = 'stallscope_training_last_step_timestamp_seconds{run="stallscope-check"' in metrics
-            body = json.dumps({"data": {"result": [{}] if found else []}}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            reply(self, json.dumps({"data": {"result": [{}] if found else []}}).encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with handled(Handler) as address:
+        yield f"http://{address}"

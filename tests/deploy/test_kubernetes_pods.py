@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from tests.deploy.rendering import container, kustomized, only
 from tests.free_ports import free_port
+from tests.waiting import until
 
 LOOP = "import stallscope\nfor _ in stallscope.track(range(200)): pass\n"
 FIELDS = {
@@ -53,16 +52,13 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 def page(port: int, path: str, wanted: str = "") -> str:
     """Return the page as soon as it contains the text."""
-    deadline = time.monotonic() + 60
-    answer = "nothing"
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as reply:
-                answer = str(reply.read().decode())
-            if wanted in answer:
-                return answer
-        time.sleep(0.05)
-    raise AssertionError(f"{path}: no {wanted!r} in {answer}")
+
+    def found() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as reply:
+            answer = str(reply.read().decode())
+        return answer if wanted in answer else ""
+
+    return until(found, f"{path} does not contain {wanted!r}")
 
 
 def test_the_probes_of_the_pod_succeed(port: int) -> None:

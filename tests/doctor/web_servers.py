@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stallscope.doctor.checkup import Finding, Part, Subject, examined
-from tests.handled import handled
+from tests.handled import handled, reply
 
 Vector = Sequence[tuple[Mapping[str, str], float]]
 
@@ -51,11 +51,7 @@ def serving() -> Iterator[Served]:
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
             found = served.answer(self.path.partition("?")[0], urllib.parse.parse_qs(body))
-            self.send_response(404 if found is None else 200)
-            answer = (found or "").encode()
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            reply(self, (found or "").encode(), status=404 if found is None else 200)
 
         def do_POST(self) -> None:
             self.do_GET()

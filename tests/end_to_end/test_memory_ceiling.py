@@ -22,6 +22,7 @@ from tests.end_to_end.memory_limit import memory_limit
 from tests.free_ports import free_port
 from tests.intake.heavy_reports import SHAPES
 from tests.nvml_library.stand_in import NvmlStandIn
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 CEILING = 160
@@ -68,15 +69,13 @@ class Exporter:
 
     def until(self, condition: Callable[[str], bool]) -> None:
         """Wait for a page as wanted."""
-        deadline = time.monotonic() + 60.0
-        while time.monotonic() < deadline:
+
+        def found() -> bool:
             assert self.process is not None
             assert self.process.poll() is None, "the exporter was killed"
-            with contextlib.suppress(OSError):
-                if condition(self.get({}).decode()):
-                    return
-            time.sleep(0.1)
-        raise AssertionError("no page was as wanted")
+            return condition(self.get({}).decode())
+
+        until(found, "no page was as wanted", pause=0.1)
 
     def peak(self) -> float:
         """Most megabytes of resident memory so far."""

@@ -219,7 +219,7 @@ def test_a_slow_transform_without_workers(workshop: Workshop) -> None:
         workshop.await_outcome("few-workers", "input_few_workers")
 
 
-def test_a_processor_quota_on_the_loader(workshop: Workshop) -> None:
+def test_a_cpu_quota_on_the_loader(workshop: Workshop) -> None:
     if workshop.why_no_quota:
         pytest.skip(workshop.why_no_quota)
     with workshop.on_an_idle_host():
@@ -260,7 +260,7 @@ def test_work_between_steps_that_no_phase_names(workshop: Workshop) -> None:
     workshop.await_outcome("unnamed", "periodic_host_work")
 
 
-def test_a_transform_that_takes_all_processors(workshop: Workshop) -> None:
+def test_a_transform_that_takes_all_cpus(workshop: Workshop) -> None:
     with workshop.on_an_idle_host():
         workshop.leave_alone("saturated", "input_cpu_saturated")
         workshop.await_outcome("saturated", "input_cpu_saturated")

@@ -22,6 +22,7 @@ from stallscope.stack.ports import Port
 from stallscope.stack.programs import find_programs
 from tests.end_to_end.scaled import scaled, shortened
 from tests.free_ports import free_ports
+from tests.waiting import until
 from tests.webhook import Webhook
 
 FACTOR = 30
@@ -155,16 +156,13 @@ class TrainingStack:
 
     def wait_for(self, question: Callable[[], _Found | None], seconds: float, complaint: str) -> _Found:
         """Poll until there is a result."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                found = question()
-            except (OSError, http.client.HTTPException, KeyError, ValueError):
-                found = None  # not listening yet, or not with an answer
-            if found:
-                return found
-            assert time.monotonic() < deadline, f"{complaint}; {self.state()}"
-            time.sleep(0.1)
+        return until(
+            question,
+            lambda: f"{complaint}; {self.state()}",
+            seconds=seconds,
+            pause=0.1,
+            errors=(OSError, http.client.HTTPException, KeyError, ValueError),  # not listening yet, or no answer
+        )
 
     def state(self) -> str:
         """Describe the current state of all runs, for failure messages."""

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tests.free_ports import free_port
 from tests.prometheus_server import Prometheus, prometheus
+from tests.waiting import until
 
 STEADY, RESTARTED = "steady", "restarted"
 STEPS = "stallscope_training_step_seconds_count"
@@ -224,24 +225,19 @@ def _read(server: Prometheus, victim: Victim, began: float) -> None:
 
 
 def _await_result(server: Prometheus, query: str) -> None:
-    deadline = time.monotonic() + _DEADLINE
-    while not server.ask("query", query=query)["data"]["result"]:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"Prometheus has nothing for {query} within {_DEADLINE:.0f} s")
-        time.sleep(0.05)
+    until(
+        lambda: server.ask("query", query=query)["data"]["result"],
+        f"Prometheus has nothing for {query}",
+        seconds=_DEADLINE,
+    )
 
 
 def _await_counters(port: int) -> None:
-    deadline = time.monotonic() + _DEADLINE
-    while time.monotonic() < deadline:
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page,
-        ):
-            if f'{STEPS}{{run="{STEADY}"'.encode() in page.read():
-                return
-        time.sleep(0.05)
-    raise RuntimeError(f"the exporter at port {port} has not shown the run within {_DEADLINE:.0f} s")
+    def shown() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            return f'{STEPS}{{run="{STEADY}"'.encode() in page.read()
+
+    until(shown, f"the exporter at port {port} has not shown the run", seconds=_DEADLINE)
 
 
 def _lines(counts: dict[str, Count]) -> Iterator[str]:

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.nvml_library.stand_in import NvmlStandIn
+from tests.waiting import until
 
 INTERVAL = 0.2
 DEADLINE = 60.0
@@ -201,11 +201,13 @@ class Machine:
 
     def until(self, condition: Callable[[Page], object]) -> Page:
         """The first page that is as wanted; fails with the last one seen where none comes."""
-        deadline = time.monotonic() + DEADLINE
-        while not condition(page := self.page()):
-            assert time.monotonic() < deadline, f"no page was as awaited; the last:\n{page.summary()}\n{self.log()}"
-            time.sleep(self.interval / 3)
-        return page
+        return until(
+            lambda: page if condition(page := self.page()) else None,
+            lambda: f"no page was as awaited; the last:\n{self.page().summary()}\n{self.log()}",
+            seconds=DEADLINE,
+            pause=self.interval / 3,
+            errors=(),
+        )
 
     def until_healthy(self, condition: Callable[[Page], object] = lambda page: True) -> Page:
         """The first page that is as wanted, and on which every GPU that the driver shows is up, with readings.

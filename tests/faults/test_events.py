@@ -50,7 +50,7 @@ def test_xids_are_counted_by_gpu_and_code(machine: Machine) -> None:
         assert xids(page, uuid) == {**had, **{xid: had.get(xid, 0) + count for xid, count in raised.items()}}
 
 
-def test_an_event_set_that_failed_is_made_anew_and_hears_again(machine: Machine) -> None:
+def test_an_event_set_that_failed_is_made_again_and_hears_again(machine: Machine) -> None:
     uuid = machine.uuid(0)
     for fault, problem, source_up in (
         (EventFault.UNKNOWN_ERROR, "Unknown", 0),

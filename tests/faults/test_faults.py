@@ -247,7 +247,7 @@ def test_fault(fault: Fault, machine: Machine) -> None:
         assert after.read_at(uuid) > before.read_at(uuid)
 
 
-def test_a_driver_that_was_reloaded_between_two_calls_is_opened_and_asked_anew(machine: Machine) -> None:
+def test_a_driver_that_was_reloaded_between_two_calls_is_opened_and_asked_again(machine: Machine) -> None:
     uuid = machine.uuid(0)
     machine.until_healthy()
     machine.until(lambda page: page.get("signal_supported", uuid=uuid, signal="bar1_total_bytes") == 1)

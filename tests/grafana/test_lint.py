@@ -139,7 +139,7 @@ def _asks(panel: Json, expression: str) -> None:
     panel["targets"][0]["expr"] = expression
 
 
-def test_a_sound_dashboard_has_no_complaints() -> None:
+def test_a_sound_dashboard_has_no_findings() -> None:
     assert _complaints(_sound()) == []
 
 

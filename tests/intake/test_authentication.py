@@ -22,7 +22,8 @@ from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol import signature
 from stallscope.protocol.report import MAX_BYTES, ReportError, parse
 from stallscope.sampling.clock import ScriptedClock
-from tests.intake.conftest import MakeReport
+from tests.intake.reports import make_report
+from tests.waiting import until
 
 TOKEN, OTHER = "the first token of all", "the second token of all"
 
@@ -58,15 +59,13 @@ def refusal(answer: tuple[int, bytes]) -> tuple[int, str]:
     return answer[0], json.loads(answer[1])["error"]
 
 
-def test_a_signed_report_is_taken(intake: Intake, make_report: MakeReport, clock: ScriptedClock) -> None:
+def test_a_signed_report_is_taken(intake: Intake, clock: ScriptedClock) -> None:
     assert intake.post(signed(make_report(), clock.time())) == (204, b"")
     assert value(intake, "stallscope_training_loss", "resnet50", "0") == 0.25
     assert rejected(intake) == {}
 
 
-def test_every_refusal_has_its_reason_and_is_counted(
-    intake: Intake, make_report: MakeReport, clock: ScriptedClock
-) -> None:
+def test_every_refusal_has_its_reason_and_is_counted(intake: Intake, clock: ScriptedClock) -> None:
     genuine = signed(make_report(), clock.time())
     changed = genuine.replace(b"0.25", b"0.99")
     assert changed != genuine
@@ -91,9 +90,7 @@ def test_a_genuine_report_may_still_be_no_report(intake: Intake, clock: Scripted
     assert refusal(intake.post(signed(b"x" * MAX_BYTES, clock.time()))) == (413, "too_large")
 
 
-def test_what_is_forged_is_never_decoded(
-    intake: Intake, make_report: MakeReport, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_forged_is_never_decoded(intake: Intake, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "parse", None)
     forged = bytearray(signed(make_report(), clock.time()))
     forged[-2] ^= 1
@@ -102,18 +99,14 @@ def test_what_is_forged_is_never_decoded(
 
 
 class TestReplay:
-    def test_an_older_report_can_not_take_the_place_of_a_newer_one(
-        self, intake: Intake, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_an_older_report_can_not_take_the_place_of_a_newer_one(self, intake: Intake, clock: ScriptedClock) -> None:
         older = signed(make_report(sequence=1, gauges={"loss": 9.0}), clock.time())
         newer = signed(make_report(sequence=2, gauges={"loss": 1.0}), clock.time())
         assert intake.post(newer)[0] == 204
         assert refusal(intake.post(older)) == (403, "replayed")
         assert value(intake, "stallscope_training_loss", "resnet50", "0") == 1.0
 
-    def test_a_run_that_is_over_and_forgotten_does_not_come_back(
-        self, file: Path, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_a_run_that_is_over_and_forgotten_does_not_come_back(self, file: Path, clock: ScriptedClock) -> None:
         intake = Intake(IntakeSettings(socket=None, udp=None, token_file=file, expiry=1.0), clock=clock)
         running = signed(make_report(sequence=1), clock.time())
         over = signed(make_report(sequence=2, state="finished"), clock.time())
@@ -126,15 +119,11 @@ class TestReplay:
         assert refusal(intake.post(over)) == (403, "expired")
         assert intake.registry.held == ()
 
-    def test_ranks_and_lives_count_on_their_own(
-        self, intake: Intake, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_ranks_and_lives_count_on_their_own(self, intake: Intake, clock: ScriptedClock) -> None:
         for changes in ({"sequence": 5}, {"rank": 1}, {"session": "next", "start": 1_700_000_050.0}, {"run": "other"}):
             assert intake.post(signed(make_report(**changes), clock.time()))[0] == 204
 
-    def test_what_is_remembered_is_forgotten_once_its_time_refuses_it(
-        self, file: Path, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_what_is_remembered_is_forgotten_once_its_time_refuses_it(self, file: Path, clock: ScriptedClock) -> None:
         authentication = Authentication(file, clock=clock)
         for number in range(100):
             authentication.refuse_replay(parse(make_report(session=f"s{number}")))
@@ -143,9 +132,7 @@ class TestReplay:
             authentication.refuse_replay(parse(make_report(session=f"t{number}")))
         assert len(authentication._newest) == 100
 
-    def test_no_number_of_sessions_takes_more_than_its_room(
-        self, file: Path, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_no_number_of_sessions_takes_more_than_its_room(self, file: Path, clock: ScriptedClock) -> None:
         authentication = Authentication(file, max_sessions=10, clock=clock)
         for number in range(30):
             authentication.refuse_replay(parse(make_report(session=f"s{number}")))
@@ -156,7 +143,7 @@ class TestReplay:
 
 class TestTokens:
     def test_several_count_and_a_rotation_loses_no_report(
-        self, intake: Intake, file: Path, make_report: MakeReport, clock: ScriptedClock
+        self, intake: Intake, file: Path, clock: ScriptedClock
     ) -> None:
         numbers = itertools.count(1)
 
@@ -172,7 +159,7 @@ class TestTokens:
 
     @pytest.mark.parametrize("mode", [0o400, 0o440, 0o600, 0o640])
     def test_a_private_file_is_used_also_through_the_links_of_a_mounted_secret(
-        self, tmp_path: Path, make_report: MakeReport, clock: ScriptedClock, mode: int
+        self, tmp_path: Path, clock: ScriptedClock, mode: int
     ) -> None:
         data = tmp_path / "..2026_11_25"
         data.mkdir()
@@ -196,12 +183,7 @@ class TestTokens:
             Authentication(file)
 
     def test_a_file_that_is_opened_to_others_keeps_the_tokens_in_force(
-        self,
-        intake: Intake,
-        file: Path,
-        make_report: MakeReport,
-        clock: ScriptedClock,
-        caplog: pytest.LogCaptureFixture,
+        self, intake: Intake, file: Path, clock: ScriptedClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         file.write_text(OTHER)
         file.chmod(0o666)
@@ -214,12 +196,7 @@ class TestTokens:
         assert intake.post(signed(make_report(sequence=2), clock.time(), OTHER))[0] == 204
 
     def test_a_broken_file_keeps_the_tokens_in_force_and_is_logged_once(
-        self,
-        intake: Intake,
-        file: Path,
-        make_report: MakeReport,
-        clock: ScriptedClock,
-        caplog: pytest.LogCaptureFixture,
+        self, intake: Intake, file: Path, clock: ScriptedClock, caplog: pytest.LogCaptureFixture
     ) -> None:
         file.write_text("short\n")
         for sequence in range(1, 4):
@@ -276,15 +253,8 @@ def make_intake() -> Iterator[Callable[[IntakeSettings], Intake]]:
         yield make
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "did not come to pass"
-        time.sleep(0.002)
-
-
 def test_udp_accepts_only_signed_reports_and_the_log_names_where_others_come_from(
-    file: Path, make_report: MakeReport, make_intake: Callable[..., Intake], caplog: pytest.LogCaptureFixture
+    file: Path, make_intake: Callable[..., Intake], caplog: pytest.LogCaptureFixture
 ) -> None:
     intake = make_intake(IntakeSettings(socket=None, udp=("127.0.0.1", 0), token_file=file))
     (door,) = intake.receivers
@@ -293,7 +263,7 @@ def test_udp_accepts_only_signed_reports_and_the_log_names_where_others_come_fro
         for _ in range(20):
             sender.sendto(make_report(run="forged"), ("127.0.0.1", door.port))
         sender.sendto(signed(make_report(), time.time()), ("127.0.0.1", door.port))
-    eventually(lambda: len(intake.registry.held) == 1)
+    until(lambda: len(intake.registry.held) == 1)
     assert [held.report.run for held in intake.registry.held] == ["resnet50"]
     assert rejected(intake) == {"unsigned": 20}
     (line,) = [line for line in caplog.messages if "refused" in line]
@@ -302,7 +272,7 @@ def test_udp_accepts_only_signed_reports_and_the_log_names_where_others_come_fro
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_the_unix_socket_asks_for_signatures_only_where_told_to(
-    asked: bool, file: Path, tmp_path: Path, make_report: MakeReport, make_intake: Callable[..., Intake]
+    asked: bool, file: Path, tmp_path: Path, make_intake: Callable[..., Intake]
 ) -> None:
     path = tmp_path / "report.sock"
     intake = make_intake(IntakeSettings(socket=path, udp=None, token_file=file, socket_needs_token=asked))
@@ -311,20 +281,20 @@ def test_the_unix_socket_asks_for_signatures_only_where_told_to(
         sender.sendto(signed(make_report(rank=1), time.time()), str(path))
         # A signature that is not required is ignored, whatever its token.
         sender.sendto(signed(make_report(rank=2), time.time(), OTHER), str(path))
-    eventually(lambda: value(intake, "stallscope_exporter_reports_total", "unix") == 3)
-    eventually(lambda: len(intake.registry.held) + len(rejected(intake)) == 3)
+    until(lambda: value(intake, "stallscope_exporter_reports_total", "unix") == 3)
+    until(lambda: len(intake.registry.held) + len(rejected(intake)) == 3)
     ranks = {held.report.rank for held in intake.registry.held}
     assert ranks == ({1} if asked else {0, 1, 2})
 
 
-def test_without_a_token_file_signatures_are_not_looked_at(make_report: MakeReport, clock: ScriptedClock) -> None:
+def test_without_a_token_file_signatures_are_not_looked_at(clock: ScriptedClock) -> None:
     intake = Intake(IntakeSettings(socket=None, udp=None), clock=clock)
     assert intake.post(signed(make_report(), 0.0, OTHER)) == (204, b"")
     assert intake.post(make_report(sequence=2)) == (204, b"")
 
 
-def test_a_posted_refusal_is_logged_seldom_and_with_its_address(
-    intake: Intake, make_report: MakeReport, caplog: pytest.LogCaptureFixture, clock: ScriptedClock
+def test_a_posted_refusal_is_logged_rarely_and_with_its_address(
+    intake: Intake, caplog: pytest.LogCaptureFixture, clock: ScriptedClock
 ) -> None:
     caplog.set_level(logging.WARNING)
     for _ in range(5):

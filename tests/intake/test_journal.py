@@ -17,8 +17,8 @@ from stallscope.intake.processes import Process
 from stallscope.intake.runs import Held, RunRegistry
 from stallscope.protocol.report import parse
 from stallscope.sampling.clock import ScriptedClock
+from tests.intake.reports import make_report
 
-MakeReport = Callable[..., bytes]
 SetProcess = Callable[..., None]
 
 
@@ -33,7 +33,7 @@ def journal(path: Path, clock: ScriptedClock, root: Path) -> Journal:
 
 
 @pytest.fixture
-def holdings(make_report: MakeReport, clock: ScriptedClock) -> list[Held]:
+def holdings(clock: ScriptedClock) -> list[Held]:
     """A running, a finished and a lost rank, the second with a name that JSON writes at length."""
     return [
         Held(

@@ -16,7 +16,8 @@ from stallscope.intake.runs import RunRegistry, Transport
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol.report import ReportError
 from stallscope.sampling.clock import ScriptedClock
-from tests.intake.conftest import MakeReport, SetProcess
+from tests.intake.conftest import SetProcess
+from tests.intake.reports import make_report
 
 OWNER, OTHER = 1001, 1002
 RUN = "resnet50"
@@ -24,7 +25,7 @@ LATER = 1_700_000_050.0
 
 
 @pytest.fixture
-def owned(registry: RunRegistry, make_report: MakeReport, set_process: SetProcess) -> RunRegistry:
+def owned(registry: RunRegistry, set_process: SetProcess) -> RunRegistry:
     """A run of two ranks, whose processes are alive."""
     for rank in range(2):
         set_process(41 + rank)
@@ -53,7 +54,7 @@ TAKEOVERS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_session_of_another_user_is_refused(owned: RunRegistry, make_report: MakeReport, attack: str) -> None:
+def test_a_session_of_another_user_is_refused(owned: RunRegistry, attack: str) -> None:
     with pytest.raises(ReportError, match="belongs to a live process of user 1001") as refused:
         owned.accept(make_report(**ATTACKS[attack]), "unix", 51, uid=OTHER)
     assert refused.value.reason == "not_owner"
@@ -61,9 +62,7 @@ def test_a_session_of_another_user_is_refused(owned: RunRegistry, make_report: M
 
 
 @pytest.mark.parametrize("attack", TAKEOVERS)
-def test_another_users_run_of_the_name_is_shown_beside_it(
-    owned: RunRegistry, make_report: MakeReport, attack: str
-) -> None:
+def test_another_users_run_of_the_name_is_shown_beside_it(owned: RunRegistry, attack: str) -> None:
     changes = TAKEOVERS[attack]
     owned.accept(make_report(**changes), "unix", 51, uid=OTHER)
     rank, state = int(str(changes.get("rank", 0))), str(changes.get("state", "running"))
@@ -77,7 +76,7 @@ def test_another_users_run_of_the_name_is_shown_beside_it(
     ids=[*ATTACKS, *(name for name, each in TAKEOVERS.items() if "rank" not in each)],
 )
 def test_a_sender_on_the_network_takes_no_rank_that_is_seen_alive(
-    owned: RunRegistry, make_report: MakeReport, transport: str, changes: dict[str, object]
+    owned: RunRegistry, transport: str, changes: dict[str, object]
 ) -> None:
     with pytest.raises(ReportError) as refused:
         owned.accept(make_report(**changes), transport)  # type: ignore[arg-type]
@@ -91,12 +90,7 @@ ALONE: dict[str, object] = {"info": {"world_size": "1"}}
 @pytest.mark.parametrize("transport", ["udp", "http"])
 @pytest.mark.parametrize("first", ["local", "network"])
 def test_runs_of_one_rank_here_and_on_the_network_are_both_shown(
-    registry: RunRegistry,
-    make_report: MakeReport,
-    set_process: SetProcess,
-    caplog: pytest.LogCaptureFixture,
-    transport: Transport,
-    first: str,
+    registry: RunRegistry, set_process: SetProcess, caplog: pytest.LogCaptureFixture, transport: Transport, first: str
 ) -> None:
     set_process(41)
     reports = ["local", "network", "local", "network"] if first == "local" else ["network", "local", "network", "local"]
@@ -111,7 +105,7 @@ def test_runs_of_one_rank_here_and_on_the_network_are_both_shown(
 
 
 def test_a_run_on_the_network_keeps_its_name_after_the_local_one_ended(
-    registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    registry: RunRegistry, set_process: SetProcess
 ) -> None:
     set_process(41)
     registry.accept(make_report(**ALONE), "unix", 41, uid=OWNER)
@@ -124,7 +118,7 @@ def test_a_run_on_the_network_keeps_its_name_after_the_local_one_ended(
 
 @pytest.mark.parametrize("first", ["local", "network"])
 def test_a_clash_that_hides_a_rank_on_the_network_is_counted_and_logged(
-    make_report: MakeReport, clock: ScriptedClock, caplog: pytest.LogCaptureFixture, first: str
+    clock: ScriptedClock, caplog: pytest.LogCaptureFixture, first: str
 ) -> None:
     intake = Intake(IntakeSettings(socket=None, udp=None), clock=clock)
     for sender in ("local", "network") if first == "local" else ("network", "local"):
@@ -143,9 +137,7 @@ def test_a_clash_that_hides_a_rank_on_the_network_is_counted_and_logged(
     assert "refused a report through HTTP from 192.0.2.7 (not_owner): run 'resnet50' rank 0 belongs to" in caplog.text
 
 
-def test_no_run_is_shown_under_a_name_that_is_another_users(
-    registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
-) -> None:
+def test_no_run_is_shown_under_a_name_that_is_another_users(registry: RunRegistry, set_process: SetProcess) -> None:
     """A user who owns two uids, or aims at a pid, could choose under which name a run is shown."""
     victims = {41: f"train-{OTHER}", 42: "train-53", 43: "train-network"}
     for pid, run in victims.items():
@@ -171,9 +163,7 @@ def test_no_run_is_shown_under_a_name_that_is_another_users(
 
 
 @pytest.mark.parametrize("uid", [OTHER, None])
-def test_a_notice_of_a_signal_from_another_user_ends_nothing(
-    registry: RunRegistry, make_report: MakeReport, uid: int | None
-) -> None:
+def test_a_notice_of_a_signal_from_another_user_ends_nothing(registry: RunRegistry, uid: int | None) -> None:
     """Where /proc hides processes, no pid identifies the sender of a notice."""
     registry.accept(make_report(), "unix", None, uid=OWNER)
     registry.terminate(("first",), None, uid)
@@ -182,23 +172,19 @@ def test_a_notice_of_a_signal_from_another_user_ends_nothing(
     assert states(registry) == {(RUN, 0): ("first", "terminated")}
 
 
-def test_ranks_on_other_machines_join_a_run(owned: RunRegistry, make_report: MakeReport) -> None:
+def test_ranks_on_other_machines_join_a_run(owned: RunRegistry) -> None:
     owned.accept(make_report(rank=7, session="rank7"), "udp")
     assert states(owned) == {**MINE, (RUN, 7): ("rank7", "running")}
 
 
-def test_the_owner_restarts_and_adds_ranks_under_the_name(
-    owned: RunRegistry, make_report: MakeReport, set_process: SetProcess
-) -> None:
+def test_the_owner_restarts_and_adds_ranks_under_the_name(owned: RunRegistry, set_process: SetProcess) -> None:
     owned.accept(make_report(session="again", start=LATER), "unix", 51, uid=OWNER)
     set_process(52)
     owned.accept(make_report(rank=2, session="rank2"), "unix", 52, uid=OWNER)
     assert states(owned) == {**MINE, (RUN, 0): ("again", "running"), (RUN, 2): ("rank2", "running")}
 
 
-def test_a_name_is_free_once_no_process_of_its_run_is_alive(
-    owned: RunRegistry, make_report: MakeReport, set_process: SetProcess
-) -> None:
+def test_a_name_is_free_once_no_process_of_its_run_is_alive(owned: RunRegistry, set_process: SetProcess) -> None:
     for pid in (41, 42):
         set_process(pid, None)
     owned.accept(make_report(session="next", start=LATER), "unix", 51, uid=OTHER)
@@ -206,7 +192,7 @@ def test_a_name_is_free_once_no_process_of_its_run_is_alive(
 
 
 def test_a_local_process_takes_its_place_from_a_sender_on_the_network(
-    registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    registry: RunRegistry, set_process: SetProcess
 ) -> None:
     registry.accept(make_report(session="squatter", start=LATER), "udp")
     set_process(41)
@@ -218,7 +204,7 @@ def test_a_local_process_takes_its_place_from_a_sender_on_the_network(
 
 
 def test_a_displaced_session_returns_once_the_one_that_took_its_place_is_gone(
-    registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    registry: RunRegistry, set_process: SetProcess
 ) -> None:
     """Two jobs of one user: the newer one counts, for as long as it lives."""
     set_process(41)
@@ -234,7 +220,7 @@ def test_a_displaced_session_returns_once_the_one_that_took_its_place_is_gone(
 
 
 def test_a_rank_whose_process_is_hidden_belongs_to_its_user_until_it_is_lost(
-    registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+    registry: RunRegistry, clock: ScriptedClock
 ) -> None:
     """An exporter in a container without the host's processes is given the uid alone."""
     registry.accept(make_report(), "unix", None, uid=OWNER)
@@ -249,12 +235,7 @@ def test_a_rank_whose_process_is_hidden_belongs_to_its_user_until_it_is_lost(
 
 
 def test_another_users_run_keeps_its_name_after_the_first_ended_and_the_exporter_restarted(
-    owned: RunRegistry,
-    make_report: MakeReport,
-    set_process: SetProcess,
-    clock: ScriptedClock,
-    root: Path,
-    tmp_path: Path,
+    owned: RunRegistry, set_process: SetProcess, clock: ScriptedClock, root: Path, tmp_path: Path
 ) -> None:
     owned.accept(make_report(session="other", start=LATER), "unix", 51, uid=OTHER)
     journal = Journal(tmp_path / "state", clock=clock, root=root)
@@ -275,12 +256,7 @@ def test_another_users_run_keeps_its_name_after_the_first_ended_and_the_exporter
 
 @pytest.mark.parametrize(("lead", "refused"), [(30.0, False), (120.0, True)])
 def test_a_local_session_does_not_start_in_the_future(
-    registry: RunRegistry,
-    make_report: MakeReport,
-    clock: ScriptedClock,
-    set_process: SetProcess,
-    lead: float,
-    refused: bool,
+    registry: RunRegistry, clock: ScriptedClock, set_process: SetProcess, lead: float, refused: bool
 ) -> None:
     set_process(41)
     report = make_report(start=clock.time() + lead)
@@ -300,14 +276,14 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can send as another user")
-def test_the_kernel_says_who_sends_through_a_real_socket(make_report: MakeReport) -> None:
+def test_the_kernel_says_who_sends_through_a_real_socket() -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
         Path(folder).chmod(0o755)
-        found = _sent_by_two_users(Path(folder) / "s", make_report)
+        found = _sent_by_two_users(Path(folder) / "s")
     assert found == {RUN: ("first", 0), f"{RUN}-65534": ("evil", 65534)}
 
 
-def _sent_by_two_users(path: Path, make_report: MakeReport) -> dict[str, tuple[str, int | None]]:
+def _sent_by_two_users(path: Path) -> dict[str, tuple[str, int | None]]:
     intake = Intake(IntakeSettings(socket=path, udp=None))
     intake.start()
     try:

@@ -12,7 +12,7 @@ import stallscope
 from stallscope.intake.pending import Datagram, PassedFile, is_last, newest
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.sampling.clock import ScriptedClock
-from tests.intake.conftest import MakeReport
+from tests.intake.reports import make_report
 
 
 def datagram(data: bytes, sender: object = 4242) -> Datagram:
@@ -85,7 +85,7 @@ def test_the_last_report_of_a_session_is_known_however_it_ends() -> None:
         assert len(told) > 1
 
 
-def test_reports_that_were_overtaken_are_counted_as_arrived(tmp_path: Path, make_report: MakeReport) -> None:
+def test_reports_that_were_overtaken_are_counted_as_arrived(tmp_path: Path) -> None:
     intake = Intake(IntakeSettings(socket=None, udp=None), root=tmp_path)
     intake.post(make_report())
     intake.registry.count_overtaken("unix", 3)

@@ -17,8 +17,9 @@ from stallscope.protocol.report import ReportError, parse
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.exposition import Renderer
 from stallscope.sampling.sampler import DEFAULT_MAX_SERIES, Sampler
-from tests.intake.conftest import MakeReport, SetProcess
+from tests.intake.conftest import SetProcess
 from tests.intake.heavy_reports import SHAPES, many_series
+from tests.intake.reports import make_report
 
 HeavyReport = Callable[..., bytes]
 ATTACKER, HONEST = 1001, 1002
@@ -94,7 +95,7 @@ class TestUsage:
             tracemalloc.stop()
         assert peak <= taken(registry).memory
 
-    def test_an_everyday_rank_is_not_taken_for_a_heavy_one(self, make_report: MakeReport) -> None:
+    def test_an_everyday_rank_is_not_taken_for_a_heavy_one(self) -> None:
         assert usage_of(parse(make_report())).memory * 256 < Limits().memory_per_run / 1.5
 
     def test_totals_are_those_of_what_was_entered_and_not_removed(self) -> None:
@@ -114,7 +115,7 @@ class TestUsage:
         totals.remove(("b", 0))
         assert totals.all == totals.run("a") == totals.sender(None) == Usage()
 
-    def test_names_are_new_where_the_report_before_lacks_them(self, make_report: MakeReport) -> None:
+    def test_names_are_new_where_the_report_before_lacks_them(self) -> None:
         before = parse(make_report())
         for change in (
             {"phases": {"other": {"seconds": 1, "occurrences": 1, "max": 1}}},
@@ -144,7 +145,7 @@ class TestLimits:
         for reason in ("series_limit", "memory_limit"):
             assert counted(registry, "stallscope_exporter_reports_rejected_total", reason) == refusals[reason]
 
-    def test_everyday_ranks_are_admitted_up_to_the_limit_of_a_run(self, make_report: MakeReport) -> None:
+    def test_everyday_ranks_are_admitted_up_to_the_limit_of_a_run(self) -> None:
         registry = RunRegistry()
         assert {send(registry, make_report(rank=rank), HONEST) for rank in range(256)} == {""}
         assert send(registry, make_report(rank=256), HONEST) == "rank_limit"
@@ -159,7 +160,7 @@ class TestLimits:
         assert [send(registry, many_series("greedy", rank), HONEST) for rank in range(2)] == ["", reason]
         assert send(registry, many_series("modest"), HONEST) == ""
 
-    def test_new_names_beyond_a_limit_are_left_out_and_the_rank_goes_on(self, make_report: MakeReport) -> None:
+    def test_new_names_beyond_a_limit_are_left_out_and_the_rank_goes_on(self) -> None:
         data = make_report()
         registry = RunRegistry(Limits(series=usage_of(parse(data)).series))
         assert send(registry, data, HONEST) == ""
@@ -175,7 +176,7 @@ class TestLimits:
         assert held.report.phases["data_wait"].seconds == 9.0
         assert counted(registry, DROPPED, "series_quota") == 5
 
-    def test_within_the_limits_new_names_are_shown(self, registry: RunRegistry, make_report: MakeReport) -> None:
+    def test_within_the_limits_new_names_are_shown(self, registry: RunRegistry) -> None:
         send(registry, make_report(), HONEST)
         send(registry, make_report(sequence=2, values={"new": 1.0}), HONEST)
         assert [held.report.values for held in registry.held] == [{"new": 1.0}]
@@ -190,7 +191,7 @@ class TestNamesWithoutEnd:
         return RunRegistry(Limits(series=1000), clock=clock)
 
     @pytest.fixture(params=["phases", "values", "sessions", "info"])
-    def ever_new(self, request: pytest.FixtureRequest, make_report: MakeReport) -> Iterator[bytes]:
+    def ever_new(self, request: pytest.FixtureRequest) -> Iterator[bytes]:
         def reports() -> Iterator[bytes]:
             for number in range(1, 2000):
                 changes: dict[str, dict[str, object]] = {
@@ -219,7 +220,7 @@ class TestNamesWithoutEnd:
         assert counted(registry, DROPPED, "series_quota") != 0
 
     def test_only_the_sender_of_them_has_to_wait(
-        self, registry: RunRegistry, make_report: MakeReport, ever_new: Iterator[bytes], clock: ScriptedClock
+        self, registry: RunRegistry, ever_new: Iterator[bytes], clock: ScriptedClock
     ) -> None:
         for data in ever_new:
             send(registry, data, ATTACKER)
@@ -228,9 +229,7 @@ class TestNamesWithoutEnd:
         clock.advance(registry.expiry)
         assert send(registry, make_report(run="attacker's"), ATTACKER) == ""
 
-    def test_a_rank_that_restarts_again_and_again_creates_its_series_once(
-        self, registry: RunRegistry, make_report: MakeReport
-    ) -> None:
+    def test_a_rank_that_restarts_again_and_again_creates_its_series_once(self, registry: RunRegistry) -> None:
         for number in range(100):
             session = {"session": f"s{number}", "start": 1.6e9 + number}
             assert send(registry, make_report(**session, phases={}, values={}), HONEST) == ""
@@ -239,7 +238,7 @@ class TestNamesWithoutEnd:
         assert counted(registry, DROPPED, "series_quota") == 0
 
     def test_sessions_under_a_name_of_their_own_are_forgotten(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess, root: Path
+        self, registry: RunRegistry, set_process: SetProcess, root: Path
     ) -> None:
         registry = RunRegistry(root=root)
         set_process(41)
@@ -259,33 +258,27 @@ class TestShares:
         self.clock = clock
         return RunRegistry(Limits(runs=8, ranks_per_run=2), clock=clock)
 
-    def squat(self, registry: RunRegistry, make_report: MakeReport, uid: int | None, number: int = 8) -> None:
+    def squat(self, registry: RunRegistry, uid: int | None, number: int = 8) -> None:
         for each in range(number):
             self.clock.advance(1)
             assert send(registry, make_report(run=f"squatted{each}"), uid) == ""
 
     @pytest.mark.parametrize("squatter", [ATTACKER, None], ids=["user", "network"])
-    def test_squatted_names_do_not_keep_a_local_run_out(
-        self, registry: RunRegistry, make_report: MakeReport, squatter: int | None
-    ) -> None:
-        self.squat(registry, make_report, squatter)
+    def test_squatted_names_do_not_keep_a_local_run_out(self, registry: RunRegistry, squatter: int | None) -> None:
+        self.squat(registry, squatter)
         assert [send(registry, make_report(run=f"mine{each}"), HONEST) for each in range(5)] == [""] * 4 + ["run_limit"]
         assert runs(registry) == {squatter: 4, HONEST: 4}
         assert send(registry, make_report(run="more"), squatter) == "run_limit"
 
-    def test_a_local_user_within_their_share_is_not_displaced(
-        self, registry: RunRegistry, make_report: MakeReport
-    ) -> None:
-        self.squat(registry, make_report, HONEST, 4)
+    def test_a_local_user_within_their_share_is_not_displaced(self, registry: RunRegistry) -> None:
+        self.squat(registry, HONEST, 4)
         for each in range(20):
             send(registry, make_report(run=f"evil{each}"), ATTACKER)
             send(registry, make_report(run=f"evil{each}"))
         assert runs(registry)[HONEST] == 4
 
-    def test_a_lone_user_takes_all_and_many_users_share_it(
-        self, registry: RunRegistry, make_report: MakeReport
-    ) -> None:
-        self.squat(registry, make_report, 1)
+    def test_a_lone_user_takes_all_and_many_users_share_it(self, registry: RunRegistry) -> None:
+        self.squat(registry, 1)
         for user in (2, 3, 4):
             for each in range(8):
                 send(registry, make_report(run=f"{user}-{each}"), user)
@@ -305,7 +298,7 @@ class TestShares:
         assert send(registry, many_series("mine"), HONEST) == ""
         assert Counter(held.uid for held in registry.held) == {ATTACKER: full - 1, HONEST: 1}
 
-    def test_a_refused_rank_displaces_nobody(self, make_report: MakeReport) -> None:
+    def test_a_refused_rank_displaces_nobody(self) -> None:
         small = usage_of(parse(make_report())).memory
         registry = RunRegistry(Limits(ranks=4, memory=5 * small))
         for rank in range(4):
@@ -314,9 +307,7 @@ class TestShares:
         assert send(registry, many_series("mine"), HONEST) == "memory_limit"
         assert registry.held == before
 
-    def test_what_has_ended_goes_first_and_then_the_newest(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_what_has_ended_goes_first_and_then_the_newest(self, registry: RunRegistry, clock: ScriptedClock) -> None:
         for each in range(8):
             clock.advance(1)
             send(registry, make_report(run=f"r{each}", state="finished" if each in (3, 5) else "running"), ATTACKER)
@@ -327,13 +318,13 @@ class TestShares:
             displaced += sorted(before - {held.report.run for held in registry.held})
         assert displaced == ["r3", "r5", "r7", "r6"]
 
-    def test_the_network_displaces_no_local_run(self, registry: RunRegistry, make_report: MakeReport) -> None:
-        self.squat(registry, make_report, HONEST)
+    def test_the_network_displaces_no_local_run(self, registry: RunRegistry) -> None:
+        self.squat(registry, HONEST)
         assert send(registry, make_report(run="remote")) == "run_limit"
         assert runs(registry) == {HONEST: 8}
 
     def test_on_the_network_the_oldest_rank_reported_only_once_makes_room(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+        self, registry: RunRegistry, clock: ScriptedClock
     ) -> None:
         for each in range(8):
             clock.advance(1)
@@ -345,10 +336,8 @@ class TestShares:
         assert send(registry, make_report(run="new")) == ""
         assert {held.report.run for held in registry.held} == {"r0", "new", *(f"r{each}" for each in range(2, 8))}
 
-    def test_a_displaced_run_is_logged(
-        self, registry: RunRegistry, make_report: MakeReport, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        self.squat(registry, make_report, ATTACKER)
+    def test_a_displaced_run_is_logged(self, registry: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
+        self.squat(registry, ATTACKER)
         send(registry, make_report(run="mine"), HONEST)
         assert "dropped run 'squatted7' rank 0 of user 1001 for run 'mine' of user 1002" in caplog.text
 
@@ -391,12 +380,7 @@ class TestRestore:
 
     @pytest.mark.parametrize(("lives", "restored"), [(119, True), (120, False)])
     def test_silence_goes_on_over_restarts(
-        self,
-        make_report: MakeReport,
-        restarted: Callable[[RunRegistry, float], RunRegistry],
-        registry: RunRegistry,
-        lives: int,
-        restored: bool,
+        self, restarted: Callable[[RunRegistry, float], RunRegistry], registry: RunRegistry, lives: int, restored: bool
     ) -> None:
         """An exporter that is killed every 15 seconds."""
         registry.accept(make_report(), "udp")
@@ -408,7 +392,6 @@ class TestRestore:
     @pytest.mark.parametrize(("away", "minutes"), [(60, 14), (890, 1), (1790, 1)])
     def test_a_restored_rank_has_time_to_report_before_it_is_lost(
         self,
-        make_report: MakeReport,
         restarted: Callable[[RunRegistry, float], RunRegistry],
         registry: RunRegistry,
         clock: ScriptedClock,
@@ -425,7 +408,7 @@ class TestRestore:
         assert [held.state for held in registry.held] == ["running"]
 
     def test_a_rank_whose_process_is_seen_is_restored_however_long_it_was_silent(
-        self, make_report: MakeReport, clock: ScriptedClock, root: Path, set_process: SetProcess
+        self, clock: ScriptedClock, root: Path, set_process: SetProcess
     ) -> None:
         set_process(7)
         registry = RunRegistry(clock=clock, root=root)
@@ -434,9 +417,7 @@ class TestRestore:
         registry.check_processes()
         assert [held.state for held in registry.held] == ["running"]
 
-    def test_shares_hold_for_what_was_restored(
-        self, make_report: MakeReport, clock: ScriptedClock, root: Path, tmp_path: Path
-    ) -> None:
+    def test_shares_hold_for_what_was_restored(self, clock: ScriptedClock, root: Path, tmp_path: Path) -> None:
         limits = Limits(runs=4)
         first = RunRegistry(limits, clock=clock, root=root)
         for each in range(4):

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -109,7 +108,7 @@ def test_the_longest_report_arrives_whole_and_a_longer_one_is_seen_to_be_longer(
             assert len(reception.next()[0]) == min(size, MAX_BYTES + 1)
 
 
-def test_neither_a_refusal_nor_a_fault_nor_an_empty_datagram_stops_the_doors(
+def test_neither_a_refusal_nor_a_fault_nor_an_empty_datagram_stops_the_receivers(
     reception: Reception, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(reception, UnixReceiver(path)):
@@ -206,7 +205,7 @@ def test_a_file_that_is_no_socket_is_left_alone(reception: Reception, path: Path
     assert path.read_text() == "precious"
 
 
-def test_a_path_that_cannot_be_is_told_and_the_other_door_works(reception: Reception, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_is_told_and_the_other_receiver_works(reception: Reception, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     udp = UdpReceiver("127.0.0.1", 0)
     too_long, below_a_file = UnixReceiver(tmp_path / ("x" * 120)), UnixReceiver(tmp_path / "file/report.sock")
@@ -254,17 +253,16 @@ def test_closing_removes_the_socket_but_not_one_that_took_its_place(reception: R
 
 def await_arrival(reception: Reception, path: Path, data: bytes) -> None:
     """Send until it arrives, as a shim does twice a second; more of what was sent before may come first."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def arrived() -> bool:
         with suppress(OSError):
             send(path, data)
-        with suppress(queue.Empty):
-            if reception.arrivals.get(timeout=0.02)[0] == data:
-                return
-    pytest.fail("nothing arrived")
+        return reception.arrivals.get(timeout=0.02)[0] == data
+
+    until(arrived, "nothing arrived", errors=(queue.Empty,))
 
 
-def test_a_socket_whose_file_was_removed_is_made_anew(reception: Reception, path: Path) -> None:
+def test_a_socket_whose_file_was_removed_is_made_again(reception: Reception, path: Path) -> None:
     with opened(reception, UnixReceiver(path), check_interval=CHECK_INTERVAL):
         path.unlink()
         await_arrival(reception, path, b"hello")
@@ -273,7 +271,7 @@ def test_a_socket_whose_file_was_removed_is_made_anew(reception: Reception, path
     assert not path.exists()
 
 
-def test_a_door_that_was_taken_opens_when_it_is_free_and_says_so(
+def test_a_receiver_that_was_taken_opens_when_it_is_free_and_says_so(
     reception: Reception, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -353,7 +351,7 @@ def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Pa
     dispatcher.stop(timeout=60)
 
 
-def test_a_flood_through_one_door_does_not_shut_the_other(path: Path) -> None:
+def test_a_flood_through_one_receiver_does_not_shut_the_other(path: Path) -> None:
     heard = threading.Event()
 
     def ask_for_more(data: bytes, transport: Transport, pid: int | None, _uid: int | None) -> None:

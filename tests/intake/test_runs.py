@@ -14,8 +14,8 @@ from stallscope.intake.runs import REJECTION_REASONS, Limits, RunRegistry
 from stallscope.protocol.report import TRIAL_RUN, ReportError
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample, checked
+from tests.intake.reports import make_report
 
-MakeReport = Callable[..., bytes]
 SetProcess = Callable[..., None]
 
 
@@ -52,9 +52,7 @@ def lines(*numbers: int, seconds: float = 2.0, phase: str = "data_wait") -> dict
 class TestLinesOfCode:
     NAME = "stallscope_training_code_seconds_total"
 
-    def test_each_line_is_a_series_as_long_as_it_is_reported(
-        self, registry: RunRegistry, make_report: MakeReport
-    ) -> None:
+    def test_each_line_is_a_series_as_long_as_it_is_reported(self, registry: RunRegistry) -> None:
         registry.accept(make_report(sequence=1, code=lines(1, 2)), "unix")
         assert values(registry, self.NAME) == {
             ("resnet50", "0", "data_wait", "a.py:1", "f"): 2.0,
@@ -68,7 +66,7 @@ class TestLinesOfCode:
         registry.accept(make_report(sequence=3), "unix")
         assert values(registry, self.NAME) == {}
 
-    def test_new_lines_above_the_limit_are_dropped(self, registry: RunRegistry, make_report: MakeReport) -> None:
+    def test_new_lines_above_the_limit_are_dropped(self, registry: RunRegistry) -> None:
         registry.accept(make_report(sequence=1, code=lines(1)), "unix")
         held = registry.held[0]
         registry.limits = Limits(series_per_run=usage_of(held.report).series)
@@ -77,9 +75,7 @@ class TestLinesOfCode:
         dropped = values(registry, "stallscope_exporter_series_dropped_total")
         assert dropped[("series_quota",)] == 2
 
-    def test_the_lines_of_another_users_run_stay(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
-    ) -> None:
+    def test_the_lines_of_another_users_run_stay(self, registry: RunRegistry, set_process: SetProcess) -> None:
         set_process(100)
         set_process(200)
         registry.accept(make_report(sequence=1, code=lines(1)), "unix", 100, uid=1000)
@@ -90,9 +86,7 @@ class TestLinesOfCode:
 
 
 class TestSeries:
-    def test_a_report_becomes_the_series_of_the_contract(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_a_report_becomes_the_series_of_the_contract(self, registry: RunRegistry, clock: ScriptedClock) -> None:
         clock.advance(100)
         registry.accept(make_report(), "unix")
         found = {(sample.family.name, sample.labels): sample.value for sample in checked(registry.collect())}
@@ -124,13 +118,13 @@ class TestSeries:
         assert found[("stallscope_exporter_reports_total", ("unix",))] == 1
         assert found[("stallscope_exporter_runs", ())] == 1
 
-    def test_what_was_not_told_is_absent(self, registry: RunRegistry, make_report: MakeReport) -> None:
+    def test_what_was_not_told_is_absent(self, registry: RunRegistry) -> None:
         plain = make_report(phases={"other": {"seconds": 1, "occurrences": 1, "max": 1}}, gauges={}, precision=[])
         registry.accept(plain, "unix")
         for name in ("phase_gpu_seconds_total", "loss", "precision_info"):
             assert values(registry, f"stallscope_training_{name}") == {}
 
-    def test_no_series_comes_twice(self, registry: RunRegistry, make_report: MakeReport) -> None:
+    def test_no_series_comes_twice(self, registry: RunRegistry) -> None:
         for rank in range(3):
             registry.accept(make_report(rank=rank), "unix")
         identities = [(sample.family.name, sample.labels) for sample in registry.collect()]
@@ -143,9 +137,7 @@ class TestSeries:
         }
         assert values(registry, "stallscope_exporter_runs") == {(): 0}
 
-    def test_a_rank_that_said_nothing_new_is_not_rendered_anew(
-        self, registry: RunRegistry, make_report: MakeReport
-    ) -> None:
+    def test_a_rank_that_said_nothing_new_is_not_rendered_again(self, registry: RunRegistry) -> None:
         def info() -> Sample:
             return next(sample for sample in registry.collect() if sample.family.name.endswith("rank_info"))
 
@@ -157,24 +149,20 @@ class TestSeries:
 
 
 class TestSessions:
-    def test_a_newer_report_replaces_the_older(self, registry: RunRegistry, make_report: MakeReport) -> None:
+    def test_a_newer_report_replaces_the_older(self, registry: RunRegistry) -> None:
         registry.accept(make_report(), "unix")
         registry.accept(make_report(sequence=2, gauges={"loss": 0.125}), "unix")
         assert values(registry, "stallscope_training_loss") == {("resnet50", "0"): 0.125}
 
     @pytest.mark.parametrize("sequence", [1, 2])
-    def test_a_report_that_comes_late_or_twice_changes_nothing(
-        self, registry: RunRegistry, make_report: MakeReport, sequence: int
-    ) -> None:
+    def test_a_report_that_comes_late_or_twice_changes_nothing(self, registry: RunRegistry, sequence: int) -> None:
         registry.accept(make_report(sequence=2, steps=20), "unix")
         before = registry.held
         registry.accept(make_report(sequence=sequence, steps=10), "unix")
         assert registry.held == before
         assert all(number == 0 for number in values(registry, "stallscope_exporter_reports_rejected_total").values())
 
-    def test_a_newer_session_supersedes_and_counts_as_a_restart(
-        self, registry: RunRegistry, make_report: MakeReport
-    ) -> None:
+    def test_a_newer_session_supersedes_and_counts_as_a_restart(self, registry: RunRegistry) -> None:
         registry.accept(make_report(steps=100, sequence=50), "unix")
         registry.accept(make_report(steps=1, session="second", start=1_700_000_050.0), "unix")
         assert values(registry, "stallscope_training_restarts_total") == {("resnet50", "0"): 1}
@@ -183,24 +171,20 @@ class TestSessions:
         assert steps.count == 1
 
     @pytest.mark.parametrize("start", [1_700_000_000.0, 1_700_000_050.0])
-    def test_an_older_session_is_refused_also_if_it_is_alive(
-        self, registry: RunRegistry, make_report: MakeReport, start: float
-    ) -> None:
+    def test_an_older_session_is_refused_also_if_it_is_alive(self, registry: RunRegistry, start: float) -> None:
         registry.accept(make_report(session="second", start=1_700_000_050.0), "unix")
         error = refused(registry, make_report(session="first", start=start, sequence=99))
         assert error.reason == "superseded"
         assert rejected(registry, "superseded") == 1
 
-    def test_steps_that_go_backwards_are_refused(self, registry: RunRegistry, make_report: MakeReport) -> None:
+    def test_steps_that_go_backwards_are_refused(self, registry: RunRegistry) -> None:
         registry.accept(make_report(steps=10), "unix")
         error = refused(registry, make_report(steps=9, sequence=2))
         assert error.reason == "bad_field"
         assert "9 steps after 10" in error.message
         assert values(registry, "stallscope_exporter_reports_total")[("unix",)] == 2
 
-    def test_other_numbers_that_slip_back_stay_where_they_were(
-        self, registry: RunRegistry, make_report: MakeReport
-    ) -> None:
+    def test_other_numbers_that_slip_back_stay_where_they_were(self, registry: RunRegistry) -> None:
         registry.accept(make_report(), "unix")
         slipped = make_report(
             sequence=2,
@@ -218,7 +202,7 @@ class TestSessions:
         assert held.report.step_seconds.sum == 20_000.0
 
     def test_a_session_from_the_future_is_refused_since_nothing_could_supersede_it(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+        self, registry: RunRegistry, clock: ScriptedClock
     ) -> None:
         registry.accept(make_report(), "unix")
         error = refused(registry, make_report(session="second", start=clock.time() + 7200))
@@ -240,7 +224,7 @@ class TestAnotherSession:
 
     @pytest.mark.parametrize("end", ["gone", "replaced", "finished", "failed"])
     def test_after_the_end_of_one_the_next_counts_whatever_its_clock_says(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess, end: str
+        self, registry: RunRegistry, set_process: SetProcess, end: str
     ) -> None:
         set_process(41)
         registry.accept(make_report(start=1_700_000_000.0), "unix", 41)
@@ -253,8 +237,8 @@ class TestAnotherSession:
         assert self.sessions(registry) == {self.RUN: "second"}
         assert self.restarts(registry) == {(self.RUN, "0"): 1}
 
-    def test_a_process_that_begins_anew_takes_its_own_place_after_its_clock_was_set_back(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    def test_a_process_that_begins_again_takes_its_own_place_after_its_clock_was_set_back(
+        self, registry: RunRegistry, set_process: SetProcess
     ) -> None:
         set_process(41)
         registry.accept(make_report(), "unix", 41)
@@ -262,7 +246,7 @@ class TestAnotherSession:
         assert self.sessions(registry) == {self.RUN: "second"}
 
     def test_what_an_earlier_session_still_sends_never_takes_the_place_back(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+        self, registry: RunRegistry, set_process: SetProcess
     ) -> None:
         set_process(41)
         registry.accept(make_report(), "unix", 41)
@@ -271,9 +255,7 @@ class TestAnotherSession:
         assert refused(registry, make_report(sequence=10, start=1_700_000_060.0)).reason == "superseded"
         assert self.sessions(registry) == {self.RUN: "second"}
 
-    def test_launchers_that_count_restarts_are_believed_where_fewer_were_seen(
-        self, registry: RunRegistry, make_report: MakeReport
-    ) -> None:
+    def test_launchers_that_count_restarts_are_believed_where_fewer_were_seen(self, registry: RunRegistry) -> None:
         registry.accept(make_report(restarts=3), "unix")
         assert self.restarts(registry) == {(self.RUN, "0"): 3}
         registry.accept(make_report(session="second", start=1_700_000_050.0, restarts=3), "unix")
@@ -282,11 +264,7 @@ class TestAnotherSession:
         assert self.restarts(registry) == {(self.RUN, "0"): 7}
 
     def test_of_two_living_runs_of_one_name_each_is_shown(
-        self,
-        registry: RunRegistry,
-        make_report: MakeReport,
-        set_process: SetProcess,
-        caplog: pytest.LogCaptureFixture,
+        self, registry: RunRegistry, set_process: SetProcess, caplog: pytest.LogCaptureFixture
     ) -> None:
         set_process(41)
         set_process(42)
@@ -305,7 +283,7 @@ class TestAnotherSession:
         assert "the second one is shown as run 'resnet50-42'" in caplog.text
 
     def test_a_second_run_of_a_name_keeps_its_own_after_the_first_and_the_exporter_ended(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess, clock: ScriptedClock, root: Path
+        self, registry: RunRegistry, set_process: SetProcess, clock: ScriptedClock, root: Path
     ) -> None:
         set_process(41)
         set_process(42)
@@ -320,7 +298,7 @@ class TestAnotherSession:
             assert self.sessions(each) == {self.RUN: "first", f"{self.RUN}-42": "second"}
 
     def test_a_very_long_name_leaves_room_for_what_sets_the_second_run_apart(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+        self, registry: RunRegistry, set_process: SetProcess
     ) -> None:
         set_process(41)
         set_process(42)
@@ -329,11 +307,7 @@ class TestAnotherSession:
         assert set(self.sessions(registry)) == {"r" * 128, "r" * 125 + "-42"}
 
     def test_of_two_living_jobs_of_several_ranks_only_the_newer_counts_and_is_no_restart(
-        self,
-        registry: RunRegistry,
-        make_report: MakeReport,
-        set_process: SetProcess,
-        caplog: pytest.LogCaptureFixture,
+        self, registry: RunRegistry, set_process: SetProcess, caplog: pytest.LogCaptureFixture
     ) -> None:
         set_process(41)
         set_process(42)
@@ -350,7 +324,7 @@ class TestAnotherSession:
         assert "only the one that started later counts" in caplog.text
 
     def test_a_session_is_not_silenced_by_a_clock_that_is_set_back(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+        self, registry: RunRegistry, clock: ScriptedClock
     ) -> None:
         registry.accept(make_report(start=clock.time() + 3000), "unix")
         registry.accept(make_report(start=clock.time() + 9000, sequence=2, steps=11), "unix")
@@ -358,7 +332,7 @@ class TestAnotherSession:
         assert held.report.sequence == 2
 
     def test_a_failure_is_logged_with_its_type_once(
-        self, registry: RunRegistry, make_report: MakeReport, caplog: pytest.LogCaptureFixture
+        self, registry: RunRegistry, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO")
         for sequence in (1, 2):
@@ -367,9 +341,7 @@ class TestAnotherSession:
 
 
 class TestLimits:
-    def test_one_run_too_many_is_refused_and_displaces_none(
-        self, clock: ScriptedClock, make_report: MakeReport
-    ) -> None:
+    def test_one_run_too_many_is_refused_and_displaces_none(self, clock: ScriptedClock) -> None:
         registry = RunRegistry(Limits(runs=2), clock=clock)
         for run in ("a", "b"):
             registry.accept(make_report(run=run), "unix")
@@ -378,7 +350,7 @@ class TestLimits:
         registry.accept(make_report(run="b", rank=1), "unix")
         registry.accept(make_report(run="a", sequence=2), "unix")
 
-    def test_one_rank_too_many_is_refused(self, clock: ScriptedClock, make_report: MakeReport) -> None:
+    def test_one_rank_too_many_is_refused(self, clock: ScriptedClock) -> None:
         registry = RunRegistry(Limits(ranks_per_run=2, ranks=3), clock=clock)
         for rank in range(2):
             registry.accept(make_report(rank=rank), "unix")
@@ -399,9 +371,7 @@ class TestLimits:
             memory_per_run=72 << 20,
         )
 
-    def test_expired_runs_make_room_but_ended_ones_within_their_time_do_not(
-        self, clock: ScriptedClock, make_report: MakeReport
-    ) -> None:
+    def test_expired_runs_make_room_but_ended_ones_within_their_time_do_not(self, clock: ScriptedClock) -> None:
         registry = RunRegistry(Limits(runs=1), clock=clock, expiry=900)
         registry.accept(make_report(run="a", state="finished"), "unix")
         clock.advance(899)
@@ -410,9 +380,7 @@ class TestLimits:
         registry.accept(make_report(run="b"), "unix")
         assert [held.report.run for held in registry.held] == ["b"]
 
-    def test_value_names_of_a_run_are_limited_over_its_ranks(
-        self, clock: ScriptedClock, make_report: MakeReport
-    ) -> None:
+    def test_value_names_of_a_run_are_limited_over_its_ranks(self, clock: ScriptedClock) -> None:
         registry = RunRegistry(Limits(value_names_per_run=2), clock=clock)
         registry.accept(make_report(values={"a": 1, "b": 2}), "unix")
         registry.accept(make_report(rank=1, values={"b": 3, "c": 4}), "unix")
@@ -426,7 +394,7 @@ class TestLimits:
         dropped = {("value_names_per_run",): 1, ("series_quota",): 0}
         assert values(registry, "stallscope_exporter_series_dropped_total") == dropped
 
-    def test_a_new_session_may_bring_new_value_names(self, clock: ScriptedClock, make_report: MakeReport) -> None:
+    def test_a_new_session_may_bring_new_value_names(self, clock: ScriptedClock) -> None:
         registry = RunRegistry(Limits(value_names_per_run=2), clock=clock)
         registry.accept(make_report(values={"a": 1, "b": 2}), "unix")
         registry.accept(make_report(session="second", start=1_700_000_050.0, values={"c": 3, "d": 4}), "unix")
@@ -435,12 +403,12 @@ class TestLimits:
 
 class TestLifeCycle:
     @pytest.mark.parametrize("told", ["starting", "running", "finished", "failed", "terminated"])
-    def test_the_state_is_what_the_shim_tells(self, registry: RunRegistry, make_report: MakeReport, told: str) -> None:
+    def test_the_state_is_what_the_shim_tells(self, registry: RunRegistry, told: str) -> None:
         registry.accept(make_report(state=told), "unix")
         assert state(registry) == told
 
     def test_a_silent_rank_whose_process_lives_stays_running(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+        self, registry: RunRegistry, clock: ScriptedClock, set_process: SetProcess
     ) -> None:
         set_process(7)
         registry.accept(make_report(), "unix", 7)
@@ -451,12 +419,7 @@ class TestLifeCycle:
 
     @pytest.mark.parametrize(("start", "condition"), [(None, "S"), (6000, "S"), (5000, "Z")])
     def test_a_rank_is_lost_when_its_process_is_gone_replaced_or_dead(
-        self,
-        registry: RunRegistry,
-        make_report: MakeReport,
-        set_process: SetProcess,
-        start: int | None,
-        condition: str,
+        self, registry: RunRegistry, set_process: SetProcess, start: int | None, condition: str
     ) -> None:
         set_process(7)
         registry.accept(make_report(), "unix", 7)
@@ -466,16 +429,14 @@ class TestLifeCycle:
         registry.check_processes()
         assert state(registry) == "lost"
 
-    def test_a_process_that_died_before_its_report_was_read_is_lost(
-        self, registry: RunRegistry, make_report: MakeReport
-    ) -> None:
+    def test_a_process_that_died_before_its_report_was_read_is_lost(self, registry: RunRegistry) -> None:
         registry.accept(make_report(), "unix", 7)
         registry.check_processes()
         assert state(registry) == "lost"
 
     @pytest.mark.parametrize("pid_seen", [None, 0])
     def test_an_unseen_rank_is_lost_after_the_expiry_time_of_silence(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock, pid_seen: int | None
+        self, registry: RunRegistry, clock: ScriptedClock, pid_seen: int | None
     ) -> None:
         registry.accept(make_report(), "udp", pid_seen)
         clock.advance(899)
@@ -486,7 +447,7 @@ class TestLifeCycle:
         assert state(registry) == "lost"
 
     def test_a_rank_taken_for_lost_is_running_again_when_it_reports(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+        self, registry: RunRegistry, clock: ScriptedClock
     ) -> None:
         registry.accept(make_report(), "udp")
         clock.advance(1000)
@@ -499,7 +460,7 @@ class TestLifeCycle:
         assert state(registry) == "running"
 
     def test_a_lost_rank_that_reports_is_known_by_its_present_process(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+        self, registry: RunRegistry, set_process: SetProcess
     ) -> None:
         registry.accept(make_report(), "unix", 7)  # no such process
         registry.check_processes()
@@ -510,7 +471,7 @@ class TestLifeCycle:
 
     @pytest.mark.parametrize("told", ["finished", "failed", "terminated"])
     def test_a_rank_that_ended_is_not_lost_when_its_process_goes(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess, told: str
+        self, registry: RunRegistry, set_process: SetProcess, told: str
     ) -> None:
         set_process(7)
         registry.accept(make_report(), "unix", 7)
@@ -521,7 +482,7 @@ class TestLifeCycle:
 
     @pytest.mark.parametrize("told", ["finished", "failed", "terminated", "running"])
     def test_an_ended_ranks_series_stay_for_the_expiry_time_and_go(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock, told: str
+        self, registry: RunRegistry, clock: ScriptedClock, told: str
     ) -> None:
         registry.accept(make_report(state=told), "unix", 7)  # whose process is no more
         registry.check_processes()
@@ -533,9 +494,7 @@ class TestLifeCycle:
         assert registry.held == ()
         assert values(registry, "stallscope_exporter_runs") == {(): 0}
 
-    def test_reports_after_the_end_do_not_put_the_end_off(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_reports_after_the_end_do_not_put_the_end_off(self, registry: RunRegistry, clock: ScriptedClock) -> None:
         registry.accept(make_report(state="finished"), "unix")
         clock.advance(800)
         registry.accept(make_report(state="finished", sequence=2), "unix")
@@ -544,7 +503,7 @@ class TestLifeCycle:
         assert registry.held == ()
 
     def test_a_living_rank_of_a_run_outlives_its_ended_ones(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+        self, registry: RunRegistry, clock: ScriptedClock, set_process: SetProcess
     ) -> None:
         set_process(7)
         registry.accept(make_report(), "unix", 7)
@@ -556,11 +515,11 @@ class TestLifeCycle:
 
 class TestTermination:
     @pytest.fixture(autouse=True)
-    def rank_zero(self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess) -> None:
+    def rank_zero(self, registry: RunRegistry, set_process: SetProcess) -> None:
         set_process(7)
         registry.accept(make_report(), "unix", 7)
 
-    def test_a_notice_ends_the_sessions_that_it_names(self, registry: RunRegistry, make_report: MakeReport) -> None:
+    def test_a_notice_ends_the_sessions_that_it_names(self, registry: RunRegistry) -> None:
         registry.accept(make_report(rank=1, session="second"), "unix", 7)
         registry.accept(make_report(rank=2, session="third"), "unix", 7)
         registry.terminate(("first", "second"), 7)
@@ -587,9 +546,7 @@ class TestTermination:
         registry.terminate(("first",), 7)
         assert state(registry) == "terminated"
 
-    def test_a_program_that_goes_on_is_running_again(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_a_program_that_goes_on_is_running_again(self, registry: RunRegistry, clock: ScriptedClock) -> None:
         registry.terminate(("first",), 7)
         registry.accept(make_report(sequence=2), "unix", 7)
         clock.advance(1000)
@@ -598,13 +555,7 @@ class TestTermination:
 
     @pytest.mark.parametrize(("seconds", "expected"), [(30, "terminated"), (3600, "lost")])
     def test_a_process_killed_in_the_grace_period_is_terminated(
-        self,
-        registry: RunRegistry,
-        make_report: MakeReport,
-        clock: ScriptedClock,
-        set_process: SetProcess,
-        seconds: float,
-        expected: str,
+        self, registry: RunRegistry, clock: ScriptedClock, set_process: SetProcess, seconds: float, expected: str
     ) -> None:
         registry.terminate(("first",), 7)
         registry.accept(make_report(sequence=2), "unix", 7)
@@ -615,7 +566,7 @@ class TestTermination:
         assert state(registry) == expected
 
     def test_an_unseen_process_that_falls_silent_in_the_grace_period_is_terminated(
-        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+        self, registry: RunRegistry, clock: ScriptedClock
     ) -> None:
         registry.accept(make_report(rank=1, session="hidden"), "udp")
         registry.terminate(("hidden",), None)
@@ -627,9 +578,7 @@ class TestTermination:
         assert state(registry, rank="1") == "terminated"
 
     @pytest.mark.parametrize("last", ["finished", "failed"])
-    def test_the_last_report_counts_more_than_the_notice(
-        self, registry: RunRegistry, make_report: MakeReport, last: str
-    ) -> None:
+    def test_the_last_report_counts_more_than_the_notice(self, registry: RunRegistry, last: str) -> None:
         registry.terminate(("first",), 7)
         registry.accept(make_report(sequence=2, state=last), "unix", 7)
         registry.terminate(("first",), 7)
@@ -642,15 +591,13 @@ class TestTermination:
 
     @pytest.mark.parametrize(("pid_required", "expected"), [(False, "terminated"), (True, "running")])
     def test_a_process_that_can_not_be_seen_is_known_by_its_session_unless_signatures_are_required(
-        self, registry: RunRegistry, make_report: MakeReport, pid_required: bool, expected: str
+        self, registry: RunRegistry, pid_required: bool, expected: str
     ) -> None:
         registry.accept(make_report(rank=1, session="hidden"), "unix")
         registry.terminate(("hidden",), None, pid_required=pid_required)
         assert state(registry, rank="1") == expected
 
-    def test_the_next_session_is_a_restart(
-        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
-    ) -> None:
+    def test_the_next_session_is_a_restart(self, registry: RunRegistry, set_process: SetProcess) -> None:
         registry.terminate(("first",), 7)
         set_process(8)
         registry.accept(make_report(session="second"), "unix", 8)
@@ -660,18 +607,14 @@ class TestTermination:
         assert state(registry) == "running"
 
 
-def test_a_trial_report_is_counted_and_checked_like_any_and_nothing_is_held_of_it(
-    registry: RunRegistry, make_report: MakeReport
-) -> None:
+def test_a_trial_report_is_counted_and_checked_like_any_and_nothing_is_held_of_it(registry: RunRegistry) -> None:
     registry.accept(make_report(run=TRIAL_RUN), "unix")
     assert values(registry, "stallscope_exporter_reports_total")[("unix",)] == 1
     assert (registry.held, registry.changes) == ((), 0)
     assert refused(registry, make_report(run=TRIAL_RUN, rank=-1)).reason == "bad_field"
 
 
-def test_collecting_goes_on_while_other_threads_report(
-    registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
-) -> None:
+def test_collecting_goes_on_while_other_threads_report(registry: RunRegistry, clock: ScriptedClock) -> None:
     failures: list[Exception] = []
 
     def report_much(run: str) -> None:
@@ -693,7 +636,7 @@ def test_collecting_goes_on_while_other_threads_report(
     assert len(registry.held) == 200
 
 
-def test_collecting_reads_memory_only(make_report: MakeReport, tmp_path: Path, set_process: SetProcess) -> None:
+def test_collecting_reads_memory_only(tmp_path: Path, set_process: SetProcess) -> None:
     registry = RunRegistry(root=tmp_path / "root")
     set_process(7)
     registry.accept(make_report(), "unix", 7)
@@ -701,9 +644,7 @@ def test_collecting_reads_memory_only(make_report: MakeReport, tmp_path: Path, s
     assert state(registry) == "running"  # not checked yet
 
 
-def test_the_registry_s_own_series_come_before_the_ranks_that_may_fill_the_page(
-    registry: RunRegistry, make_report: MakeReport
-) -> None:
+def test_the_registry_s_own_series_come_before_the_ranks_that_may_fill_the_page(registry: RunRegistry) -> None:
     registry.accept(make_report(), "unix")
     names = [sample.family.name for sample in registry.collect()]
     ranks_begin = next(number for number, name in enumerate(names) if name.startswith("stallscope_training_"))

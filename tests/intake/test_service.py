@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol.report import MAX_BYTES
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample, checked
+from tests.intake.reports import make_report
+from tests.waiting import until
 
-MakeReport = Callable[..., bytes]
 SetProcess = Callable[..., None]
 MakeIntake = Callable[..., Intake]
 
@@ -67,15 +67,8 @@ def arrived(intake: Intake) -> int:
     return int(number)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "did not come to pass"
-        time.sleep(0.002)
-
-
 class TestPost:
-    def test_a_report_is_taken_in(self, make_intake: MakeIntake, make_report: MakeReport) -> None:
+    def test_a_report_is_taken_in(self, make_intake: MakeIntake) -> None:
         intake = make_intake()
         assert intake.post(make_report()) == (204, b"")
         assert value(intake, "stallscope_training_loss", "resnet50", "0") == 0.25
@@ -97,9 +90,7 @@ class TestPost:
         assert content["error"] == reason
         assert content["message"]
 
-    def test_limits_and_superseded_sessions_have_their_own_status(
-        self, make_intake: MakeIntake, make_report: MakeReport
-    ) -> None:
+    def test_limits_and_superseded_sessions_have_their_own_status(self, make_intake: MakeIntake) -> None:
         intake = make_intake(Limits(runs=1, ranks_per_run=1))
         intake.post(make_report())
         assert intake.post(make_report(run="other"))[0] == 429
@@ -114,7 +105,7 @@ def _of_training(intake: Intake) -> list[Sample]:
 
 class TestRestart:
     def test_a_restart_of_the_exporter_loses_nothing(
-        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+        self, make_intake: MakeIntake, clock: ScriptedClock, set_process: SetProcess
     ) -> None:
         set_process(7)
         first = make_intake()
@@ -144,7 +135,7 @@ class TestRestart:
         assert value(second, "stallscope_training_state", "resnet50", "1", "failed") is None  # its time is over
 
     def test_after_a_kill_no_counter_is_below_what_was_scraped(
-        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+        self, make_intake: MakeIntake, clock: ScriptedClock, set_process: SetProcess
     ) -> None:
         """Prometheus would take the fall for a counter that begins again, and count all of it twice."""
         set_process(7)
@@ -163,7 +154,7 @@ class TestRestart:
         assert value(again, name, "resnet50", "0") == 300
 
     def test_after_a_kill_the_end_of_a_former_session_exposes_no_counter(
-        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock
+        self, make_intake: MakeIntake, clock: ScriptedClock
     ) -> None:
         """The next session may have been scraped since, with lower counters: the former one would count again."""
         name = "stallscope_training_samples_total"
@@ -181,7 +172,7 @@ class TestRestart:
         assert value(again, name, "resnet50", "0") == 20
 
     def test_a_rank_that_ended_without_an_exporter_is_lost_on_the_first_page(
-        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+        self, make_intake: MakeIntake, clock: ScriptedClock, set_process: SetProcess
     ) -> None:
         set_process(7)
         first = make_intake()
@@ -196,9 +187,7 @@ class TestRestart:
         assert value(again, "stallscope_training_state", "resnet50", "0", "running") == 0
         assert value(again, "stallscope_training_samples_total", "resnet50", "0") is None
 
-    def test_a_kill_loses_no_more_than_the_last_seconds(
-        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock
-    ) -> None:
+    def test_a_kill_loses_no_more_than_the_last_seconds(self, make_intake: MakeIntake, clock: ScriptedClock) -> None:
         killed = make_intake()
         killed.post(make_report())
         killed.run_housekeeping()
@@ -210,7 +199,7 @@ class TestRestart:
         assert [held.report.sequence for held in after.registry.held] == [1]
 
     def test_the_state_file_is_written_only_after_a_change(
-        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock, tmp_path: Path
+        self, make_intake: MakeIntake, clock: ScriptedClock, tmp_path: Path
     ) -> None:
         def save() -> int:
             clock.advance(10)
@@ -224,9 +213,7 @@ class TestRestart:
         intake.post(make_report(sequence=2))
         assert save() != first
 
-    def test_what_reported_since_is_not_overwritten_by_the_past(
-        self, make_intake: MakeIntake, make_report: MakeReport
-    ) -> None:
+    def test_what_reported_since_is_not_overwritten_by_the_past(self, make_intake: MakeIntake) -> None:
         first = make_intake()
         first.start()
         first.post(make_report())
@@ -236,7 +223,7 @@ class TestRestart:
         second.start()
         assert [held.report.sequence for held in second.registry.held] == [5]
 
-    def test_a_lower_limit_holds_for_the_past_as_well(self, make_intake: MakeIntake, make_report: MakeReport) -> None:
+    def test_a_lower_limit_holds_for_the_past_as_well(self, make_intake: MakeIntake) -> None:
         first = make_intake()
         first.start()
         for rank in range(5):
@@ -249,7 +236,7 @@ class TestRestart:
 
 
 def test_reports_come_in_through_both_sockets(
-    make_intake: MakeIntake, make_report: MakeReport, socket_path: Path, set_process: SetProcess
+    make_intake: MakeIntake, socket_path: Path, set_process: SetProcess
 ) -> None:
     set_process(os.getpid())
     intake = make_intake()
@@ -259,7 +246,7 @@ def test_reports_come_in_through_both_sockets(
     port = next(receiver.port for receiver in intake.receivers if isinstance(receiver, UdpReceiver))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(make_report(rank=1), ("127.0.0.1", port))
-    wait_for(lambda: len(intake.registry.held) == 2)
+    until(lambda: len(intake.registry.held) == 2)
     processes = {held.report.rank: held.process for held in intake.registry.held}
     assert processes[0] == (os.getpid(), 5000)
     assert processes[1] is None
@@ -267,11 +254,11 @@ def test_reports_come_in_through_both_sockets(
     assert value(intake, "stallscope_exporter_reports_total", "udp") == 1
 
 
-def test_house_is_kept_by_itself(make_report: MakeReport, root: Path) -> None:
+def test_house_is_kept_by_itself(root: Path) -> None:
     intake = Intake(IntakeSettings(socket=None, udp=None), root=root)
     intake.registry.accept(make_report(), "unix", 7)  # whose process is no more
     intake.start()
-    wait_for(lambda: value(intake, "stallscope_training_state", "resnet50", "0", "lost") == 1)
+    until(lambda: value(intake, "stallscope_training_state", "resnet50", "0", "lost") == 1)
     intake.stop(timeout=60)
 
 
@@ -297,7 +284,7 @@ class TestFuzz:
     LIMITS = Limits(runs=4, ranks_per_run=3, ranks=6, value_names_per_run=4)
 
     @pytest.fixture
-    def intake(self, make_intake: MakeIntake, make_report: MakeReport) -> Intake:
+    def intake(self, make_intake: MakeIntake) -> Intake:
         intake = make_intake(self.LIMITS)
         intake.start()
         assert intake.post(make_report(run="held", sequence=2**40, start=1.7e9 + 3599, session="held"))[0] == 204
@@ -354,7 +341,6 @@ class TestFuzz:
     def test_over_http(
         self,
         intake: Intake,
-        make_report: MakeReport,
         clock: ScriptedClock,
         garbage: list[bytes],
         changes: list[dict[str, object]],
@@ -376,17 +362,12 @@ class TestFuzz:
         deadline=None,
     )
     def test_through_the_sockets(
-        self,
-        intake: Intake,
-        make_report: MakeReport,
-        socket_path: Path,
-        garbage: list[bytes],
-        changes: list[dict[str, object]],
+        self, intake: Intake, socket_path: Path, garbage: list[bytes], changes: list[dict[str, object]]
     ) -> None:
         datagrams = [*garbage, *(make_report(**change) for change in changes)]
         before = arrived(intake)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             for datagram in datagrams:
                 sender.sendto(datagram, str(socket_path))
-        wait_for(lambda: arrived(intake) == before + len(datagrams))
+        until(lambda: arrived(intake) == before + len(datagrams))
         self.check(intake)

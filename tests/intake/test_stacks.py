@@ -3,7 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ from stallscope.intake.runs import RunRegistry
 from stallscope.intake.stacks import StackFiles
 from stallscope.protocol.vocabulary import STACKS_HEADER, STACKS_SIZE
 from stallscope.sampling.clock import ScriptedClock
+from tests.intake.reports import make_report
 
-MakeReport = Callable[..., bytes]
 HEADER = STACKS_HEADER % 16
 STACK = b'Thread 0x0000000000000010 (most recent call first):\n  File "/home/me/job/train.py", line 88 in step\n'
 SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
@@ -25,10 +25,8 @@ KEY = ("resnet50", 0)
 class Rank:
     """A rank that reports, and leaves stacks at a time of the scripted clock."""
 
-    def __init__(
-        self, registry: RunRegistry, files: StackFiles, clock: ScriptedClock, make_report: MakeReport, number: int = 0
-    ) -> None:
-        self._registry, self._files, self._clock, self._make_report = registry, files, clock, make_report
+    def __init__(self, registry: RunRegistry, files: StackFiles, clock: ScriptedClock, number: int = 0) -> None:
+        self._registry, self._files, self._clock = registry, files, clock
         self._number, self._sequence = number, 0
         self.file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
         os.ftruncate(self.file, STACKS_SIZE)
@@ -37,7 +35,7 @@ class Rank:
     def report(self, file: int | None = None, **changes: object) -> None:
         self._sequence += 1
         fields = {"rank": self._number, "sequence": self._sequence, "session": f"session-{self._number}", **changes}
-        report = self._registry.accept(self._make_report(**fields), "unix", uid=1000)
+        report = self._registry.accept(make_report(**fields), "unix", uid=1000)
         self._files.keep(report, PassedFile(os.dup(self.file if file is None else file)))
 
     def leave(self, text: bytes) -> None:
@@ -56,8 +54,8 @@ def files(registry: RunRegistry, clock: ScriptedClock) -> StackFiles:
 
 
 @pytest.fixture
-def rank(registry: RunRegistry, files: StackFiles, clock: ScriptedClock, make_report: MakeReport) -> Rank:
-    return Rank(registry, files, clock, make_report)
+def rank(registry: RunRegistry, files: StackFiles, clock: ScriptedClock) -> Rank:
+    return Rank(registry, files, clock)
 
 
 def labels(files: StackFiles) -> list[tuple[str, ...]]:
@@ -139,11 +137,9 @@ def test_files_are_closed_when_their_rank_ends_or_passes_the_same_again(rank: Ra
     assert (files.of(KEY), labels(files)) == (None, [])
 
 
-def test_the_number_of_files_is_limited(
-    registry: RunRegistry, files: StackFiles, clock: ScriptedClock, make_report: MakeReport
-) -> None:
+def test_the_number_of_files_is_limited(registry: RunRegistry, files: StackFiles, clock: ScriptedClock) -> None:
     files.most = 2
-    ranks = [Rank(registry, files, clock, make_report, number) for number in range(4)]
+    ranks = [Rank(registry, files, clock, number) for number in range(4)]
     for each in ranks:
         each.report()
         each.leave(b"Standstill\n" + STACK)

@@ -14,8 +14,8 @@ from stallscope.intake.step_requests import StepRequests
 from stallscope.protocol import step_request
 from stallscope.protocol.report import STEP_BUCKET_COUNT, Report
 from stallscope.sampling.clock import ScriptedClock
+from tests.intake.reports import make_report
 
-MakeReport = Callable[..., bytes]
 BUCKET = 6
 """Where steps that last from 0.05 s to 0.1 s are counted."""
 
@@ -26,7 +26,7 @@ def requests(registry: RunRegistry, tmp_path: Path, clock: ScriptedClock) -> Ste
 
 
 @pytest.fixture
-def report(registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock) -> Callable[..., Report]:
+def report(registry: RunRegistry, clock: ScriptedClock) -> Callable[..., Report]:
     """Report a rank that has made `steps` steps of 0.075 s, with two reports a second."""
 
     def send(step: int = 1000, **changes: Any) -> Report:
@@ -70,7 +70,7 @@ def test_steps_done_since_the_last_report_are_reckoned_with(
     assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 10 + 60 + 1
 
 
-def test_ranks_that_report_seldom_get_longer_notice(requests: StepRequests, report: Callable[..., Report]) -> None:
+def test_ranks_that_report_rarely_get_longer_notice(requests: StepRequests, report: Callable[..., Report]) -> None:
     report(step=1000, sequence=20)
     assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
 

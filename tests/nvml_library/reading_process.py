@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from stallscope.collectors.base import Environment
 from stallscope.collectors.nvidia import NvidiaCollector
 from stallscope.sampling.sampler import Sampler
 from tests.nvml_library.stand_in import NvmlStandIn
+from tests.waiting import until
 
 INTERVAL = 0.3
 DEADLINE = 60.0
@@ -90,13 +90,13 @@ class ReadingProcess:
 
     def until(self, condition: Callable[[Page], object]) -> Page:
         """The first page that satisfies the condition; fails with the last one seen when none comes in time."""
-        deadline = time.monotonic() + DEADLINE
-        while True:
-            page = self.page()
-            if condition(page):
-                return page
-            assert time.monotonic() < deadline, f"no page was as awaited; the last:\n{page.text}"
-            time.sleep(INTERVAL / 4)
+        return until(
+            lambda: page if condition(page := self.page()) else None,
+            lambda: f"no page was as awaited; the last:\n{self.page().text}",
+            seconds=DEADLINE,
+            pause=INTERVAL / 4,
+            errors=(),
+        )
 
 
 def main(interval: float) -> None:

@@ -6,12 +6,12 @@ import http.client
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import NvmlStandIn
+from tests.waiting import until
 
 
 def test_the_peer_exposes_all_its_series_of_eight_gpus(nvml_stand_in: NvmlStandIn) -> None:
@@ -26,19 +26,16 @@ def test_the_peer_exposes_all_its_series_of_eight_gpus(nvml_stand_in: NvmlStandI
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    try:
-        lines: list[str] = []
-        deadline = time.monotonic() + 120
+
+    def page() -> list[str] | None:
+        assert process.poll() is None, "the peer ended"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
         # The last GPU's process comes last in the peer's round.
-        while not any("process_gpu_memory" in line and 'index="7"' in line for line in lines):
-            assert time.monotonic() < deadline, f"the peer exposed only:\n{lines}"
-            assert process.poll() is None, "the peer ended"
-            time.sleep(0.2)
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-                    lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-            except (OSError, http.client.HTTPException):  # it has only begun
-                continue
+        return lines if any("process_gpu_memory" in line and 'index="7"' in line for line in lines) else None
+
+    try:
+        lines = until(page, "the peer did not expose all", seconds=120, errors=(OSError, http.client.HTTPException))
     finally:
         process.kill()
         process.wait()

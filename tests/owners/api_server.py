@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from stallscope.owners.kubernetes_api import ACCOUNT
+from tests.handled import handled, reply
 from tests.web.certificates import Authority
 
 TOKEN = "eyJhbGciOi.of.tests"
@@ -44,36 +44,17 @@ class ApiServer:
                 if self.headers["Authorization"] != f"Bearer {TOKEN}":
                     status, content = 401, {"kind": "Status"}
                 body = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
+                reply(self, body, status=status)
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*authority.sign("server"))
-
-        class Server(ThreadingHTTPServer):
-            def get_request(self) -> tuple[ssl.SSLSocket, Any]:
-                accepted, client = super().get_request()
-                try:
-                    return context.wrap_socket(accepted, server_side=True), client
-                except OSError:
-                    accepted.close()
-                    raise
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.address = ("127.0.0.1", int(self._server.server_port))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
+        self._stack = ExitStack()
+        host, _, port = self._stack.enter_context(handled(Handler, context)).partition(":")
+        self.address = (host, int(port))
 
     def stop(self) -> None:
         """Stop serving and close the port."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._stack.close()
 
 
 @contextmanager

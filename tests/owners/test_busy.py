@@ -36,7 +36,7 @@ def test_it_never_falls_when_a_process_ends() -> None:
     assert ledger.add({}, {}) == {ADA: 6.5}
 
 
-def test_a_number_that_begins_anew_is_counted_from_nothing() -> None:
+def test_a_number_that_begins_again_is_counted_from_nothing() -> None:
     ledger = Ledger()
     ledger.add({1: 5.0}, {ADA: (1,)})
     assert ledger.add({1: 0.5}, {GRACE: (1,)}) == {ADA: 5.0, GRACE: 0.5}

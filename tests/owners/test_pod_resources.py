@@ -105,7 +105,7 @@ def test_an_answer_beyond_the_limit_is_refused(kubelet: Kubelet, client: PodReso
     assert client.allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
-def test_a_slow_kubelet_is_given_up_in_time_and_asked_anew(kubelet: Kubelet, client: PodResources) -> None:
+def test_a_slow_kubelet_is_given_up_in_time_and_asked_again(kubelet: Kubelet, client: PodResources) -> None:
     kubelet.answer = kubelet.hang
     with pytest.raises(PodResourcesFailed, match=r"kubelet.sock: no answer within 0.2 s") as failed:
         client.allocations(0.2)

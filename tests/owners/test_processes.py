@@ -195,7 +195,7 @@ def test_a_process_that_has_ended_is_told_as_long_as_it_is_asked_for(tmp_path: P
     assert processes.look_up([31337]) == {}
 
 
-def test_a_number_that_stands_for_another_process_is_looked_up_anew(tmp_path: Path) -> None:
+def test_a_number_that_stands_for_another_process_is_looked_up_again(tmp_path: Path) -> None:
     root = copy_of("slurm_node", tmp_path)
     processes = Processes(root)
     assert processes.look_up([31337])[31337].user == "ada"

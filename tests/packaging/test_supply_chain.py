@@ -10,17 +10,17 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from deploy.audit import LOCKS, OSV, main
 from tests.free_ports import free_port
+from tests.handled import handled, reply
 
 CHECKOUT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -206,20 +206,10 @@ def database(vulnerable: str = "", status: int = 200) -> Iterator[str]:
             affected = [{"package": {"name": package, "ecosystem": "PyPI"}, "ranges": ranges}]
             found = {"id": "PYSEC-2026-1", "summary": "made up", "aliases": [], "affected": affected}
             body = json.dumps({"vulns": [found]} if package == vulnerable else {}).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            reply(self, body, status=status)
 
-        def log_message(self, *_arguments: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1/query"
-        server.shutdown()
-        thread.join()
+    with handled(Handler) as address:
+        yield f"http://{address}/v1/query"
 
 
 @pytest.fixture(autouse=True)

@@ -88,14 +88,15 @@ def test_an_exporter_that_two_jobs_scrape_counts_once_and_raises_an_alert(rulebo
 def test_a_prometheus_that_changes_series_at_the_scrape_is_reported(
     rulebook: Rulebook, name: str, labels: dict[str, str], reason: str
 ) -> None:
-    story = [series(name, steady(1), **TARGET, **labels)]
+    story = [*exporter(), series(name, steady(1), **TARGET, **labels)]
     found: list[tuple[Labels, float]] = [({"job": TARGET["job"], "reason": reason}, 1)]
     rulebook.check(story, {UNUSABLE: found}, rule_files=ALL)
 
 
 def test_classic_histograms_beside_native_ones_can_be_used(rulebook: Rulebook) -> None:
     """`always_scrape_classic_histograms` keeps both."""
-    both = [*rank(), series("stallscope_training_step_seconds", steady(1), **TARGET, run="train", rank="0")]
+    native = series("stallscope_training_step_seconds", steady(1), **TARGET, run="train", rank="0")
+    both = [*exporter(), *rank(), native]
     rulebook.check(both, {UNUSABLE: []}, rule_files=ALL)
 
 

@@ -7,15 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from prometheus import canonical_rules
+from tests import waiting
 from tests.free_ports import free_port
 from tests.known_names import BY_SERIES_NAME, rules
 from tests.nvml_library.stand_in import NvmlStandIn
@@ -772,22 +771,19 @@ def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> N
 
 def fetched(command: Sequence[str], port: int, ready: str, environment: Mapping[str, str] | None = None) -> str:
     """A page of a program that is really run, as soon as it has something on it."""
+
+    def page() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            text = str(answer.read().decode())
+        return text if re.search(ready, text) else ""
+
     with subprocess.Popen(
         command, env=os.environ | (environment or {}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            deadline, text = time.monotonic() + 60, ""
-            while not re.search(ready, text):
-                assert time.monotonic() < deadline, f"{command[0]} returned only:\n{text}"
-                time.sleep(0.1)
-                with (
-                    suppress(OSError),
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer,
-                ):
-                    text = answer.read().decode()
+            return waiting.until(page, f"{command[0]} returns no page with {ready}", pause=0.1)
         finally:
             process.terminate()
-    return text
 
 
 def read_by_rules(text: str, source: str) -> str:

@@ -205,7 +205,7 @@ def test_a_quota_that_stops_the_rank_on_a_free_host_is_throttling(rulebook: Rule
     )
 
 
-def test_processors_that_others_burn_are_not_the_runs_limit(rulebook: Rulebook) -> None:
+def test_cpus_that_others_burn_are_not_the_runs_limit(rulebook: Rulebook) -> None:
     check(
         rulebook,
         {
@@ -222,7 +222,7 @@ def test_processors_that_others_burn_are_not_the_runs_limit(rulebook: Rulebook) 
     )
 
 
-def test_more_than_two_workers_a_processor_are_too_many_where_tasks_wait(rulebook: Rulebook) -> None:
+def test_more_than_two_workers_a_cpu_are_too_many_where_tasks_wait(rulebook: Rulebook) -> None:
     check(
         rulebook,
         {

@@ -295,7 +295,7 @@ def test_steps_that_take_minutes_have_a_longer_limit(rulebook: Rulebook) -> None
 
 
 @pytest.mark.parametrize("activity", ["evaluation", "checkpoint", "restore", "paused", "initialization"])
-def test_the_return_from_something_else_begins_the_limit_anew(rulebook: Rulebook, activity: str) -> None:
+def test_the_return_from_something_else_begins_the_limit_again(rulebook: Rulebook, activity: str) -> None:
     story = rank(last_step=STOPPED, activity={"training": until(30, 0, 1), activity: until(30)}) + gpu()
     rulebook.check(story, {"rank:stalled:info": []}, at="31m")
     rulebook.check(story, {"count(rank:stalled:info)": [({}, 1)]}, at="33m")

@@ -52,29 +52,71 @@ def test_an_exposed_wait_is_input_bound_at_every_level(rulebook: Rulebook) -> No
     rulebook.check_percent(story, "run:time_lost:ratio5m", [({"run": "train"}, 28)])
 
 
-def test_the_loss_is_the_data_wait_where_the_gpu_idles_for_longer(rulebook: Rulebook) -> None:
-    rulebook.check_percent(rank(wait=0.2) + gpu(idle=0.6), RANK_VERDICT, [(of_rank(cause="input_bound"), 20)])
+def waiting(cores: float | None = None) -> Story:
+    return rank(wait=0.3, cores=cores) + gpu(idle=0.3)
 
 
-def test_a_wait_hidden_behind_a_busy_gpu_is_healthy(rulebook: Rulebook) -> None:
-    rulebook.check_percent(rank(wait=0.3) + gpu(idle=0.0), RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
+def paused_for(activity: str) -> Story:
+    return rank(wait=0.6, activity={"training": steady(0), activity: steady(1)}) + gpu(idle=0.9)
 
 
-def test_waits_shorter_than_the_drivers_samples_show_in_their_mean(rulebook: Rulebook) -> None:
-    # Every sample reads 75 %, none is under 10 %: the W&B study's run on real data.
-    story = [(name, values) for name, values in gpu(idle=0.25) if "below_seconds" not in name]
-    story.append(series("stallscope_gpu_below_seconds_total", steady(0), level="0.1", **of_gpu()))
-    rulebook.check_percent(rank(wait=0.3) + story, RANK_VERDICT, [(of_rank(cause="input_bound"), 25)])
+# Every sample reads 75 %, none is under 10 %: the W&B study's run on real data.
+SHORT_WAITS = [
+    *rank(wait=0.3),
+    *(each for each in gpu(idle=0.25) if "below_seconds" not in each[0]),
+    series("stallscope_gpu_below_seconds_total", steady(0), level="0.1", **of_gpu()),
+]
+# The exporter has just come back: its GPU counters are three minutes old, the run is hours old.
+PARTLY_FILLED = rank(wait=0.3) + [
+    (name, "_x34 " + values if "_total" in name or "samples" in name else values) for name, values in gpu()
+]
+TWO_GPUS = (("0", "GPU-0"), ("1", "GPU-1"))
+BETWEEN = {"training": until(18), "evaluation": until(18, 0, 1)}
+FULL = "input_cpu_saturated"
 
 
-def test_a_window_that_is_only_partly_filled_counts_nothing_as_idle(rulebook: Rulebook) -> None:
-    # The exporter has just come back: its GPU counters are three minutes old, the run is hours old.
-    story = [(name, "_x34 " + values if "_total" in name or "samples" in name else values) for name, values in gpu()]
-    rulebook.check_percent(rank(wait=0.3) + story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)], at="20m")
-
-
-def test_an_idle_gpu_without_a_wait_for_data_is_not_input_bound(rulebook: Rulebook) -> None:
-    rulebook.check_percent(rank(wait=0.02) + gpu(idle=0.5), RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
+@pytest.mark.parametrize(
+    ("story", "cause", "percent"),
+    [
+        pytest.param(rank(wait=0.2) + gpu(idle=0.6), "input_bound", 20, id="the GPU idles for longer than the wait"),
+        pytest.param(rank(wait=0.3) + gpu(idle=0.0), "healthy", 0, id="the wait is hidden behind a busy GPU"),
+        pytest.param(rank(wait=0.02) + gpu(idle=0.5), "healthy", 0, id="the GPU idles without a wait for data"),
+        pytest.param(SHORT_WAITS, "input_bound", 25, id="waits shorter than the driver's samples"),
+        pytest.param(PARTLY_FILLED, "healthy", 0, id="a window that is only partly filled"),
+        pytest.param(waiting() + host(0.95), FULL, 30, id="host full"),
+        pytest.param(waiting() + host(0.85, pressure=0.3), FULL, 30, id="host nearly full and tasks wait"),
+        pytest.param(waiting() + host(0.85, pressure=0.02), "input_bound", 30, id="host nearly full, no task waits"),
+        pytest.param(waiting() + host(0.3), "input_bound", 30, id="host has idle CPUs"),
+        pytest.param(waiting(), "input_bound", 30, id="no host metrics"),
+        pytest.param(waiting() + host(0.95, instance="node2:19400"), "input_bound", 30, id="another host is full"),
+        pytest.param(waiting(7.8) + host(0.2), FULL, 30, id="limit reached on a free host"),
+        pytest.param(waiting(2.0) + host(0.2), "input_bound", 30, id="far from the limit"),
+        pytest.param(waiting(0.5) + host(0.95), "input_bound", 30, id="other processes saturate the CPUs"),
+        pytest.param(waiting(7.0) + host(0.95), "input_bound", 30, id="under the limit, a tenth of a full host ours"),
+        pytest.param(rank(wait=0.01) + gpu(idle=0.01) + host(0.99), "healthy", 0, id="host full, and no wait"),
+        pytest.param(paused_for("evaluation"), "healthy", 0, id="in an evaluation"),
+        pytest.param(paused_for("paused"), "healthy", 0, id="paused"),
+        pytest.param(paused_for("restore"), "healthy", 0, id="in a restore"),
+        pytest.param(paused_for("initialization"), "healthy", 0, id="in initialization"),
+        pytest.param(rank(wait=0.3, activity=BETWEEN) + gpu(idle=0.3), "input_bound", 30, id="after an evaluation"),
+        pytest.param(
+            rank(wait=0.3, gpus=TWO_GPUS) + gpu(0, idle=0.3) + gpu(1, idle=None),
+            "insufficient_data",
+            0,
+            id="one of two GPUs reports no idle time",
+        ),
+        pytest.param(
+            rank(wait=0.3) + gpu(3, uuid="GPU-0", up=steady(0), idle=None) + gpu(0, idle=0.3),
+            "input_bound",
+            30,
+            id="a GPU known under two indices",
+        ),
+    ],
+)
+def test_a_rank_has_the_verdict_of_its_exposed_wait_and_of_the_evidence_of_its_own_host(
+    rulebook: Rulebook, story: Story, cause: str, percent: int
+) -> None:
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause=cause), percent)])
 
 
 def test_a_loss_under_the_notice_level_is_no_verdict_but_is_counted(rulebook: Rulebook) -> None:
@@ -91,40 +133,7 @@ def test_a_run_without_gpus_is_judged_by_its_data_wait_alone(rulebook: Rulebook)
     rulebook.check(story, {"gpu_cause:time_lost:ratio5m": [], GPU_VERDICT: []})
 
 
-@pytest.mark.parametrize(
-    ("story", "cause"),
-    [
-        pytest.param(host(0.95), "input_cpu_saturated", id="host full"),
-        pytest.param(host(0.85, pressure=0.3), "input_cpu_saturated", id="host nearly full and tasks wait"),
-        pytest.param(host(0.85, pressure=0.02), "input_bound", id="host nearly full and no waiting tasks"),
-        pytest.param(host(0.3), "input_bound", id="host has idle CPUs"),
-        pytest.param([], "input_bound", id="no host metrics"),
-        pytest.param(host(0.95, instance="node2:19400"), "input_bound", id="another host is full"),
-    ],
-)
-def test_the_sub_cause_needs_the_evidence_of_the_ranks_own_host(
-    rulebook: Rulebook, story: list[tuple[str, str]], cause: str
-) -> None:
-    rulebook.check_percent(rank(wait=0.3) + gpu(idle=0.3) + story, RANK_VERDICT, [(of_rank(cause=cause), 30)])
-
-
-@pytest.mark.parametrize(
-    ("cores", "busy", "cause"),
-    [
-        pytest.param(7.8, 0.2, "input_cpu_saturated", id="limit reached on a free host"),
-        pytest.param(2.0, 0.2, "input_bound", id="far from the limit"),
-        pytest.param(0.5, 0.95, "input_bound", id="other processes saturate the CPUs"),
-        pytest.param(7.0, 0.95, "input_bound", id="under the limit on a full host, a tenth of it ours"),
-    ],
-)
-def test_the_ranks_own_processor_time_is_weighed_against_its_limit_and_its_host(
-    rulebook: Rulebook, cores: float, busy: float, cause: str
-) -> None:
-    story = rank(wait=0.3, cores=cores) + gpu(idle=0.3) + host(busy)
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause=cause), 30)])
-
-
-def test_ranks_of_one_pod_share_its_processor_limit(rulebook: Rulebook) -> None:
+def test_ranks_of_one_pod_share_its_cpu_limit(rulebook: Rulebook) -> None:
     story = [
         each
         for number in (0, 1)
@@ -132,11 +141,6 @@ def test_ranks_of_one_pod_share_its_processor_limit(rulebook: Rulebook) -> None:
         + gpu(number, idle=0.3)
     ]
     rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_cpu_saturated"}, 30)])
-
-
-def test_a_saturated_host_without_a_wait_for_data_is_healthy(rulebook: Rulebook) -> None:
-    story = rank(wait=0.01) + gpu(idle=0.01) + host(0.99)
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
 
 
 @pytest.mark.parametrize(
@@ -276,17 +280,6 @@ def test_a_run_that_has_ended_has_no_verdict(rulebook: Rulebook, state: str) -> 
     rulebook.check_percent(story, GPU_VERDICT, [(of_gpu(cause="healthy"), 0)])
 
 
-@pytest.mark.parametrize("activity", ["evaluation", "paused", "restore", "initialization"])
-def test_a_wait_outside_training_is_not_input_bound(rulebook: Rulebook, activity: str) -> None:
-    story = rank(wait=0.6, activity={"training": steady(0), activity: steady(1)}) + gpu(idle=0.9)
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
-
-
-def test_an_evaluation_between_two_stretches_of_training_does_not_hide_the_wait(rulebook: Rulebook) -> None:
-    story = rank(wait=0.3, activity={"training": until(18), "evaluation": until(18, 0, 1)}) + gpu(idle=0.3)
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)])
-
-
 def test_hardware_outranks_a_greater_loss(rulebook: Rulebook) -> None:
     story = rank(wait=0.6) + gpu(idle=0.6, throttled={"hw_thermal": 0.4}, clock=0.75)
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="thermal_throttle"), 10)])
@@ -326,11 +319,6 @@ def test_a_rank_on_two_gpus_has_one_verdict_by_its_busiest_gpu(rulebook: Ruleboo
     )
 
 
-def test_a_rank_one_of_whose_gpus_tells_nothing_is_not_judged(rulebook: Rulebook) -> None:
-    story = rank(wait=0.3, gpus=(("0", "GPU-0"), ("1", "GPU-1"))) + gpu(0, idle=0.3) + gpu(1, idle=None)
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)])
-
-
 def test_a_fault_of_one_gpu_is_not_the_verdict_of_its_ranks_other_gpu(rulebook: Rulebook) -> None:
     story = rank(gpus=(("0", "GPU-0"), ("1", "GPU-1"))) + gpu(0)
     story += gpu(1, throttled={"hw_thermal": 0.5}, clock=0.5)
@@ -366,11 +354,6 @@ def test_the_uuid_counts_where_the_rank_numbers_gpus_otherwise(rulebook: Ruleboo
         "gpu_cause:time_lost:ratio5m",
         [(of_gpu(1, run="train", rank="0", cause="input_bound"), 30)],
     )
-
-
-def test_a_gpu_known_under_two_indices_is_joined_once(rulebook: Rulebook) -> None:
-    story = rank(wait=0.3) + gpu(3, uuid="GPU-0", up=steady(0), idle=None) + gpu(0, idle=0.3)
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)])
 
 
 def test_an_instance_of_a_divided_gpu_is_joined_by_its_own_uuid(rulebook: Rulebook) -> None:

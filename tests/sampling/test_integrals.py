@@ -384,7 +384,7 @@ def test_a_sample_from_the_future_is_passed_over_and_costs_nothing() -> None:
     assert integral.total == pytest.approx(integral.elapsed / 2)
 
 
-def test_a_driver_loaded_anew_with_another_clock_is_followed_at_the_next_reading() -> None:
+def test_a_driver_loaded_again_with_another_clock_is_followed_at_the_next_reading() -> None:
     timeline = Timeline(longest=3.0)
     timeline.samples([(START_US, 1.0), (START_US + 500_000, 1.0)], now=100.0)
     timeline.reopened()

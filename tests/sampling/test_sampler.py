@@ -16,6 +16,7 @@ from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reader import CollectorState, NotPresent, Reader, ReaderState
 from stallscope.sampling.reading import Sample
 from stallscope.sampling.sampler import Hang, Sampler, until_next_page
+from tests.waiting import until
 
 CPUS = family("stallscope_host_cpus")
 MEMORY = family("stallscope_host_memory_total_bytes")
@@ -263,12 +264,12 @@ def test_a_reading_that_never_comes_back_is_marked_and_holds_up_nobody() -> None
             'stallscope_exporter_source_up{source="hanging"}': 0,
             'stallscope_exporter_source_failures_total{source="hanging"}': 1,
         }
-        assert eventually(lambda: values(sampler).items() >= marked.items())
+        until(lambda: values(sampler).items() >= marked.items())
         well.value = 5
-        assert eventually(lambda: values(sampler).get("stallscope_host_cpus") == 5)
+        until(lambda: values(sampler).get("stallscope_host_cpus") == 5)
         hanging.let_go.set()
         back = {'stallscope_exporter_source_up{source="hanging"}': 1, "stallscope_host_memory_total_bytes": 4}
-        assert eventually(lambda: values(sampler).items() >= back.items())
+        until(lambda: values(sampler).items() >= back.items())
     finally:
         hanging.let_go.set()
         sampler.stop(timeout=60)
@@ -283,11 +284,9 @@ def test_at_a_long_interval_a_late_reading_shows_long_before_the_next() -> None:
     sampler.add(late)
     sampler.start()
     try:
-        assert eventually(lambda: sampler.ready)  # the first page did not wait for it
+        until(lambda: sampler.ready)  # the first page did not wait for it
         late.let_go.set()
-        assert eventually(
-            lambda: values(sampler).keys() >= {"stallscope_host_memory_total_bytes", "stallscope_host_cpus"}
-        )
+        until(lambda: values(sampler).keys() >= {"stallscope_host_memory_total_bytes", "stallscope_host_cpus"})
     finally:
         late.let_go.set()
         sampler.stop(timeout=60)
@@ -487,7 +486,7 @@ def flapping(sampler: Sampler) -> Iterator[Flapping]:
     yield flapping
     flapping.part.let_go.set()
     flapping.drop()
-    assert eventually(lambda: flapping.left_behind() == 0)
+    until(lambda: flapping.left_behind() == 0)
 
 
 def test_a_thread_that_hangs_is_stuck_until_it_ends_though_its_part_is_gone(
@@ -501,7 +500,7 @@ def test_a_thread_that_hangs_is_stuck_until_it_ends_though_its_part_is_gone(
     flapping.drop()
     assert flapping.stuck() == 1
     flapping.part.let_go.set()
-    assert eventually(lambda: flapping.left_behind() == 0)
+    until(lambda: flapping.left_behind() == 0)
     assert flapping.stuck() == 0
 
 
@@ -512,7 +511,7 @@ def test_a_part_that_hangs_and_comes_back_a_thousand_times_leaves_nothing(flappi
         flapping.drop()
         assert len(flapping.running.left) == 1
         flapping.part.let_go.set()
-        assert eventually(lambda: flapping.left_behind() == 0, pause=0.001)
+        until(lambda: flapping.left_behind() == 0, pause=0.001)
         flapping.part.let_go = threading.Event()
     assert flapping.threads() == 0
     assert flapping.stuck() == 0
@@ -537,7 +536,7 @@ def test_threads_that_never_come_back_are_bounded_and_the_part_then_has_no_more(
     assert caplog.text.count("source scripted: 0 is no longer read") == 1
     # One thread that ends makes room for a new one.
     flapping.part.let_go.set()
-    assert eventually(lambda: flapping.left_behind() == 0)
+    until(lambda: flapping.left_behind() == 0)
     assert "0" in flapping.running.parts
     assert flapping.part.entered.acquire(timeout=60)
 
@@ -606,8 +605,8 @@ def test_a_source_whose_data_does_not_keep_is_read_more_often_than_the_interval(
     try:
         for _ in range(3):
             assert part_reads.acquire(timeout=60)
-        assert eventually(lambda: sampler._running["fleeting"].main.state.attempts >= 3)
-        assert eventually(lambda: sampler._running["lasting"].main.state.attempts >= 1)
+        until(lambda: sampler._running["fleeting"].main.state.attempts >= 3)
+        until(lambda: sampler._running["lasting"].main.state.attempts >= 1)
         assert sampler._running["lasting"].main.state.attempts == 1
         assert sampler.stale_after == 180  # what is shown grows stale as configured
     finally:
@@ -621,7 +620,7 @@ def test_a_longest_interval_above_the_interval_changes_nothing(clock: ScriptedCl
     sampler.add(source)
     sampler.start()
     try:
-        assert eventually(lambda: sampler._running["scripted"].main.state.attempts >= 3)
+        until(lambda: sampler._running["scripted"].main.state.attempts >= 3)
     finally:
         sampler.stop(timeout=60)
 
@@ -664,16 +663,6 @@ def test_the_publisher_tells_of_every_page_and_outlives_what_follows() -> None:
         sampler.stop(timeout=60)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 60, pause: float = 0.02) -> bool:
-    """Wait until the condition holds; False after the deadline."""
-    never = threading.Event()
-    for _ in range(int(seconds / pause)):
-        if condition():
-            return True
-        never.wait(pause)
-    return False
-
-
 @pytest.mark.parametrize(
     ("period", "spent", "rest"),
     [
@@ -683,5 +672,5 @@ def eventually(condition: Callable[[], bool], seconds: float = 60, pause: float 
         pytest.param(1.0, 0.3, 4.75, id="none comes later than after five seconds"),
     ],
 )
-def test_large_pages_take_a_two_hundredth_of_a_processor(period: float, spent: float, rest: float) -> None:
+def test_large_pages_take_a_two_hundredth_of_a_cpu(period: float, spent: float, rest: float) -> None:
     assert until_next_page(elapsed=10.25, period=period, spent=spent) == pytest.approx(rest)

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from tests.benchmarks.__main__ import machine
 from tests.scenarios import absence, account, life, runner, score
-from tests.scenarios.acceptance import ACCEPTANCE
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES, HELD_OUT, LIVES
 from tests.scenarios.figures import Outcome, scored
@@ -235,10 +234,10 @@ fault, its end, and restarts of the exporter and of Prometheus meanwhile. What t
 
 def explain(options: argparse.Namespace) -> None:
     """Print what the rules said of one case, over time."""
-    case = next((case for case in (*CASES, *HELD_OUT, *LIVES, *ACCEPTANCE) if case.name == options.case), None)
+    case = next((case for case in (*CASES, *HELD_OUT, *LIVES) if case.name == options.case), None)
     if case is None:
         near = (
-            ", ".join(each.name for each in (*CASES, *HELD_OUT, *LIVES, *ACCEPTANCE) if options.case in each.name)
+            ", ".join(each.name for each in (*CASES, *HELD_OUT, *LIVES) if options.case in each.name)
             or "see tests/scenarios/cases"
         )
         raise SystemExit(f"there is no case {options.case}; {near}")

@@ -86,7 +86,7 @@ def test_utilisation_of_a_gpu_that_is_down_is_not_judged() -> None:
     assert utilisation_under_70(down)[-1] == []
 
 
-def test_a_counter_that_begins_anew_is_no_loss() -> None:
+def test_a_counter_that_begins_again_is_no_loss() -> None:
     name = "stallscope_gpu_busy_seconds_total"
     reset = [
         Series(name, each.labels, [(29.0 * scrape) % 900 for scrape in range(SCRAPES)]) if each.name == name else each

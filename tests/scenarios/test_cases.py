@@ -286,7 +286,7 @@ def test_every_value_is_a_number_on_the_grid(rendered: tuple[Case, list[Series]]
         assert any(value is not None for value in each.values), each.name
 
 
-def test_counters_fall_only_where_something_began_anew(rendered: tuple[Case, list[Series]]) -> None:
+def test_counters_fall_only_where_something_began_again(rendered: tuple[Case, list[Series]]) -> None:
     case, series = rendered
     restarts = max((len(run.restarts) for run in case.story.runs), default=0)
     for each in series:

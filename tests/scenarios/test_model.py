@@ -171,7 +171,7 @@ def test_energy_is_the_integral_of_power() -> None:
     assert watts.max() <= SERVER.card.watts
 
 
-def test_processor_time_sums_to_all_processors_and_covers_the_processes() -> None:
+def test_cpu_time_sums_to_all_cpus_and_covers_the_processes() -> None:
     series = page(told(HGX))
     modes = {
         each.labels["mode"]: grown(np.array(each.values, dtype=float))
@@ -214,7 +214,7 @@ def test_a_hang_ends_steps_and_not_phases() -> None:
     assert waiting[-1] - waiting[10] == pytest.approx(7 * 60, abs=1)
 
 
-def test_a_restart_begins_the_sessions_counters_anew() -> None:
+def test_a_restart_begins_the_sessions_counters_again() -> None:
     series = page(told(CLOUD, restarts=(5.0,)))
     assert set(one(series, "training_restarts_total")) == {0.0, 1.0}
     steps = one(series, "training_step_seconds_count")

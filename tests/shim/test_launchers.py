@@ -258,7 +258,7 @@ def test_a_pod_s_host_name_is_its_name_unless_it_shares_the_node_s(tmp_path: Pat
     assert launchers.pod_name(pod("node-1"), root) == ""
 
 
-def test_launchers_tell_how_often_they_started_the_rank_anew() -> None:
+def test_launchers_tell_how_often_they_started_the_rank_again() -> None:
     assert launchers.restarts({}) == 0
     assert launchers.restarts({"TORCHELASTIC_RESTART_COUNT": "2", "SLURM_RESTART_COUNT": "1"}) == 3
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.waiting import until
+
 TIMEOUT = 60.0
 EXPIRY = 4.0
 """Seconds, where a test waits for it: what has ended is shown for as long, and has to be seen by then."""
@@ -33,15 +35,6 @@ right = time.time
 time.time = lambda: right() - 3600
 exec(sys.argv[4])
 """
-
-
-def until(condition: Callable[[], object], doing: Callable[[], object] = lambda: None) -> None:
-    """Wait for something to come to pass, while doing something else."""
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, "did not come to pass"
-        doing()
-        time.sleep(0.05)
 
 
 class Exporter:
@@ -152,12 +145,17 @@ def train(exporter: Exporter) -> Iterator[Callable[..., Trainer]]:
 Train = Callable[..., Trainer]
 
 
+def steps_after_another(trainer: Trainer, exporter: Exporter) -> float:
+    trainer.step()
+    return exporter.steps()
+
+
 def test_an_exporter_that_comes_late_is_told_everything(exporter: Exporter, train: Train) -> None:
     trainer = train()
     for _ in range(20):
         trainer.step()
     exporter.start()
-    until(lambda: exporter.steps() > 20, trainer.step)
+    until(lambda: steps_after_another(trainer, exporter) > 20)
     assert exporter.values("training_step_seconds_count")["job", "0"] >= 19
     dropped = exporter.values("training_shim_dropped_reports_total")
     assert set(dropped) == {("job", "0", "absent")}
@@ -173,7 +171,7 @@ def test_an_exporter_that_was_killed_goes_on_where_it_was(exporter: Exporter, tr
     for _ in range(5):
         trainer.step()
     exporter.start()
-    until(lambda: exporter.steps() > 10, trainer.step)
+    until(lambda: steps_after_another(trainer, exporter) > 10)
     assert exporter.values("training_restarts_total") == {("job", "0"): 0}
     trainer.end()
     until(lambda: exporter.state() == "finished")
@@ -249,13 +247,14 @@ def test_a_rank_that_cannot_be_seen_is_lost_after_the_expiry_time_and_found_agai
     exporter.start(EXPIRY)
     trainer = train(f"http://127.0.0.1:{exporter.port}")
 
-    def step() -> None:
+    def state_after_a_step() -> str:
         """Report a step now, not at the longer HTTP interval: a report may take more than its second."""
         trainer.do("run._sender.interval = run.timeline.due = 0.0; run.step()")
+        return exporter.state()
 
-    until(lambda: exporter.state() == "running", step)
+    until(lambda: state_after_a_step() == "running")
     until(lambda: exporter.state() == "lost")
-    until(lambda: exporter.state() == "running", step)
+    until(lambda: state_after_a_step() == "running")
 
 
 def test_of_two_programs_of_one_name_both_are_shown_and_neither_flaps(exporter: Exporter, train: Train) -> None:
@@ -283,7 +282,7 @@ def test_a_cell_that_runs_again_is_a_restart_of_its_run(exporter: Exporter, trai
     assert exporter.state() == "starting"
 
 
-def test_a_rank_that_its_launcher_started_anew_elsewhere_has_its_restarts(exporter: Exporter, train: Train) -> None:
+def test_a_rank_that_its_launcher_started_again_elsewhere_has_its_restarts(exporter: Exporter, train: Train) -> None:
     exporter.start()
     train(RANK="0", WORLD_SIZE="2", TORCHELASTIC_RESTART_COUNT="2")
     until(lambda: exporter.values("training_restarts_total") == {("job", "0"): 2})

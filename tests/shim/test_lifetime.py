@@ -58,10 +58,50 @@ def test_a_program_that_ends_has_finished(exporter: socket.socket) -> None:
     assert (last.run, last.state, last.gauges["step"]) == ("job", "finished", 5)
 
 
-def test_a_program_ended_by_an_exception_has_failed(exporter: socket.socket) -> None:
-    done = play(LOOP + "raise ValueError('boom')")
-    assert "ValueError: boom" in done.stderr
-    assert told(exporter)[-1].state == "failed"
+LEAVING = """
+import stallscope, sys
+def train():
+    for batch in stallscope.track(range(5), "job"):
+        if batch == 3:
+            {}
+train()
+"""
+CAUGHT = """
+import stallscope
+for attempt in range(2):
+    try:
+        for batch in stallscope.track(range(5), "job"):
+            if attempt == 0:
+                raise SystemExit(1)
+    except SystemExit:
+        pass
+"""
+THREAD = "import sys, threading\nthread = threading.Thread(target=sys.exit, args=(1,))\nthread.start()\nthread.join()"
+MINE = "import sys\nsys.excepthook = lambda *_: print('mine')\n"
+FAILING = ("sys.exit(1)", "sys.exit('loss is nan')", "raise SystemExit(1)", "raise SystemExit('loss is nan')")
+FINISHING = ("sys.exit(0)", "sys.exit()", "raise SystemExit(0)", "raise SystemExit")
+ENDS = {
+    "an exception": (LOOP + "raise ValueError('boom')", "failed"),
+    "an exception with another hook": (MINE + LOOP + "1 / 0", "failed"),
+    "an exception that is caught": (LOOP + "try:\n    1 / 0\nexcept ZeroDivisionError:\n    pass", "finished"),
+    "exit of a thread": (LOOP + THREAD, "finished"),
+    "SystemExit that is caught, and the run goes on": (CAUGHT, "finished"),
+    "break": (LOOP.replace("pass", "break"), "finished"),
+    **{f"{end} in the loop": (LEAVING.format(end), "failed") for end in FAILING},
+    **{f"{end} in the loop": (LEAVING.format(end), "finished") for end in FINISHING},
+    "exit(1)": (LOOP + "exit(1)", "failed"),
+    "exit()": (LOOP + "exit()", "finished"),
+    "quit(1)": (LOOP + "quit(1)", "failed"),
+    "quit()": (LOOP + "quit()", "finished"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_that_ends_by_an_exception_or_a_status_has_failed(end: str, exporter: socket.socket) -> None:
+    """How it ends for its user is tested in `tests/cli/test_endings.py`."""
+    script, state = ENDS[end]
+    play(script)
+    assert told(exporter)[-1].state == state
 
 
 def test_what_ended_a_program_is_told_by_its_type(exporter: socket.socket) -> None:
@@ -88,83 +128,6 @@ def test_a_child_of_multiprocessing_tells_what_ended_it(exporter: socket.socket)
     assert last.state == "failed"
     # From Python 3.13 on, only its status is left by then.
     assert last.failure == ("LookupError" if sys.version_info < (3, 13) else "")
-
-
-def test_another_exception_hook_still_speaks(exporter: socket.socket) -> None:
-    done = play("import sys\nsys.excepthook = lambda *_: print('mine')\n" + LOOP + "1 / 0")
-    assert done.stdout == "mine\n"
-    assert told(exporter)[-1].state == "failed"
-
-
-def test_an_exception_that_is_caught_is_no_failure(exporter: socket.socket) -> None:
-    play(LOOP + "try:\n    1 / 0\nexcept ZeroDivisionError:\n    pass")
-    assert told(exporter)[-1].state == "finished"
-
-
-@pytest.mark.parametrize(
-    ("status", "state"), [("1", "failed"), ("'loss is nan'", "failed"), ("0", "finished"), ("", "finished")]
-)
-def test_a_program_that_leaves_with_a_status_has_failed_and_without_finished(
-    status: str, state: str, exporter: socket.socket
-) -> None:
-    play(f"import sys\n{LOOP}    if batch == 3:\n        sys.exit({status})")
-    assert told(exporter)[-1].state == state
-
-
-@pytest.mark.parametrize("call", ["exit", "quit"])
-def test_the_interactive_way_out_tells_its_status_too(call: str, exporter: socket.socket) -> None:
-    play(LOOP + f"{call}(1)")
-    assert told(exporter)[-1].state == "failed"
-    play(LOOP + f"{call}()")
-    assert told(exporter)[-1].state == "finished"
-
-
-@pytest.mark.parametrize(
-    ("raised", "state"),
-    [
-        ("SystemExit(1)", "failed"),
-        ("SystemExit('loss is nan')", "failed"),
-        ("SystemExit(0)", "finished"),
-        ("SystemExit", "finished"),
-    ],
-)
-def test_system_exit_out_of_a_loop_tells_its_status(raised: str, state: str, exporter: socket.socket) -> None:
-    play(f"""
-        import stallscope
-        def train():
-            for batch in stallscope.track(range(5), "job"):
-                if batch == 3:
-                    raise {raised}
-        train()
-    """)
-    assert told(exporter)[-1].state == state
-
-
-def test_system_exit_that_is_caught_is_no_failure_of_a_run_that_goes_on(exporter: socket.socket) -> None:
-    play("""
-        import stallscope
-        for attempt in range(2):
-            try:
-                for batch in stallscope.track(range(5), "job"):
-                    if attempt == 0:
-                        raise SystemExit(1)
-            except SystemExit:
-                pass
-    """)
-    assert told(exporter)[-1].state == "finished"
-
-
-def test_a_loop_left_by_break_has_finished(exporter: socket.socket) -> None:
-    play(LOOP.replace("pass", "break"))
-    assert told(exporter)[-1].state == "finished"
-
-
-def test_a_thread_that_leaves_with_a_status_is_no_failure_of_the_program(exporter: socket.socket) -> None:
-    play(
-        LOOP
-        + "import sys, threading\nthread = threading.Thread(target=sys.exit, args=(1,))\nthread.start()\nthread.join()"
-    )
-    assert told(exporter)[-1].state == "finished"
 
 
 def test_a_killed_program_says_no_last_word(exporter: socket.socket) -> None:
@@ -262,7 +225,7 @@ def test_a_daemon_of_multiprocessing_is_a_worker_and_any_other_a_rank(
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_worker_that_imports_the_program_anew_is_silent(method: str, exporter: socket.socket, tmp_path: Path) -> None:
+def test_a_worker_that_imports_the_program_is_silent(method: str, exporter: socket.socket, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""

@@ -65,7 +65,7 @@ def test_a_file_without_a_token_keeps_the_one_in_use(content: str | None, tmp_pa
     assert signed_with(sign(b"{}")) == FIRST
 
 
-def test_a_file_that_is_not_there_is_complained_of_and_found_when_it_comes(
+def test_a_file_that_is_not_there_is_warned_of_and_found_when_it_comes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, time = tmp_path / "token", Time()

@@ -41,7 +41,7 @@ def run(room: Path, clock: ScriptedClock) -> stallscope.Run:
     return stallscope.Run("job", clock=clock, sender=AnsweringDesk(), rank=3)
 
 
-def wish(**changes: Any) -> bytes:
+def trace_request(**changes: Any) -> bytes:
     now = time.time()
     return encode(StepRequest("trace", "job", 5, 2, (), now, now + 3600)._replace(**changes))
 
@@ -74,45 +74,45 @@ class Taken:
         return steps
 
 
-def test_a_wish_beside_the_socket_is_found_once(room: Path, run: stallscope.Run) -> None:
+def test_a_request_beside_the_socket_is_found_once(room: Path, run: stallscope.Run) -> None:
     taken = Taken(run)
     assert taken.look() == []
-    put(room, wish())
+    put(room, trace_request())
     assert taken.look() == [range(5, 7)]
     assert taken.look() == []
-    put(room, wish(first_step=9))
+    put(room, trace_request(first_step=9))
     assert taken.look() == [range(9, 11)]
 
 
-def test_each_wish_in_the_answers_to_reports_is_heard_once(run: stallscope.Run) -> None:
+def test_each_request_in_the_answers_to_reports_is_heard_once(run: stallscope.Run) -> None:
     taken = Taken(run)
-    told = wish()
+    told = trace_request()
     taken.requests.hear(told)
     taken.requests.hear(told)
-    taken.requests.hear(told + b"\n" + wish(first_step=9))
+    taken.requests.hear(told + b"\n" + trace_request(first_step=9))
     assert taken.take() == [range(5, 7), range(9, 11)]
 
 
 def test_a_handler_that_fails_disturbs_nobody(room: Path, run: stallscope.Run) -> None:
     requests_of(run).handle("trace", lambda _: 1 / 0)
-    put(room, wish())
+    put(room, trace_request())
     requests_of(run).look()
 
 
-def test_a_wish_for_what_is_not_allowed_is_left_alone(room: Path, run: stallscope.Run) -> None:
+def test_a_request_for_what_is_not_allowed_is_left_alone(room: Path, run: stallscope.Run) -> None:
     taken = Taken(run)
-    put(room, wish(action="stop"), action="stop")
-    taken.requests.hear(wish(action="stop"))
+    put(room, trace_request(action="stop"), action="stop")
+    taken.requests.hear(trace_request(action="stop"))
     assert taken.look() == []
 
 
-def test_a_wish_in_the_answer_to_a_report_is_acted_on_at_once(
+def test_a_request_in_the_answer_to_a_report_is_acted_on_at_once(
     run: stallscope.Run, clock: ScriptedClock, tmp_path: Path
 ) -> None:
     run.trace(directory=str(tmp_path / "traces"), on_request=True)
     assert isinstance(run.sender, AnsweringDesk)
     assert run.sender.hear is not None
-    run.sender.hear(wish(first_step=1, steps=1))
+    run.sender.hear(trace_request(first_step=1, steps=1))
     train(run, clock, 3)
     assert [path.name for path in (tmp_path / "traces/job").iterdir()] == ["rank3-step1.trace.json"]
 
@@ -120,19 +120,19 @@ def test_a_wish_in_the_answer_to_a_report_is_acted_on_at_once(
 @pytest.mark.parametrize(
     "changes", [{"run": "other"}, {"ranks": (0, 1)}, {"expires": 1_000_000.0}], ids=["run", "rank", "expired"]
 )
-def test_a_wish_for_others_is_left_alone(changes: dict[str, Any], room: Path, run: stallscope.Run) -> None:
-    put(room, wish(**changes))
+def test_a_request_for_others_is_left_alone(changes: dict[str, Any], room: Path, run: stallscope.Run) -> None:
+    put(room, trace_request(**changes))
     assert Taken(run).look() == []
 
 
-def test_a_wish_for_some_ranks_is_for_each_of_them(room: Path, run: stallscope.Run) -> None:
-    put(room, wish(ranks=(1, 3)))
+def test_a_request_for_some_ranks_is_for_each_of_them(room: Path, run: stallscope.Run) -> None:
+    put(room, trace_request(ranks=(1, 3)))
     assert Taken(run).look() == [range(5, 7)]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b"[" * 8000, b" " * 9000])
 @pytest.mark.usefixtures("nothing_collected")
-def test_what_is_no_wish_is_left_alone(data: bytes, room: Path, run: stallscope.Run) -> None:
+def test_what_is_no_request_is_left_alone(data: bytes, room: Path, run: stallscope.Run) -> None:
     put(room, data)
     assert Taken(run).look() == []
 
@@ -140,19 +140,19 @@ def test_what_is_no_wish_is_left_alone(data: bytes, room: Path, run: stallscope.
 def test_a_file_that_others_may_write_is_not_trusted(
     room: Path, run: stallscope.Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put(room, wish(), mode=0o666)
+    put(room, trace_request(), mode=0o666)
     assert Taken(run).look() == []
     assert "others than its owner may write it" in caplog.text
 
 
 def test_a_folder_that_everybody_may_write_is_not_trusted(room: Path, run: stallscope.Run) -> None:
-    put(room, wish())
+    put(room, trace_request())
     room.chmod(0o777)
     assert Taken(run).look() == []
 
 
 def test_no_link_is_followed(room: Path, run: stallscope.Run, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").write_bytes(wish())
+    (tmp_path / "elsewhere").write_bytes(trace_request())
     (room / file_name("trace", "job")).symlink_to(tmp_path / "elsewhere")
     assert Taken(run).look() == []
 
@@ -178,7 +178,7 @@ def status(path: Path, uid: int, mode: int) -> os.stat_result:
         (12345, 54321, 0o1777, False),  # a file of any user in /tmp
     ],
 )
-def test_whom_a_wish_is_taken_from(
+def test_whom_a_request_is_taken_from(
     file_owner: int, folder_owner: int, folder_mode: int, trusted: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "request"
@@ -190,7 +190,7 @@ def test_whom_a_wish_is_taken_from(
     ("address", "folder"),
     [("", "/run/stallscope"), ("unix:///a/b.sock", "/a"), ("udp://localhost", ""), ("http://localhost:19400", "")],
 )
-def test_wishes_stand_beside_the_socket_that_takes_reports(address: str, folder: str) -> None:
+def test_requests_stand_beside_the_socket_that_takes_reports(address: str, folder: str) -> None:
     assert beside_socket(address, file_name("stop", "job")) == (
         f"{folder}/{file_name('stop', 'job')}" if folder else ""
     )
@@ -202,13 +202,13 @@ def train(run: stallscope.Run, clock: ScriptedClock, steps: int) -> None:
         run.step()
 
 
-def test_wished_steps_are_traced_and_no_others(
+def test_requested_steps_are_traced_and_no_others(
     room: Path, run: stallscope.Run, clock: ScriptedClock, tmp_path: Path
 ) -> None:
     run.trace(directory=str(tmp_path / "traces"), on_request=True)
     train(run, clock, 3)
     assert run.timeline.listener is None  # no check at each step until there is a trace request
-    put(room, wish(first_step=10))
+    put(room, trace_request(first_step=10))
     train(run, clock, 20)
     assert {path.name for path in (tmp_path / "traces/job").iterdir()} == {
         "rank3-step10.trace.json",
@@ -217,21 +217,21 @@ def test_wished_steps_are_traced_and_no_others(
     assert run.timeline.listener is None
 
 
-def test_wishes_and_selected_steps_go_together(
+def test_requests_and_selected_steps_go_together(
     room: Path, run: stallscope.Run, clock: ScriptedClock, tmp_path: Path
 ) -> None:
     run.trace(steps=[2, 20], directory=str(tmp_path / "traces"), on_request=True)
-    put(room, wish(first_step=10))
+    put(room, trace_request(first_step=10))
     train(run, clock, 30)
     assert len(list((tmp_path / "traces/job").iterdir())) == 4
 
 
-def test_a_wish_that_comes_too_late_traces_the_steps_that_are_left(
+def test_a_request_that_comes_too_late_traces_the_steps_that_are_left(
     room: Path, run: stallscope.Run, clock: ScriptedClock, tmp_path: Path
 ) -> None:
     run.trace(directory=str(tmp_path / "traces"), on_request=True)
     train(run, clock, 7)
-    put(room, wish(first_step=0, steps=12))
+    put(room, trace_request(first_step=0, steps=12))
     train(run, clock, 10)
     numbers = [int(path.name[10:-11]) for path in (tmp_path / "traces/job").iterdir()]
     assert max(numbers) == 11
@@ -242,7 +242,7 @@ def test_nobody_is_obeyed_unless_the_training_allows_it(
     room: Path, run: stallscope.Run, clock: ScriptedClock, tmp_path: Path
 ) -> None:
     run.trace(directory=str(tmp_path / "traces"))
-    put(room, wish(first_step=10))
+    put(room, trace_request(first_step=10))
     train(run, clock, 20)
     assert not (tmp_path / "traces").exists()
 
@@ -251,7 +251,7 @@ def test_the_environment_allows_it_without_a_line_of_code(
     room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STALLSCOPE_TRACE_DIR", str(tmp_path / "traces"))
-    put(room, wish(first_step=2, steps=1))
+    put(room, trace_request(first_step=2, steps=1))
     with stallscope.Run("job", rank=3, interval=0.0) as run:
         for _ in range(4):
             run.step()
@@ -267,7 +267,7 @@ def stoppable(run: stallscope.Run, monkeypatch: pytest.MonkeyPatch) -> stallscop
 
 def stop(run: stallscope.Run, **changes: Any) -> bytes:
     """A request made now by the run's clock."""
-    return wish(action="stop", steps=1, created=run.wall_time() + 1, **changes)
+    return trace_request(action="stop", steps=1, created=run.wall_time() + 1, **changes)
 
 
 def test_the_function_of_on_stop_is_called_once_before_the_requested_step(
@@ -326,7 +326,7 @@ def test_a_stop_of_an_earlier_life_does_not_end_the_restarted_run(
 ) -> None:
     called: list[int] = []
     stallscope.on_stop(lambda: called.append(stoppable.steps_done))
-    put(room, wish(action="stop", created=clock.time() - 5, first_step=4), action="stop")
+    put(room, trace_request(action="stop", created=clock.time() - 5, first_step=4), action="stop")
     train(stoppable, clock, 10)
     assert called == []
 
@@ -348,6 +348,6 @@ def test_a_program_ends_by_sigterm_only_with_its_consent(consent: str, room: Pat
     with subprocess.Popen([sys.executable, "-c", STOPPED], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        put(room, wish(action="stop", first_step=5, created=time.time() + 1), action="stop")
+        put(room, trace_request(action="stop", first_step=5, created=time.time() + 1), action="stop")
         process.wait(60)
     assert process.returncode == (-signal.SIGTERM if consent == "1" else 0)

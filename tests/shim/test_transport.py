@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.server
-import itertools
 import os
 import shutil
 import socket
@@ -12,7 +11,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,8 @@ from stallscope.protocol import signature
 from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.shim import transport as shim_transport
 from stallscope.shim.transport import Datagrams, Post, room
+from tests.analysis.servers import dripping, talking
+from tests.handled import handled, reply
 from tests.web.certificates import Authority
 
 # A loaded machine may take longer to respond than a training loop may wait.
@@ -172,7 +172,7 @@ def test_a_network_without_a_way_there_is_unreachable() -> None:
     assert done.stdout == "unreachable\n"
 
 
-def test_a_host_that_is_not_found_is_complained_of_once(
+def test_a_host_that_is_not_found_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def look_up(*_: object, **__: object) -> None:
@@ -207,9 +207,7 @@ def test_a_datagram_beyond_the_kernel_s_limit_is_too_large() -> None:
         "http://host/a b",
     ],
 )
-def test_a_malformed_address_is_complained_of_and_reports_nothing(
-    address: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_malformed_address_is_warned_of_and_reports_nothing(address: str, caplog: pytest.LogCaptureFixture) -> None:
     sender = transport({"STALLSCOPE_ADDRESS": address})
     assert sender(b"1") == "absent"  # which is not warned of once more
     assert f"STALLSCOPE_ADDRESS is {address!r}" in caplog.text
@@ -228,24 +226,20 @@ class Door(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.taken.append((self.path, self.headers["Authorization"], body))
-        self.send_response(self.answer)
-        self.end_headers()
-        self.wfile.write(b'{"error":"because"}')
+        reply(self, b'{"error":"because"}', status=self.answer)
 
-    def log_message(self, *_: object) -> None:
-        pass
+
+@contextlib.contextmanager
+def opened(context: ssl.SSLContext | None = None) -> Iterator[int]:
+    Door.taken, Door.answer = [], 200
+    with handled(Door, context) as address:
+        yield int(address.partition(":")[2])
 
 
 @pytest.fixture
 def door() -> Iterator[int]:
-    Door.taken = []
-    Door.answer = 200
-    with http.server.HTTPServer(("127.0.0.1", 0), Door) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
+    with opened() as port:
+        yield port
 
 
 def test_a_report_is_posted_signed_and_the_token_stays_here(door: int) -> None:
@@ -274,32 +268,10 @@ def test_posting_to_nobody_is_tried_less_and_less_often() -> None:
     assert sender.interval == 80
 
 
-@pytest.fixture
-def dripping() -> Iterator[int]:
-    """A server that answers a byte at a time, without end, for as long as the client reads."""
-    over = threading.Event()
-
-    def answer() -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
-            with connection:
-                for byte in itertools.chain(b"HTTP/1.1 400 Bad Request\r\nX: ", itertools.repeat(ord("x"))):
-                    connection.send(bytes([byte]))
-                    if over.wait(0.05):
-                        break
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer)
-        thread.start()
-        yield listener.getsockname()[1]
-        over.set()
-        listener.shutdown(socket.SHUT_RDWR)  # in case no client connected in time
-        thread.join()
-
-
-def test_a_server_that_answers_for_ever_is_left_after_the_timeout(dripping: int) -> None:
-    sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{dripping}"}, timeout=0.3)
-    assert sender(b"{}") == "timeout"  # or this test would never end
+def test_a_server_that_answers_for_ever_is_left_after_the_timeout() -> None:
+    with talking(dripping(b"HTTP/1.1 400 Bad Request\r\nX: ")) as url:
+        sender = transport({"STALLSCOPE_ADDRESS": url}, timeout=0.3)
+        assert sender(b"{}") == "timeout"  # or this test would never end
     assert sender.interval == 10
 
 
@@ -335,14 +307,8 @@ def test_a_report_travels_over_tls(
     monkeypatch.setenv(variable, str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    Door.taken, Door.answer = [], 200
-    with http.server.HTTPServer(("127.0.0.1", 0), Door) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        address = f"https://{known_name}:{server.server_address[1]}"
-        assert transport({**os.environ, "STALLSCOPE_ADDRESS": address})(b"{}") is None
-        thread.join()
+    with opened(context) as port:
+        assert transport({**os.environ, "STALLSCOPE_ADDRESS": f"https://{known_name}:{port}"})(b"{}") is None
     assert [body for _, _, body in Door.taken] == [b"{}"]
 
 
@@ -356,18 +322,12 @@ def test_an_exporter_that_can_not_prove_who_it_is_gets_no_report(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     environment = {"STALLSCOPE_CA_FILE": str(authority.certificate)} if trusted else {}
-    Door.taken = []
-    with http.server.HTTPServer(("127.0.0.1", 0), Door) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        sender = transport({**environment, "STALLSCOPE_ADDRESS": f"https://localhost:{server.server_address[1]}"})
-        assert sender(b"{}") == "error"
-        thread.join()
+    with opened(context) as port:
+        assert transport({**environment, "STALLSCOPE_ADDRESS": f"https://localhost:{port}"})(b"{}") == "error"
     assert Door.taken == []
 
 
-def test_a_file_of_authorities_that_is_none_is_complained_of_and_reports_nothing(
+def test_a_file_of_authorities_that_is_none_is_warned_of_and_reports_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = str(tmp_path / "authority.crt")

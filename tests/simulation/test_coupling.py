@@ -184,7 +184,7 @@ def test_a_rank_that_ended_lets_its_gpu_go(node: Node, run: Run) -> None:
     assert node.gpus[0].processes() == []
 
 
-def test_a_restarted_rank_drives_its_gpu_anew(node: Node, run: Run) -> None:
+def test_a_restarted_rank_drives_its_gpu_again(node: Node, run: Run) -> None:
     run.silence()
     node.simulation.advance(30.0)
     with node.rank("job", "0") as again:

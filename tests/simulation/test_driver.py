@@ -495,7 +495,7 @@ def test_questions_are_counted_and_every_signal_asked_for_is_served() -> None:
     assert device.rejected == {}
 
 
-def test_the_same_gpu_is_the_same_object_until_the_driver_is_opened_anew() -> None:
+def test_the_same_gpu_is_the_same_object_until_the_driver_is_opened_again() -> None:
     world = World("healthy")
     assert list(world.driver.devices()) == world.devices
     world.driver.close()

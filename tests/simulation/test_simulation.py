@@ -113,7 +113,7 @@ def test_reports_tell_the_work_done() -> None:
     assert 0 < report.gauges["loss"] < 20
 
 
-def test_waiting_for_data_takes_a_third_once_processors_are_saturated() -> None:
+def test_waiting_for_data_takes_a_third_once_cpus_are_saturated() -> None:
     story = Story("input_cpu_saturated", onset=60.0, gpus=2)
     story.simulation.advance(60.0)
     calm = story.newest()[0]
@@ -187,11 +187,6 @@ def test_two_hours_pass_in_one_call() -> None:
         assert report.sent - report.start == pytest.approx(7200.0, abs=61.0)
         assert report.step_seconds is not None
         assert report.step_seconds.count > 6000
-
-
-def test_an_unknown_scenario_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match="did you mean healthy"):
-        Simulation.named("helthy", clock=ScriptedClock())
 
 
 def test_a_node_too_small_for_the_fault_is_refused() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from stallscope.simulation.scenarios import SCENARIOS
 from stallscope.stack.directions import alertmanager_pages, commands, own_command, prometheus_pages
 from stallscope.stack.ports import Port
 from stallscope.stack.settings import Settings
+from tests.handled import handled, reply
 
 SETTINGS = Settings(
     exporter=Port("the exporter", 1, "--exporter.port"),
@@ -35,28 +36,17 @@ Serve = Callable[[Mapping[str, str]], str]
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Serve pages by path; everything else is not found."""
-    servers = []
+    with ExitStack() as stack:
 
-    def start(pages: Mapping[str, str]) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                page = pages.get(self.path)
-                self.send_response(404 if page is None else 200)
-                self.end_headers()
-                self.wfile.write((page or "404 page not found").encode())
+        def start(pages: Mapping[str, str]) -> str:
+            class Handler(BaseHTTPRequestHandler):
+                def do_GET(self) -> None:
+                    page = pages.get(self.path)
+                    reply(self, (page or "404 page not found").encode(), status=404 if page is None else 200)
 
-            def log_message(self, *_: object) -> None:
-                pass
+            return f"http://{stack.enter_context(handled(Handler))}"
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_address[1]}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 def test_prometheus_with_its_own_pages(serve: Serve) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
+from tests.analysis.servers import talking
 from tests.handled import handled, reply
 
 Answer = tuple[int, bytes]
@@ -33,32 +34,13 @@ def exporter(answer: Callable[[], Answer], headers: dict[str, str] | None = None
 @contextlib.contextmanager
 def speaking(*pieces: bytes, then_close: bool = True) -> Iterator[str]:
     """Run a server that sends these bytes on each connection, and then closes it or stays silent."""
-    ended = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(0.02)
 
-        def serve() -> None:
-            held = []
-            while not ended.is_set():
-                try:
-                    connection, _ = listener.accept()
-                except TimeoutError:
-                    continue
-                with contextlib.suppress(OSError):
-                    connection.recv(65_536)
-                    for piece in pieces:
-                        connection.sendall(piece)
-                if then_close:
-                    connection.close()
-                else:
-                    held.append(connection)
-            for connection in held:
-                connection.close()
+    def say(connection: socket.socket, over: threading.Event) -> None:
+        connection.recv(65_536)
+        for piece in pieces:
+            connection.sendall(piece)
+        if not then_close:
+            over.wait()
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            ended.set()
-            thread.join()
+    with talking(say) as url:
+        yield url.removeprefix("http://")

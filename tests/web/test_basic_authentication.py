@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +9,7 @@ import bcrypt
 import pytest
 
 from stallscope.web.http.basic_authentication import BasicAuthentication
+from tests.waiting import until
 
 HASHED = bcrypt.hashpw(b"right", bcrypt.gensalt(4))
 CLIENT = "192.0.2.7"
@@ -121,27 +121,16 @@ def test_a_user_with_many_right_passwords_does_not_make_another_one_forgotten(ch
 SLOW = b"$2b$14$" + b"." * 53
 
 
-def asked_by(checks: Checks, number: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(checks.asked) < number:
-        assert time.monotonic() < deadline, "the password was never checked"
-        time.sleep(0.005)
-
-
 def test_a_hash_of_high_cost_is_checked_aside_and_counts_once_it_is_known(checks: Checks) -> None:
     checks.verdict = True
     users = BasicAuthentication({"alice": HASHED, "slow": SLOW})
     checks.go_on.clear()
     for client in ("192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"):
         assert users.judge(basic("slow", f"from {client}"), client) == "busy"
-    asked_by(checks, 1)
+    until(lambda: len(checks.asked) >= 1)
     checks.go_on.set()
     assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
-    deadline = time.monotonic() + 60
-    while (verdict := users.judge(basic("slow", "from 192.0.2.3"), "192.0.2.3")) == "busy":
-        assert time.monotonic() < deadline, "it is checked for ever"
-        time.sleep(0.005)
-    assert verdict == "allowed"
+    until(lambda: users.judge(basic("slow", "from 192.0.2.3"), "192.0.2.3") == "allowed")
     assert checks.asked.count(SLOW) == 3
 
 
@@ -150,12 +139,12 @@ def test_checks_of_high_cost_hold_no_thread_that_answers_and_wait_in_line_by_add
     checks.go_on.clear()
     for number in range(100):
         assert users.judge(basic("slow", str(number)), f"192.0.2.{number % 50}") == "busy"
-    asked_by(checks, 1)
+    until(lambda: len(checks.asked) >= 1)
     assert sum(thread.name == "passwords" for thread in threading.enumerate()) == 1
     assert len(users._slow) == 16
     assert not users._inside
     checks.go_on.set()
-    asked_by(checks, 16)
+    until(lambda: len(checks.asked) >= 16)
 
 
 def test_guessing_does_not_make_a_known_password_forgotten(users: BasicAuthentication, checks: Checks) -> None:
@@ -181,10 +170,7 @@ def test_guesses_hold_two_threads_at_most_and_known_users_none(users: BasicAuthe
     guesses = [
         in_a_thread(partial(users.judge, basic("eve", "guess"), client)) for client in ("192.0.2.1", "192.0.2.2")
     ]
-    deadline = time.monotonic() + 60
-    while len(users._inside) < 2:
-        assert time.monotonic() < deadline, "the guesses never came"
-        time.sleep(0.005)
+    until(lambda: len(users._inside) == 2)
     assert users.judge(basic("trudy", "guess"), CLIENT) == "busy"
     assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
     checks.go_on.set()
@@ -196,10 +182,7 @@ def test_guesses_hold_two_threads_at_most_and_known_users_none(users: BasicAuthe
 def test_guesses_from_one_address_keep_no_other_from_being_checked(users: BasicAuthentication, checks: Checks) -> None:
     checks.go_on.clear()
     first = in_a_thread(partial(users.judge, basic("eve", "guess"), "192.0.2.1"))
-    deadline = time.monotonic() + 60
-    while not checks.asked:
-        assert time.monotonic() < deadline, "the guess never came"
-        time.sleep(0.005)
+    until(lambda: checks.asked)
     assert users.judge(basic("eve", "another guess"), "192.0.2.1") == "busy"
     found: list[str] = []
     second = in_a_thread(lambda: found.append(users.judge(basic("alice", "right"), CLIENT)))
@@ -217,7 +200,7 @@ def test_many_addresses_that_guess_leave_room_for_a_user_from_another_one(
         assert users.judge(basic("eve", client), client) == "refused"
     checks.go_on.clear()
     guess = in_a_thread(partial(users.judge, basic("eve", "again"), guessers[0]))
-    asked_by(checks, 6)
+    until(lambda: len(checks.asked) >= 6)
     assert [users.judge(basic("eve", "again"), client) for client in guessers[1:]] == ["busy"] * 4
     found: list[str] = []
     user = in_a_thread(lambda: found.append(users.judge(basic("alice", "right"), CLIENT)))

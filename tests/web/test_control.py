@@ -13,7 +13,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from stallscope.web.http.request import Request
 from stallscope.web.http.response import Response, text
 from stallscope.web.http.security import Security
 from stallscope.web.http.server import Server
+from tests.waiting import until
 from tests.web.certificates import Authority, needs_openssl
 
 STRANGER, TRAINER = 54321, 54322
@@ -273,9 +273,7 @@ def test_the_user_of_a_connection_is_known_until_it_is_closed() -> None:
     with connected() as (client, server):
         assert Peer(server).uid() == os.getuid()
         client.close()
-        deadline = time.monotonic() + 60
-        while Peer(server).uid() is not None:
-            assert time.monotonic() < deadline
+        until(lambda: Peer(server).uid() is None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from stallscope.web.http.refusals import REASONS, Refusals
 from stallscope.web.http.response import TEXT, Response
 from stallscope.web.http.security import Security
 from stallscope.web.http.server import Server
+from tests.waiting import until
 from tests.web.certificates import Authority, needs_openssl
 
 USERS = f"basic_auth_users: {{alice: {bcrypt.hashpw(b'right', bcrypt.gensalt(4)).decode()}}}\n"
@@ -42,10 +42,7 @@ def counts(refusals: Refusals) -> dict[str, float]:
 
 def await_count(refusals: Refusals, reason: str, number: int) -> None:
     """A handshake fails on the server's side after the client's."""
-    deadline = time.monotonic() + 60
-    while counts(refusals) != {reason: number}:
-        assert time.monotonic() < deadline, counts(refusals)
-        time.sleep(0.01)
+    until(lambda: counts(refusals) == {reason: number}, lambda: str(counts(refusals)))
 
 
 Serve = Callable[[str], tuple[Server, Refusals]]

@@ -71,8 +71,11 @@ class Served:
             return reply
 
 
+Serve = Callable[[str], Served]
+
+
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[str], Served]]:
+def serve(tmp_path: Path) -> Iterator[Serve]:
     with contextlib.ExitStack() as stack:
 
         def start(text: str) -> Served:
@@ -84,9 +87,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[str], Served]]:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready"])
-def test_users_are_asked_for_everywhere_health_included_as_in_the_toolkit(
-    path: str, serve: Callable[[str], Served]
-) -> None:
+def test_users_are_asked_for_everywhere_health_included_as_in_the_toolkit(path: str, serve: Serve) -> None:
     served = serve(USERS)
     assert served.get(path, "alice:right").status == 200
     refused = served.get(path)
@@ -94,12 +95,12 @@ def test_users_are_asked_for_everywhere_health_included_as_in_the_toolkit(
     assert refused.headers["WWW-Authenticate"] == "Basic"
 
 
-def test_what_says_otherwise_who_sends_it_needs_no_user(serve: Callable[[str], Served]) -> None:
+def test_what_says_otherwise_who_sends_it_needs_no_user(serve: Serve) -> None:
     assert serve(USERS).get("/spared").status == 200
 
 
 def test_unknown_users_and_wrong_passwords_are_refused_and_logged_once(
-    serve: Callable[[str], Served], caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(USERS)
     assert [served.get(user=user).status for user in ("mallory:right", "alice:wrong", "alice:")] == [401] * 3
@@ -107,16 +108,14 @@ def test_unknown_users_and_wrong_passwords_are_refused_and_logged_once(
     assert re.fullmatch(r"refused a client at 127\.0\.0\.1: \S+ has no user with that password", line)
 
 
-def test_a_client_that_names_no_user_is_logged_too(
-    serve: Callable[[str], Served], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_names_no_user_is_logged_too(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     served = serve(USERS)
     assert [served.get().status for _ in range(3)] == [401] * 3
     (line,) = caplog.messages
     assert re.fullmatch(r"refused a client at 127\.0\.0\.1: the request names no user, and \S+ requires one", line)
 
 
-def test_a_storm_of_guesses_keeps_no_known_user_waiting(serve: Callable[[str], Served]) -> None:
+def test_a_storm_of_guesses_keeps_no_known_user_waiting(serve: Serve) -> None:
     dear = bcrypt.hashpw(b"right", bcrypt.gensalt(9)).decode()
     served = serve(f"basic_auth_users: {{alice: {dear}}}\n")
     assert served.get(user="alice:right").status == 200
@@ -126,7 +125,7 @@ def test_a_storm_of_guesses_keeps_no_known_user_waiting(serve: Callable[[str], S
         assert {guess.result().status for guess in guesses} <= {401, 429}
 
 
-def test_headers_are_added_but_never_twice(serve: Callable[[str], Served]) -> None:
+def test_headers_are_added_but_never_twice(serve: Serve) -> None:
     served = serve(
         "http_server_config: {headers: {X-Frame-Options: deny, X-Content-Type-Options: nosniff, X-XSS-Protection: '0'}}"
     )
@@ -137,12 +136,12 @@ def test_headers_are_added_but_never_twice(serve: Callable[[str], Served]) -> No
     assert served.get("/framed").headers.get_all("X-Frame-Options") == ["sameorigin"]
 
 
-def test_a_refusal_has_the_headers_too(serve: Callable[[str], Served]) -> None:
+def test_a_refusal_has_the_headers_too(serve: Serve) -> None:
     refused = serve(USERS + "http_server_config: {headers: {X-Frame-Options: deny}}").get()
     assert (refused.status, refused.headers["X-Frame-Options"]) == (401, "deny")
 
 
-def test_users_who_come_and_go_count_from_the_next_request_on(serve: Callable[[str], Served]) -> None:
+def test_users_who_come_and_go_count_from_the_next_request_on(serve: Serve) -> None:
     served = serve(USERS)
     assert served.get(user="alice:right").status == 200
     served.change(USERS.replace("alice", "bob"))
@@ -151,7 +150,7 @@ def test_users_who_come_and_go_count_from_the_next_request_on(serve: Callable[[s
 
 
 def test_a_broken_file_keeps_what_is_in_force_and_a_mended_one_counts(
-    serve: Callable[[str], Served], caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(USERS)
     served.change("basic_auth_users: {bob: secret}\n")
@@ -167,7 +166,7 @@ def test_a_broken_file_keeps_what_is_in_force_and_a_mended_one_counts(
 
 
 def test_a_file_that_is_emptied_before_it_is_written_lets_nobody_in(
-    serve: Callable[[str], Served], caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(USERS)
     served.change("")
@@ -190,7 +189,7 @@ def test_a_look_finds_nothing_before_its_time_but_a_reload_does(tmp_path: Path) 
 
 
 @needs_openssl
-def test_a_renewed_certificate_is_shown_to_the_next_connection(serve: Callable[[str], Served], tmp_path: Path) -> None:
+def test_a_renewed_certificate_is_shown_to_the_next_connection(serve: Serve, tmp_path: Path) -> None:
     old = Authority(tmp_path, "old")
     old.sign("node")
     served = serve(TLS)
@@ -204,7 +203,7 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(serve: Callable[[
 
 @needs_openssl
 def test_a_certificate_outside_its_time_is_told_of_when_it_is_read(
-    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority(tmp_path)
     authority.sign("node", days=-1)
@@ -218,7 +217,7 @@ def test_a_certificate_outside_its_time_is_told_of_when_it_is_read(
 
 @needs_openssl
 def test_a_certificate_whose_key_has_not_come_yet_keeps_the_old_pair(
-    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority(tmp_path)
     authority.sign("node")
@@ -235,9 +234,7 @@ def test_a_certificate_whose_key_has_not_come_yet_keeps_the_old_pair(
 
 
 @needs_openssl
-def test_a_secret_that_kubernetes_swaps_behind_a_link_is_noticed(
-    serve: Callable[[str], Served], tmp_path: Path
-) -> None:
+def test_a_secret_that_kubernetes_swaps_behind_a_link_is_noticed(serve: Serve, tmp_path: Path) -> None:
     authorities = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -254,9 +251,7 @@ def test_a_secret_that_kubernetes_swaps_behind_a_link_is_noticed(
 
 
 @needs_openssl
-def test_tls_is_not_dropped_under_way(
-    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tls_is_not_dropped_under_way(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority = Authority(tmp_path)
     authority.sign("node")
     served = serve(TLS)
@@ -286,7 +281,7 @@ basic_auth_users:
 
 @needs_openssl
 def test_no_beginning_of_the_file_in_force_lets_anyone_in(
-    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority(tmp_path)
     authority.sign("node")
@@ -327,7 +322,7 @@ def test_no_beginning_of_the_file_in_force_lets_anyone_in(
 )
 @needs_openssl
 def test_a_setting_that_keeps_clients_out_is_removed_by_a_restart_alone(
-    removed: str, name: str, serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    removed: str, name: str, serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Authority(tmp_path).sign("node")
     text = STRICT
@@ -349,7 +344,7 @@ def test_a_setting_that_keeps_clients_out_is_removed_by_a_restart_alone(
 @needs_openssl
 @pytest.mark.parametrize("what", ["vanishes", "is a folder", "is another's", "is too long"])
 def test_a_file_that_can_not_be_read_any_more_leaves_client_certificates_required(
-    what: str, serve: Callable[[str], Served], tmp_path: Path
+    what: str, serve: Serve, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)
     authority.sign("node")
@@ -368,7 +363,7 @@ def test_a_file_that_can_not_be_read_any_more_leaves_client_certificates_require
 
 
 @needs_openssl
-def test_authorities_that_are_half_written_leave_those_in_force(serve: Callable[[str], Served], tmp_path: Path) -> None:
+def test_authorities_that_are_half_written_leave_those_in_force(serve: Serve, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.sign("node")
     client = authority.trusting(authority.sign("client"))
@@ -392,7 +387,7 @@ def test_a_rate_limit_refuses_what_exceeds_it_and_goes_on_after_a_reload() -> No
     assert [limiter.is_allowed() for _ in range(3)] == [True, True, False]
 
 
-def test_a_reload_does_not_fill_the_bucket_of_the_rate_limit(serve: Callable[[str], Served]) -> None:
+def test_a_reload_does_not_fill_the_bucket_of_the_rate_limit(serve: Serve) -> None:
     served = serve("rate_limit: {interval: 24h, burst: 2}\n")
     assert [served.get().status for _ in range(2)] == [200, 200]
     served.change("rate_limit: {interval: 24h, burst: 2}\n# again\n")
@@ -403,9 +398,7 @@ def test_a_reload_does_not_fill_the_bucket_of_the_rate_limit(serve: Callable[[st
 
 
 @needs_openssl
-def test_tls_is_not_turned_on_under_way(
-    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tls_is_not_turned_on_under_way(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     served = serve("")
     Authority(tmp_path).sign("node")
     served.change(TLS)
@@ -415,7 +408,7 @@ def test_tls_is_not_turned_on_under_way(
 
 @needs_openssl
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_gets_in_with_certificate_user_and_password(serve: Callable[[str], Served], tmp_path: Path) -> None:
+def test_curl_gets_in_with_certificate_user_and_password(serve: Serve, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.sign("node")
     certificate, key = authority.sign("client")
@@ -426,7 +419,7 @@ def test_curl_gets_in_with_certificate_user_and_password(serve: Callable[[str], 
     assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout == b"/metrics"
 
 
-def test_many_threads_may_look_while_the_file_changes(serve: Callable[[str], Served]) -> None:
+def test_many_threads_may_look_while_the_file_changes(serve: Serve) -> None:
     served = serve(USERS)
     stop = threading.Event()
 

@@ -30,6 +30,7 @@ from tests.waiting import until
 
 BODY = b"x" * 60_000
 WORKERS = 4
+MakeServer = Callable[..., Server]
 
 
 def answer(request: Request, client: str) -> Response:
@@ -45,7 +46,7 @@ def answer(request: Request, client: str) -> Response:
 
 
 @pytest.fixture
-def make_server() -> Iterator[Callable[..., Server]]:
+def make_server() -> Iterator[MakeServer]:
     with contextlib.ExitStack() as stack:
 
         def make(host: str = "127.0.0.1", **arguments: Any) -> Server:
@@ -58,7 +59,7 @@ def make_server() -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture
-def server(make_server: Callable[..., Server]) -> Server:
+def server(make_server: MakeServer) -> Server:
     return make_server()
 
 
@@ -144,7 +145,7 @@ def test_pipelined_requests_are_all_answered_in_order(server: Server) -> None:
     assert bodies == [b"%02d" % number for number in range(40)]
 
 
-def test_a_client_that_asks_without_end_keeps_nobody_else_waiting(make_server: Callable[..., Server]) -> None:
+def test_a_client_that_asks_without_end_keeps_nobody_else_waiting(make_server: MakeServer) -> None:
     server = make_server(threads=1)
     answered = threading.Event()
     with connected(server) as endless, connected(server) as patient:
@@ -227,7 +228,7 @@ def test_a_body_of_just_the_limit_is_taken(server: Server) -> None:
         assert everything(connection).endswith(b"\r\n\r\n" + body)
 
 
-def test_silent_and_half_finished_clients_hold_no_worker(make_server: Callable[..., Server]) -> None:
+def test_silent_and_half_finished_clients_hold_no_worker(make_server: MakeServer) -> None:
     server = make_server(threads=1)
     with contextlib.ExitStack() as stack:
         for number in range(20):
@@ -238,7 +239,7 @@ def test_silent_and_half_finished_clients_hold_no_worker(make_server: Callable[.
 
 
 def test_a_client_that_sends_a_byte_at_a_time_is_cut_off(
-    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.3)
     server = make_server()
@@ -260,7 +261,7 @@ def test_a_client_that_sends_a_byte_at_a_time_is_cut_off(
 
 
 def test_a_client_that_never_reads_is_cut_off(
-    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = make_server(threads=1)
     with greedy_client(server) as greedy:
@@ -305,9 +306,7 @@ def greedy_client(server: Server) -> socket.socket:
     return client
 
 
-def test_clients_that_never_read_hold_no_worker(
-    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_that_never_read_hold_no_worker(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "REQUEST_SECONDS", 60)
     server = make_server(threads=1)
     with contextlib.ExitStack() as stack:
@@ -363,7 +362,7 @@ def test_a_connection_that_is_kept_does_not_keep_the_page_that_it_took() -> None
         until(lambda: tracemalloc.get_traced_memory()[0] <= 2 * size, "pages are kept")
 
 
-def test_answers_that_are_taken_late_come_whole_and_in_order(make_server: Callable[..., Server]) -> None:
+def test_answers_that_are_taken_late_come_whole_and_in_order(make_server: MakeServer) -> None:
     server = make_server(threads=1)
     with greedy_client(server) as client:
         client.sendall(
@@ -402,9 +401,7 @@ def test_without_means_for_another_connection_those_that_are_open_go_on_and_late
     assert caplog.text.count("no new connection can be taken: Too many open files") == 1
 
 
-def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(
-    make_server: Callable[..., Server],
-) -> None:
+def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(make_server: MakeServer) -> None:
     server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connected(server)) for _ in range(8)]
@@ -415,9 +412,7 @@ def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(
             assert connection.recv(20).startswith(b"HTTP/1.1 200 ")
 
 
-def test_strangers_who_keep_their_connections_alive_keep_nobody_out(
-    make_server: Callable[..., Server],
-) -> None:
+def test_strangers_who_keep_their_connections_alive_keep_nobody_out(make_server: MakeServer) -> None:
     server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         for _ in range(7):
@@ -435,9 +430,7 @@ def is_served(connection: socket.socket) -> bool:
     return connection.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
-def test_over_the_limit_the_client_with_most_connections_loses_one_and_no_other(
-    make_server: Callable[..., Server],
-) -> None:
+def test_over_the_limit_the_client_with_most_connections_loses_one_and_no_other(make_server: MakeServer) -> None:
     server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(server)) for _ in range(2)]
@@ -448,7 +441,7 @@ def test_over_the_limit_the_client_with_most_connections_loses_one_and_no_other(
 
 
 def test_the_client_with_most_connections_loses_those_in_a_request_that_does_not_end_first(
-    make_server: Callable[..., Server],
+    make_server: MakeServer,
 ) -> None:
     server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
@@ -464,7 +457,7 @@ def test_the_client_with_most_connections_loses_those_in_a_request_that_does_not
         assert is_served(idle)
 
 
-def test_a_storm_of_connections_from_one_client_keeps_another_one_in(make_server: Callable[..., Server]) -> None:
+def test_a_storm_of_connections_from_one_client_keeps_another_one_in(make_server: MakeServer) -> None:
     server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         early = stack.enter_context(connected(server))
@@ -569,14 +562,14 @@ needs_ipv6 = pytest.mark.skipif(server_module._all_interfaces() != "::", reason=
 
 
 @needs_ipv6
-def test_listens_on_ipv6(make_server: Callable[..., Server]) -> None:
+def test_listens_on_ipv6(make_server: MakeServer) -> None:
     server = make_server("::1")
     assert get(server, "/client", host="::1") == (200, b"::1")
     assert server.url == f"http://[::1]:{server.address.port}/"
 
 
 @needs_ipv6
-def test_an_address_without_a_host_is_all_interfaces_of_both_kinds(make_server: Callable[..., Server]) -> None:
+def test_an_address_without_a_host_is_all_interfaces_of_both_kinds(make_server: MakeServer) -> None:
     server = make_server("")
     assert get(server, "/client", host="127.0.0.1") == (200, b"::ffff:127.0.0.1")
     assert get(server, "/client", host="::1") == (200, b"::1")

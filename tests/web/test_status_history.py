@@ -39,7 +39,7 @@ def test_pages_in_between_change_nothing() -> None:
     assert len(history.activity("GPU-0")) == 1
 
 
-def test_a_counter_that_begins_anew_is_no_activity() -> None:
+def test_a_counter_that_begins_again_is_no_activity() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for total, count in ((100.0, 200), (1.0, 10)):

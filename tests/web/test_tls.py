@@ -23,11 +23,13 @@ from stallscope.web.http.configuration_file import CIPHER_SUITES, CURVES, Tls
 from stallscope.web.http.response import TEXT, Response
 from stallscope.web.http.server import Server
 from stallscope.web.http.tls import TlsAdapter, context_of, outside_its_time_at
+from tests.waiting import until
 from tests.web.certificates import Authority, needs_openssl
 
 pytestmark = needs_openssl
 
 BODY = b"x" * 60_000
+Serve = Callable[..., Server]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def node(authority: Authority) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def serve(node: tuple[Path, Path]) -> Iterator[Callable[..., Server]]:
+def serve(node: tuple[Path, Path]) -> Iterator[Serve]:
     with contextlib.ExitStack() as stack:
 
         def start(**wishes: Any) -> Server:
@@ -59,7 +61,7 @@ def serve(node: tuple[Path, Path]) -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture
-def server(serve: Callable[..., Server]) -> Server:
+def server(serve: Serve) -> Server:
     return serve()
 
 
@@ -151,9 +153,7 @@ def test_an_answer_that_is_taken_late_comes_whole(server: Server, authority: Aut
     assert taken.count(BODY) == 300
 
 
-def test_the_versions_and_suites_that_were_asked_for_are_spoken(
-    serve: Callable[..., Server], authority: Authority
-) -> None:
+def test_the_versions_and_suites_that_were_asked_for_are_spoken(serve: Serve, authority: Authority) -> None:
     suite = CIPHER_SUITES["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]
     server = serve(highest="TLS12", cipher_suites=(suite,), curves=(CURVES["CurveP384"],))
     with (
@@ -169,7 +169,7 @@ def test_the_versions_and_suites_that_were_asked_for_are_spoken(
 
 
 @pytest.fixture
-def careful(serve: Callable[..., Server], authority: Authority) -> Server:
+def careful(serve: Serve, authority: Authority) -> Server:
     return serve(client_authentication="RequireAndVerifyClientCert", client_authorities=authority.certificate)
 
 
@@ -204,7 +204,7 @@ def test_a_client_with_another_certificate_or_none_gets_nothing_and_the_log_tell
 
 
 def test_a_client_may_have_no_certificate_where_that_is_allowed_but_no_wrong_one(
-    serve: Callable[..., Server], authority: Authority, tmp_path: Path
+    serve: Serve, authority: Authority, tmp_path: Path
 ) -> None:
     server = serve(client_authentication="VerifyClientCertIfGiven", client_authorities=authority.certificate)
     assert ask(server, authority.trusting()) == BODY
@@ -214,7 +214,7 @@ def test_a_client_may_have_no_certificate_where_that_is_allowed_but_no_wrong_one
 
 @pytest.mark.parametrize("name", ["node1", "10.0.0.1", "2001:db8::1", "ops@example.org", "spiffe://example.org/node1"])
 def test_a_client_needs_one_of_the_allowed_names_on_its_first_and_on_a_resumed_connection(
-    name: str, serve: Callable[..., Server], tmp_path: Path, authority: Authority
+    name: str, serve: Serve, tmp_path: Path, authority: Authority
 ) -> None:
     names = "DNS:node1,IP:10.0.0.1,IP:2001:db8::1,email:ops@example.org,URI:spiffe://example.org/node1"
     client = Authority(tmp_path, "client", names)
@@ -239,7 +239,7 @@ def test_a_client_needs_one_of_the_allowed_names_on_its_first_and_on_a_resumed_c
 
 
 def test_a_name_in_a_certificate_that_is_not_verified_counts_and_no_certificate_has_none(
-    serve: Callable[..., Server], tmp_path: Path, authority: Authority
+    serve: Serve, tmp_path: Path, authority: Authority
 ) -> None:
     server = serve(client_authentication="RequestClientCert", allowed_names=frozenset({"node1"}))
     client = Authority(tmp_path, "client", "DNS:node1")
@@ -277,13 +277,10 @@ def test_a_certificates_time_is_read(authority: Authority, days: int, outside: b
 
 
 def test_a_client_that_finds_the_certificate_expired_is_told_of_in_the_log(
-    serve: Callable[..., Server], authority: Authority, caplog: pytest.LogCaptureFixture
+    serve: Serve, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate, key = authority.sign("old", days=-1)
     server = serve(certificate=certificate, key=key)
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         ask(server, authority.trusting())
-    deadline = time.monotonic() + 60
-    while "certificate expired" not in caplog.text:
-        assert time.monotonic() < deadline, caplog.text
-        time.sleep(0.01)
+    until(lambda: "certificate expired" in caplog.text, lambda: caplog.text)

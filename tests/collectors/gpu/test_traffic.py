@@ -63,7 +63,7 @@ def test_a_counter_that_fails_for_a_reading_catches_up_at_the_next() -> None:
     assert traffic.total == 300
 
 
-def test_a_session_that_was_merely_opened_anew_leaves_no_jump() -> None:
+def test_a_session_that_was_merely_opened_again_leaves_no_jump() -> None:
     traffic = Traffic(most_per_second=1e12, may_be_narrow=True)
     totals = []
     for second in range(6):

@@ -129,7 +129,7 @@ def test_impossible_shares_are_absent_and_counted(
     assert asking.ask("gpu.rejected")[reason] > 0
 
 
-def test_after_a_loss_the_difference_begins_anew(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_after_a_loss_the_difference_begins_again(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
     activity(asking)
     gpu.state = GpuState.LOST

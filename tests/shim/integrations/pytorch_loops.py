@@ -162,6 +162,27 @@ class Told:
         return self.report.step_seconds.sum
 
 
+class Watched(Parts):
+    """A model that is watched, and its run."""
+
+    def __init__(self, run: stallscope.Run, desk: Desk, clock: ScriptedClock) -> None:
+        super().__init__(clock)
+        self._run, self._desk = run, desk
+        pytorch.watch(self.model, run=run)
+
+    def train_epoch(self) -> None:
+        for batch in self.loader:
+            self.train(batch)
+
+    def told(self) -> Told:
+        return Told(self._run, self._desk)
+
+
+@pytest.fixture
+def watched(run: stallscope.Run, desk: Desk, clock: ScriptedClock) -> Watched:
+    return Watched(run, desk, clock)
+
+
 def test_each_phase_has_its_time(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
     pytorch.watch(parts.model, parts.optimizer, parts.loader, run=run)
     for batch in parts.loader:
@@ -185,6 +206,7 @@ def test_a_loader_is_described_whether_it_is_named_or_found(
             parts.train(batch)
     told = Told(run, desk)
     assert (told.gauges["dataloader_workers"], told.gauges["batch_size"], told.gauges["epoch"]) == (0, 2, 1)
+    assert told.counters["samples"] == 16
 
 
 def test_phases_sum_to_the_time_of_the_run(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
@@ -256,37 +278,34 @@ class Slow(Dataset[Any]):
         return torch.ones(4)
 
 
-def test_a_stream_is_waited_for_as_well(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
-    pytorch.watch(parts.model, run=run)
+def test_a_stream_is_waited_for_as_well(watched: Watched, clock: ScriptedClock) -> None:
     for batch in DataLoader(Stream(Samples(clock)), batch_size=2):
-        parts.train(batch)
-    told = Told(run, desk)
+        watched.train(batch)
+    told = watched.told()
     assert (told.steps, told["data_wait"]) == (4, pytest.approx(8 * FETCH))
 
 
-def test_a_batch_asked_for_by_hand_is_waited_for(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    batches = iter(parts.loader)
+def test_a_batch_asked_for_by_hand_is_waited_for(watched: Watched) -> None:
+    batches = iter(watched.loader)
     for _ in range(3):
-        parts.train(next(batches))
-    told = Told(run, desk)
+        watched.train(next(batches))
+    told = watched.told()
     assert (told.steps, told["data_wait"]) == (3, pytest.approx(6 * FETCH))
 
 
 @pytest.mark.parametrize("way", ["no gradients", "inference", "evaluation mode"])
-def test_a_pass_for_evaluation_is_in_no_step(way: str, run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    for number, batch in enumerate(parts.loader):
-        parts.train(batch)
+def test_a_pass_for_evaluation_is_in_no_step(way: str, watched: Watched) -> None:
+    for number, batch in enumerate(watched.loader):
+        watched.train(batch)
         if number == 1:
             if way == "evaluation mode":
-                parts.model.eval()
-                parts.evaluate()
-                parts.model.train()
+                watched.model.eval()
+                watched.evaluate()
+                watched.model.train()
             else:
                 with torch.no_grad() if way == "no gradients" else torch.inference_mode():
-                    parts.evaluate()
-    told = Told(run, desk)
+                    watched.evaluate()
+    told = watched.told()
     assert told.steps == 4
     assert told["evaluation"] == pytest.approx(8 * FETCH + 4 * FORWARD)
     assert told["data_wait"] == pytest.approx(8 * FETCH)
@@ -295,42 +314,33 @@ def test_a_pass_for_evaluation_is_in_no_step(way: str, run: stallscope.Run, desk
     assert told.gauges["epoch"] == 0
 
 
-def test_a_step_is_over_when_an_evaluation_begins(
-    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
-) -> None:
-    pytorch.watch(parts.model, run=run)
-    for number, batch in enumerate(parts.loader):
-        parts.train(batch)
+def test_a_step_is_over_when_an_evaluation_begins(watched: Watched) -> None:
+    for number, batch in enumerate(watched.loader):
+        watched.train(batch)
         if number == 2:
             break
     with torch.no_grad():
-        parts.evaluate()
-    told = Told(run, desk)
+        watched.evaluate()
+    told = watched.told()
     assert (told.steps, told.step_seconds) == (3, pytest.approx(3 * STEP))
 
 
-def test_an_evaluation_left_early_is_over(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
-    pytorch.watch(parts.model, run=run)
-    for batch in parts.loader:
-        parts.train(batch)
+def test_an_evaluation_left_early_is_over(watched: Watched, clock: ScriptedClock) -> None:
+    watched.train_epoch()
     with torch.no_grad():
-        parts.evaluate(batches=2)
+        watched.evaluate(batches=2)
     clock.advance(5)
-    told = Told(run, desk)
+    told = watched.told()
     assert told["evaluation"] == pytest.approx(4 * FETCH + 2 * FORWARD)
     assert told["other"] == pytest.approx(5)
 
 
-def test_an_evaluation_whose_iterator_lives_on_ends_with_training(
-    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
-) -> None:
-    pytorch.watch(parts.model, run=run)
+def test_an_evaluation_whose_iterator_lives_on_ends_with_training(watched: Watched) -> None:
     with torch.no_grad():
-        kept = iter(parts.loader)
+        kept = iter(watched.loader)
         next(kept)
-    for batch in parts.loader:
-        parts.train(batch)
-    told = Told(run, desk)
+    watched.train_epoch()
+    told = watched.told()
     assert (told["evaluation"], told.steps) == (pytest.approx(2 * FETCH), 4)
 
 
@@ -344,21 +354,17 @@ def test_where_the_training_loader_is_told_any_other_evaluates(
     assert Told(run, desk)["evaluation"] == pytest.approx(8 * FETCH + 4 * FORWARD)
 
 
-def test_loaders_trained_from_in_turns_make_one_step(
-    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
-) -> None:
-    pytorch.watch(parts.model, run=run)
-    for batch, _ in zip(parts.loader, DataLoader(Samples(clock), batch_size=2), strict=True):
-        parts.train(batch)
-    told = Told(run, desk)
+def test_loaders_trained_from_in_turns_make_one_step(watched: Watched, clock: ScriptedClock) -> None:
+    for batch, _ in zip(watched.loader, DataLoader(Samples(clock), batch_size=2), strict=True):
+        watched.train(batch)
+    told = watched.told()
     assert (told.steps, told["data_wait"]) == (4, pytest.approx(16 * FETCH))
 
 
-def test_accumulated_batches_make_one_step(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    for number, batch in enumerate(parts.loader, start=1):
-        parts.train(batch, step=number % 2 == 0)
-    told = Told(run, desk)
+def test_accumulated_batches_make_one_step(watched: Watched) -> None:
+    for number, batch in enumerate(watched.loader, start=1):
+        watched.train(batch, step=number % 2 == 0)
+    told = watched.told()
     assert (told.steps, told["backward"]) == (2, pytest.approx(4 * BACKWARD))
     assert told.step_seconds == pytest.approx(4 * (STEP - OPTIMIZER) + 2 * OPTIMIZER)
     assert told.counters["samples"] == 8
@@ -366,28 +372,26 @@ def test_accumulated_batches_make_one_step(run: stallscope.Run, desk: Desk, part
 
 @pytest.mark.parametrize("optimizers_stepping", [1, 2])
 def test_a_loader_that_fetches_ahead_loses_no_step(
-    optimizers_stepping: int, run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+    optimizers_stepping: int, watched: Watched, clock: ScriptedClock
 ) -> None:
     second = Optimizer(Model(clock), clock)
-    pytorch.watch(parts.model, run=run)
     for _ in range(2):
-        ahead = iter(parts.loader)
+        ahead = iter(watched.loader)
         batches = [next(ahead)]
         while batches:
             batches += [batch] if (batch := next(ahead, None)) is not None else []
-            parts.train(batches.pop(0))
+            watched.train(batches.pop(0))
             if optimizers_stepping == 2:
                 second.step()
-    assert Told(run, desk).steps == 8
+    assert watched.told().steps == 8
 
 
 def test_a_loop_that_is_left_early_loses_no_step(
-    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+    run: stallscope.Run, desk: Desk, watched: Watched, clock: ScriptedClock
 ) -> None:
-    pytorch.watch(parts.model, run=run)
-    batches = iter(parts.loader)
+    batches = iter(watched.loader)
     for _ in range(3):
-        parts.train(next(batches))
+        watched.train(next(batches))
     clock.advance(60)  # a last checkpoint, which is in no step
     run.finish()
     report = desk.newest
@@ -397,11 +401,10 @@ def test_a_loop_that_is_left_early_loses_no_step(
 
 
 def test_a_batch_that_was_not_trained_on_is_no_step_when_the_run_ends(
-    run: stallscope.Run, desk: Desk, parts: Parts
+    run: stallscope.Run, desk: Desk, watched: Watched
 ) -> None:
-    pytorch.watch(parts.model, run=run)
-    batches = iter(parts.loader)
-    parts.train(next(batches))
+    batches = iter(watched.loader)
+    watched.train(next(batches))
     next(batches)
     run.fail(RuntimeError())
     assert desk.newest.gauges["step"] == 1
@@ -419,30 +422,25 @@ def test_several_optimizers_make_one_step(run: stallscope.Run, desk: Desk, parts
     assert (told.steps, told.phase("optimizer").occurrences) == (4, 8)
 
 
-def test_several_steps_with_one_batch_all_count(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    for batch in parts.loader:
+def test_several_steps_with_one_batch_all_count(watched: Watched) -> None:
+    for batch in watched.loader:
         for _ in range(3):
-            parts.train(batch)
-    assert Told(run, desk).steps == 12
+            watched.train(batch)
+    assert watched.told().steps == 12
 
 
-def test_an_optimizer_that_steps_in_parts_makes_one_step(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    for batch in parts.loader:
-        parts.train(batch)
-        parts.optimizer.step()  # with no gradients computed in between
-    assert Told(run, desk).steps == 4
+def test_an_optimizer_that_steps_in_parts_makes_one_step(watched: Watched) -> None:
+    for batch in watched.loader:
+        watched.train(batch)
+        watched.optimizer.step()  # with no gradients computed in between
+    assert watched.told().steps == 4
 
 
-def test_without_a_loader_the_optimizer_ends_a_step(
-    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
-) -> None:
-    pytorch.watch(parts.model, run=run)
+def test_without_a_loader_the_optimizer_ends_a_step(watched: Watched, clock: ScriptedClock) -> None:
     for _ in range(3):
         clock.advance(2)
-        parts.train((torch.ones(2, 4), torch.zeros(2, 2)))
-    told = Told(run, desk)
+        watched.train((torch.ones(2, 4), torch.zeros(2, 2)))
+    told = watched.told()
     assert told.steps == 3
     assert told["data_wait"] == 0
 
@@ -477,21 +475,17 @@ def test_only_the_optimizer_that_was_told_counts(
     assert (told.steps, told.phase("optimizer").occurrences) == (3, 3)
 
 
-def test_a_loop_that_marks_its_steps_itself_is_believed(
-    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
-) -> None:
-    pytorch.watch(parts.model, run=run)
-    for batch in parts.loader:
-        parts.train(batch)
+def test_a_loop_that_marks_its_steps_itself_is_believed(run: stallscope.Run, watched: Watched) -> None:
+    for batch in watched.loader:
+        watched.train(batch)
         run.step()
-    assert Told(run, desk).steps == 4
+    assert watched.told().steps == 4
 
 
-def test_a_tracked_loader_is_counted_once(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    for batch in stallscope.track(parts.loader, run=run):
-        parts.train(batch)
-    told = Told(run, desk)
+def test_a_tracked_loader_is_counted_once(run: stallscope.Run, watched: Watched) -> None:
+    for batch in stallscope.track(watched.loader, run=run):
+        watched.train(batch)
+    told = watched.told()
     assert (told.steps, told["data_wait"]) == (4, pytest.approx(8 * FETCH))
     assert told.phase("data_wait").occurrences == 5
     assert told["forward"] == pytest.approx(4 * FORWARD)
@@ -508,16 +502,6 @@ def test_a_trainer_that_claimed_the_run_marks_its_steps(run: stallscope.Run, des
     assert "samples" not in told.counters
 
 
-def test_what_a_loader_tells_is_told(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    for _ in range(2):
-        for batch in parts.loader:
-            parts.train(batch)
-    told = Told(run, desk)
-    assert (told.gauges["batch_size"], told.gauges["dataloader_workers"], told.gauges["epoch"]) == (2, 0, 1)
-    assert told.counters["samples"] == 16
-
-
 def test_samples_told_by_the_user_are_not_counted_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
     pytorch.watch(parts.model, run=run, samples_per_step=5, tokens_per_step=7)
     for batch in parts.loader:
@@ -526,16 +510,14 @@ def test_samples_told_by_the_user_are_not_counted_twice(run: stallscope.Run, des
     assert (told.counters["samples"], told.counters["tokens"]) == (20, 28)
 
 
-def test_samples_that_the_run_was_told_of_are_not_counted_twice(desk: Desk, clock: ScriptedClock, parts: Parts) -> None:
-    run = stallscope.Run("job", samples_per_step=5, clock=clock, sender=desk)
-    pytorch.watch(parts.model, run=run)
-    for batch in parts.loader:
-        parts.train(batch)
-    told = Told(run, desk)
+def test_samples_that_the_run_was_told_of_are_not_counted_twice(desk: Desk, clock: ScriptedClock) -> None:
+    watched = Watched(stallscope.Run("job", samples_per_step=5, clock=clock, sender=desk), desk, clock)
+    watched.train_epoch()
+    told = watched.told()
     assert (told.counters["samples"], told.gauges["batch_size"]) == (20, 5)
 
 
-def test_watching_anew_counts_nothing_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+def test_watching_again_counts_nothing_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
     torch._dynamo.reset()
     pytorch.watch(run=run)
     pytorch.watch(parts.model, run=run)
@@ -567,26 +549,24 @@ def test_operations_are_counted_on_one_step_where_that_is_asked_for(
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
-def test_a_step_that_the_scaler_skips_is_none_and_is_counted(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+def test_a_step_that_the_scaler_skips_is_none_and_is_counted(watched: Watched) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    pytorch.watch(parts.model, run=run)
-    for number, (inputs, targets) in enumerate(parts.loader):
-        loss = torch.nn.functional.mse_loss(parts.model(inputs), targets)
+    for number, (inputs, targets) in enumerate(watched.loader):
+        loss = torch.nn.functional.mse_loss(watched.model(inputs), targets)
         scaler.scale(loss * (float("inf") if number == 1 else 1.0)).backward()
-        scaler.step(parts.optimizer)
+        scaler.step(watched.optimizer)
         scaler.update()
-        parts.optimizer.zero_grad()
-    told = Told(run, desk)
+        watched.optimizer.zero_grad()
+    told = watched.told()
     assert (told.steps, told.values["amp_skipped_steps"]) == (3, 1)
 
 
-def test_a_scaler_that_is_off_tells_nothing(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+def test_a_scaler_that_is_off_tells_nothing(watched: Watched) -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    pytorch.watch(parts.model, run=run)
-    for inputs, targets in parts.loader:
-        scaler.scale(torch.nn.functional.mse_loss(parts.model(inputs), targets)).backward()
-        scaler.step(parts.optimizer)
-    told = Told(run, desk)
+    for inputs, targets in watched.loader:
+        scaler.scale(torch.nn.functional.mse_loss(watched.model(inputs), targets)).backward()
+        scaler.step(watched.optimizer)
+    told = watched.told()
     assert (told.steps, "amp_skipped_steps" in told.values) == (4, False)
 
 
@@ -792,12 +772,11 @@ def test_a_whole_model_is_loaded_with_weights_only(run: stallscope.Run, tmp_path
         torch.load(tmp_path / "model.pt", weights_only=True)
 
 
-def test_a_copied_model_is_another(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    average = copy.deepcopy(parts.model)
+def test_a_copied_model_is_another(watched: Watched) -> None:
+    average = copy.deepcopy(watched.model)
     average(torch.ones(1, 4))
-    assert "forward" not in Told(run, desk).report.phases
-    assert parts.model.state_dict().keys() == average.state_dict().keys() == {"layer.weight", "layer.bias"}
+    assert "forward" not in watched.told().report.phases
+    assert watched.model.state_dict().keys() == average.state_dict().keys() == {"layer.weight", "layer.bias"}
 
 
 def test_nothing_is_kept_alive(run: stallscope.Run, clock: ScriptedClock) -> None:
@@ -831,12 +810,10 @@ def test_unwatched_pytorch_is_as_it_was(run: stallscope.Run, parts: Parts) -> No
     assert state() == before
 
 
-def test_a_run_that_ended_leaves_the_loop_alone(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
+def test_a_run_that_ended_leaves_the_loop_alone(run: stallscope.Run, desk: Desk, watched: Watched) -> None:
     run.finish()
     told = len(desk.reports)
-    for batch in parts.loader:
-        parts.train(batch)
+    watched.train_epoch()
     assert len(desk.reports) == told
 
 
@@ -871,33 +848,30 @@ def in_a_thread(function: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_other_threads_are_not_the_loop(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    for batch in parts.loader:
-        parts.train(batch)
+def test_other_threads_are_not_the_loop(watched: Watched) -> None:
+    watched.train_epoch()
 
     def compute() -> None:
-        for inputs, _ in parts.loader:
-            parts.model(inputs).sum().backward()
+        for inputs, _ in watched.loader:
+            watched.model(inputs).sum().backward()
 
     in_a_thread(compute)
-    told = Told(run, desk)
+    told = watched.told()
     assert (told.steps, told.phase("forward").occurrences, told.phase("backward").occurrences) == (4, 4, 4)
     assert told.values["prefetch_seconds"] == pytest.approx(8 * FETCH)
 
 
-def test_the_loop_belongs_to_the_thread_that_computes_gradients(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    batches = iter(parts.loader)
+def test_the_loop_belongs_to_the_thread_that_computes_gradients(watched: Watched) -> None:
+    batches = iter(watched.loader)
     first = next(batches)
 
     def train() -> None:
-        parts.train(first)
+        watched.train(first)
         for batch in batches:
-            parts.train(batch)
+            watched.train(batch)
 
     in_a_thread(train)
-    assert Told(run, desk).steps == 4
+    assert watched.told().steps == 4
 
 
 class Broken(Dataset[Any]):
@@ -908,62 +882,55 @@ class Broken(Dataset[Any]):
         raise KeyError("no such sample")
 
 
-def test_a_loaders_error_is_the_programs(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
+def test_a_loaders_error_is_the_programs(watched: Watched) -> None:
     with pytest.raises(KeyError, match="no such sample"):
         list(DataLoader(Broken()))
-    for batch in parts.loader:
-        parts.train(batch)
-    assert Told(run, desk)["data_wait"] == pytest.approx(8 * FETCH)
+    watched.train_epoch()
+    assert watched.told()["data_wait"] == pytest.approx(8 * FETCH)
 
 
-def test_a_forward_pass_that_raises_is_over(
-    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
-) -> None:
-    pytorch.watch(parts.model, run=run)
-    for batch in parts.loader:
+def test_a_forward_pass_that_raises_is_over(watched: Watched, clock: ScriptedClock) -> None:
+    for batch in watched.loader:
         with pytest.raises(RuntimeError, match="shapes"):
-            parts.model(torch.ones(2, 3))
-        parts.train(batch)
+            watched.model(torch.ones(2, 3))
+        watched.train(batch)
         clock.advance(1)
-    told = Told(run, desk)
+    told = watched.told()
     assert (told["forward"], told["other"]) == (pytest.approx(8 * FORWARD), pytest.approx(4))
 
 
 def test_an_optimizer_that_raises_is_left_with_the_next_batch(
-    run: stallscope.Run, desk: Desk, parts: Parts, monkeypatch: pytest.MonkeyPatch
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytorch.watch(parts.model, run=run)
-    for number, batch in enumerate(parts.loader):
+    for number, batch in enumerate(watched.loader):
         if number == 1:
-            parts.train(batch, step=False)
-            parts.optimizer.param_groups[0]["lr"] = None
+            watched.train(batch, step=False)
+            watched.optimizer.param_groups[0]["lr"] = None
             with pytest.raises(TypeError):
-                parts.optimizer.step()
-            parts.optimizer.param_groups[0]["lr"] = 0.01
+                watched.optimizer.step()
+            watched.optimizer.param_groups[0]["lr"] = 0.01
         else:
-            parts.train(batch)
-    told = Told(run, desk)
+            watched.train(batch)
+    told = watched.told()
     assert (told.steps, told["optimizer"]) == (3, pytest.approx(4 * OPTIMIZER))
     assert told["data_wait"] == pytest.approx(8 * FETCH)
 
 
-def test_talking_to_other_ranks_is_communication(run: stallscope.Run, desk: Desk, parts: Parts, tmp_path: Path) -> None:
-    pytorch.watch(parts.model, run=run)
+def test_talking_to_other_ranks_is_communication(watched: Watched, tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        model = torch.nn.parallel.DistributedDataParallel(parts.model)
+        model = torch.nn.parallel.DistributedDataParallel(watched.model)
         torch.distributed.barrier()  # before the loop: initialization
-        for inputs, _ in parts.loader:
+        for inputs, _ in watched.loader:
             model(inputs).sum().backward()
-            parts.optimizer.step()
+            watched.optimizer.step()
             torch.distributed.all_reduce(torch.ones(1))
             work = torch.distributed.all_reduce(torch.ones(1), async_op=True)
             work.wait()
         assert 0.0 < ReducerClock().read(model) < 60.0
     finally:
         torch.distributed.destroy_process_group()
-    told = Told(run, desk)
+    told = watched.told()
     assert told.phase("communication").occurrences == 4 * 3
     assert told.steps == 4
 
@@ -976,74 +943,66 @@ def drawn(parts: Parts) -> Any:
     return torch.ones(2, 4), torch.zeros(2, 2)
 
 
-def test_a_batch_that_a_function_draws_is_waited_for(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
+def test_a_batch_that_a_function_draws_is_waited_for(watched: Watched) -> None:
     for _ in range(4):
-        parts.train(drawn(parts))
-        parts.clock.advance(0.0625)  # the loop's own
-    told = Told(run, desk)
+        watched.train(drawn(watched))
+        watched.clock.advance(0.0625)  # the loop's own
+    told = watched.told()
     assert told.steps == 4
     assert told["data_wait"] == pytest.approx(3 * 2 * FETCH)  # the first one is initialization
     assert told["other"] == pytest.approx(4 * 0.0625)
 
 
-def test_a_batch_that_is_drawn_before_the_gradients_of_the_last_is_waited_for(
-    run: stallscope.Run, desk: Desk, parts: Parts
-) -> None:
-    pytorch.watch(parts.model, run=run)
-    inputs, targets = drawn(parts)
+def test_a_batch_that_is_drawn_before_the_gradients_of_the_last_is_waited_for(watched: Watched) -> None:
+    inputs, targets = drawn(watched)
     for _ in range(4):
-        loss = torch.nn.functional.mse_loss(parts.model(inputs), targets)
-        inputs, targets = drawn(parts)
+        loss = torch.nn.functional.mse_loss(watched.model(inputs), targets)
+        inputs, targets = drawn(watched)
         loss.backward()
-        parts.optimizer.step()
-    assert Told(run, desk)["data_wait"] == pytest.approx(3 * 2 * FETCH)  # a report had contained the first
+        watched.optimizer.step()
+    assert watched.told()["data_wait"] == pytest.approx(3 * 2 * FETCH)  # a report had contained the first
 
 
-def test_a_callback_is_no_wait_for_data(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+def test_a_callback_is_no_wait_for_data(watched: Watched) -> None:
     def callback() -> None:
-        parts.clock.advance(4.0)
+        watched.clock.advance(4.0)
 
-    pytorch.watch(parts.model, run=run)
     for _ in range(4):
-        parts.train(drawn(parts))
+        watched.train(drawn(watched))
         callback()
-    told = Told(run, desk)
+    told = watched.told()
     assert (told["data_wait"], told["other"]) == (pytest.approx(3 * 2 * FETCH), pytest.approx(16.0))
 
 
-def test_a_batch_that_stays_the_same_is_not_waited_for(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    batch = drawn(parts)
+def test_a_batch_that_stays_the_same_is_not_waited_for(watched: Watched) -> None:
+    batch = drawn(watched)
     for _ in range(4):
-        parts.train(batch)
-        parts.clock.advance(1.0)
-    told = Told(run, desk)
+        watched.train(batch)
+        watched.clock.advance(1.0)
+    told = watched.told()
     assert (told["data_wait"], told["other"]) == (0, pytest.approx(4.0))
 
 
-def test_a_profiler_of_the_program_stays_and_nothing_breaks(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+def test_a_profiler_of_the_program_stays_and_nothing_breaks(watched: Watched) -> None:
     seen: list[str] = []
 
     def profile(frame: Any, event: str, argument: Any) -> None:
         seen.append(event)
 
-    pytorch.watch(parts.model, run=run)
     sys.setprofile(profile)
     try:
         for _ in range(3):
-            parts.train(drawn(parts))
+            watched.train(drawn(watched))
             assert sys.getprofile() is profile
     finally:
         sys.setprofile(None)
     assert seen
-    assert Told(run, desk).steps == 3
+    assert watched.told().steps == 3
 
 
-def test_no_profiling_hook_is_left_behind(run: stallscope.Run, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
+def test_no_profiling_hook_is_left_behind(run: stallscope.Run, watched: Watched) -> None:
     for _ in range(3):
-        parts.train(drawn(parts))
+        watched.train(drawn(watched))
     run.finish()
     assert sys.getprofile() is None
 
@@ -1085,13 +1044,11 @@ def test_an_evaluation_without_a_loader_is_in_no_step(run: stallscope.Run, desk:
     assert told.steps == 4
 
 
-def test_a_model_trained_in_evaluation_mode_trains(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    parts.model.eval()
+def test_a_model_trained_in_evaluation_mode_trains(watched: Watched) -> None:
+    watched.model.eval()
     for _ in range(2):
-        for batch in parts.loader:
-            parts.train(batch)
-    told = Told(run, desk)
+        watched.train_epoch()
+    told = watched.told()
     assert (told.steps, told["evaluation"], told["forward"]) == (8, 0, pytest.approx(8 * FORWARD))
 
 
@@ -1165,9 +1122,7 @@ def test_a_program_that_never_trains_is_profiled_for_a_while_only(
 # Checkpoints
 
 
-def test_checkpoints_and_restores_are_seen(
-    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock, tmp_path: Path
-) -> None:
+def test_checkpoints_and_restores_are_seen(watched: Watched, clock: ScriptedClock, tmp_path: Path) -> None:
     class Slow(torch.nn.Module):
         def __getstate__(self) -> Any:
             clock.advance(3.0)
@@ -1179,20 +1134,17 @@ def test_checkpoints_and_restores_are_seen(
 
     globals()["Slow_"] = Slow
     Slow.__qualname__ = "Slow_"
-    pytorch.watch(parts.model, run=run)
-    for batch in parts.loader:
-        parts.train(batch)
+    for batch in watched.loader:
+        watched.train(batch)
         torch.save(Slow(), tmp_path / "model.pt")
     torch.load(tmp_path / "model.pt", weights_only=False)
-    told = Told(run, desk)
+    told = watched.told()
     assert (told["checkpoint"], told["restore"]) == (pytest.approx(12.0), pytest.approx(5.0))
     assert told.phase("checkpoint").occurrences == 4
     assert told.steps == 4
 
 
-def test_a_file_that_a_data_set_reads_is_a_wait_for_data(
-    run: stallscope.Run, desk: Desk, parts: Parts, tmp_path: Path
-) -> None:
+def test_a_file_that_a_data_set_reads_is_a_wait_for_data(watched: Watched, tmp_path: Path) -> None:
     torch.save(torch.ones(4), tmp_path / "sample.pt")
 
     class Files(Samples):
@@ -1200,51 +1152,46 @@ def test_a_file_that_a_data_set_reads_is_a_wait_for_data(
             super().__getitem__(index)
             return torch.load(tmp_path / "sample.pt"), torch.zeros(2)
 
-    pytorch.watch(parts.model, run=run)
-    for batch in DataLoader(Files(parts.clock), batch_size=2):
-        parts.train(batch)
-    told = Told(run, desk)
+    for batch in DataLoader(Files(watched.clock), batch_size=2):
+        watched.train(batch)
+    told = watched.told()
     assert (told["data_wait"], told["restore"]) == (pytest.approx(8 * FETCH), 0)
 
 
 # Samples
 
 
-def test_samples_of_a_partial_batch_are_counted_as_they_are(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
-    pytorch.watch(parts.model, run=run)
-    for batch in DataLoader(Samples(parts.clock, length=5), batch_size=2):
-        parts.train(batch)
-    assert Told(run, desk).counters["samples"] == 5
+def test_samples_of_a_partial_batch_are_counted_as_they_are(watched: Watched) -> None:
+    for batch in DataLoader(Samples(watched.clock, length=5), batch_size=2):
+        watched.train(batch)
+    assert watched.told().counters["samples"] == 5
 
 
-def test_a_graph_that_is_replayed_makes_the_steps_that_were_captured(
-    run: stallscope.Run, desk: Desk, parts: Parts
-) -> None:
+def test_a_graph_that_is_replayed_makes_the_steps_that_were_captured(watched: Watched) -> None:
     class Graph:
         """Stands for a CUDA graph."""
 
-    pytorch.watch(parts.model, run=run)
     loop, graph = pytorch._loop, Graph()
     assert loop is not None
     batch = (torch.ones(2, 4), torch.zeros(2, 2))
-    parts.train(batch)
+    watched.train(batch)
     loop.begin_capture(graph)
-    parts.train(batch)
+    watched.train(batch)
     loop.end_capture()
     for _ in range(3):
-        loop.replayed(graph, lambda graph: parts.clock.advance(2.0), (), {})
-    told = Told(run, desk)
+        loop.replayed(graph, lambda graph: watched.clock.advance(2.0), (), {})
+    told = watched.told()
     assert (told.steps, told["backward"]) == (4, pytest.approx(BACKWARD + 3 * 2.0))
 
 
 # Traces
 
 
-def test_a_traced_step_has_the_kernels_of_pytorchs_profiler(run: stallscope.Run, parts: Parts, tmp_path: Path) -> None:
-    pytorch.watch(parts.model, run=run)
+def test_a_traced_step_has_the_kernels_of_pytorchs_profiler(
+    run: stallscope.Run, watched: Watched, tmp_path: Path
+) -> None:
     run.trace(steps=[1], directory=str(tmp_path), torch_profiler=True)
-    for batch in parts.loader:
-        parts.train(batch)
+    watched.train_epoch()
     run.finish()
     kernels = json.loads((tmp_path / "job" / "rank0-step1.torch.json").read_text())
     assert any("mm" in event.get("name", "") for event in kernels["traceEvents"])
