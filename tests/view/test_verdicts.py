@@ -278,6 +278,19 @@ def test_queries_stop_without_readers(clock: ScriptedClock) -> None:
         watching.stop()
 
 
+def test_the_first_run_of_a_node_is_queried_at_once() -> None:
+    server = Scripted()
+    watching = VerdictWatch(server, interval=600.0)
+    watching.start()
+    try:
+        watching.look([], [])
+        threading.Event().wait(0.1)  # until the thread waits again
+        watching.look([RESNET], [])
+        server.await_queries(1)
+    finally:
+        watching.stop()
+
+
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 def test_verdicts_are_read_from_a_real_prometheus(tmp_path: Path) -> None:
     rules = [

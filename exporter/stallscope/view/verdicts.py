@@ -217,7 +217,8 @@ class VerdictWatch:
         while not self._stopping.is_set():
             self._woken.clear()  # before reading the time, so that a later read wakes the thread
             last_read = self._last_read
-            if last_read is None or self._monotonic() - last_read > WATCHED_SECONDS:
+            is_watched = last_read is not None and self._monotonic() - last_read <= WATCHED_SECONDS
+            if not is_watched or not (self._runs or self._gpus):
                 self._woken.wait()
                 continue
             self.ask()
