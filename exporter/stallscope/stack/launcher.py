@@ -172,11 +172,11 @@ def _checks(
 ) -> list[Check]:
     simulated = "simulated " if scenario else ""
     host = "simulated" if scenario and scenario.simulates_host else "real"
-    # In a kept folder, Prometheus still has the last minutes of an earlier stack.
-    fresh = f" and on () (max(timestamp(up)) > {time.time():.3f})"
-    hosts = 'count({__name__=~"stallscope_host_.+"})' + fresh
-    gpus = "count(stallscope_gpu_up == 1)" + fresh
-    steps = f'sum(stallscope_training_step_seconds_count{{run="{RUN}"}})' + fresh
+    # In a kept folder, Prometheus still has the last minutes of an earlier stack, perhaps with other ports.
+    fresh = f"and on (job, instance) timestamp(up) > {time.time():.3f}"
+    hosts = f'count({{__name__=~"stallscope_host_.+"}} {fresh})'
+    gpus = f"count(stallscope_gpu_up == 1 {fresh})"
+    steps = f'sum(stallscope_training_step_seconds_count{{run="{RUN}"}} {fresh})'
     checks = [
         Check("exporter", "the exporter", responds(lambda: exporter.read("/-/ready"))),
         Check("Prometheus", "Prometheus", responds(prometheus.now)),
