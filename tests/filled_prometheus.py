@@ -1,7 +1,7 @@
 """A real Prometheus filled with the scraped and recorded series of the test installation.
 
     with filled_prometheus() as filled:
-        filled.server.ask("query", query='run:verdict:ratio5m{run="waiting"}', time=str(filled.end))
+        filled.server.get("query", query='run:verdict:ratio5m{run="waiting"}', time=str(filled.end))
 
 `tests/installation.py` defines the machines and runs. promtool evaluates the bundle's rules over their series: only
 promtool can evaluate past hours. Scraped and recorded series are then written into a server without rules. Tests
@@ -51,7 +51,7 @@ class FilledPrometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the samples of an expression at the end of the data."""
-        found: list[dict[str, Any]] = self.server.ask("query", query=expression, time=f"{self.end}")["data"]["result"]
+        found: list[dict[str, Any]] = self.server.get("query", query=expression, time=f"{self.end}")["data"]["result"]
         return found
 
 
@@ -94,7 +94,7 @@ def _recorded(given: Sequence[Series]) -> list[Series]:
     """Return every series that rules and alerts record for the given series."""
     seconds = runner.evaluations((max(len(each.values) for each in given) - 1) * runner.EVALUATION_SECONDS)
     read = [each for each in given if each.name in READ]  # an eighth of the time less
-    answers = runner.ask(read, {_RECORDED: seconds}).samples[_RECORDED]
+    answers = runner.evaluate(read, {_RECORDED: seconds}).samples[_RECORDED]
     found: dict[frozenset[tuple[str, str]], Series] = {}
     # The first evaluation is at Unix time 0, which rules treat as unset.
     for number, second in list(enumerate(seconds))[1:]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tests.rules.rulebook import GROUPS
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES
-from tests.scenarios.cases.settings import CLOUD_WORK, NODE_WORK, QUIET, SERVER_WORK, negative, positive, told
+from tests.scenarios.cases.settings import CLOUD_WORK, NODE_WORK, QUIET, SERVER_WORK, negative, positive, run_on
 from tests.scenarios.machines import CLOUD, H100, PAIR, SERVER
 from tests.scenarios.series import Series
 from tests.scenarios.story import ALWAYS, GIB, From, Gpu, Host, Node, Run, Story
@@ -67,7 +67,7 @@ def _healthy() -> Case:
         quota_throttled=0.001,
         data="nfs",
     )
-    story = told(
+    story = run_on(
         PAIR,
         before=work,
         count=2,
@@ -83,7 +83,7 @@ def _healthy() -> Case:
 
 def _broken() -> Case:
     """Four GPUs are ill, each otherwise."""
-    story = told(PAIR, count=2, measures_communication=True)
+    story = run_on(PAIR, count=2, measures_communication=True)
     states = (
         From(ALWAYS, Gpu()),
         From(7.0, Gpu(uncorrected=2, corrected=40, remap_pending=True, remapped=1, xids=(48,)), (0,)),
@@ -119,7 +119,7 @@ def _host() -> Case:
         oom_kills=0.1,
     )
     slow = Gpu(clock_configured=0.9, clock=0.9)
-    story = told(SERVER, SERVER_WORK, host=host, onset=2.0, gpu=slow, gpus=(0,))
+    story = run_on(SERVER, SERVER_WORK, host=host, onset=2.0, gpu=slow, gpus=(0,))
     return positive("host_in_trouble", "mem_pressure", story, subject="host", length=45.0)
 
 
@@ -142,7 +142,7 @@ def _shared() -> Case:
 def _lopsided() -> Case:
     """One process drives two GPUs and gives the first twice the load of the second."""
     whole = replace(SERVER_WORK, communication=0.0, loader_cores=12.0, loader_workers=48)
-    story = told(SERVER, before=whole, ranks=((0, 1),), gpu_shares=(1.0, 0.5))
+    story = run_on(SERVER, before=whole, ranks=((0, 1),), gpu_shares=(1.0, 0.5))
     return positive("one_process_on_two_gpus", "gpu_load_imbalance", story, subject="run", length=25.0)
 
 
@@ -159,7 +159,7 @@ def _idle() -> Case:
 
 def _exporters() -> Case:
     """One exporter rejects reports, drops series and has failing sources; another exporter is down."""
-    story = told(
+    story = run_on(
         CLOUD,
         count=2,
         more={

@@ -45,7 +45,6 @@ class Rules:
     allowed: list[tuple[str, re.Pattern[str]]]
     docstring_starts: re.Pattern[str]
     generated: list[str]
-    unfinished: list[str]
     used: set[int] = field(default_factory=set)
     """Positions of the exceptions that were needed."""
 
@@ -61,7 +60,6 @@ class Rules:
             allowed=[(entry["in"], _pattern(entry["text"])) for entry in content["allowed"]],
             docstring_starts=re.compile(rf"(?:{'|'.join(content['docstring_starts'])})\b"),
             generated=content["generated"],
-            unfinished=content["unfinished"],
         )
 
     def is_allowed(self, path: str, text: str, start: int, end: int) -> bool:
@@ -134,10 +132,9 @@ def check(path: str, source: str, rules: Rules) -> Iterator[Finding]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the findings; return 1 if there are any in the finished parts."""
+    """Print the findings; return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m tests.language", description=__doc__)
-    parser.add_argument("paths", nargs="*", help="show only findings below these paths, unfinished ones too")
-    parser.add_argument("--all", action="store_true", help="show the findings of unfinished parts too")
+    parser.add_argument("paths", nargs="*", help="show only findings below these paths")
     parsed = parser.parse_args(arguments)
     rules = Rules.read(Path(__file__).with_suffix(".yml"))
     shown = parsed.paths or ["."]
@@ -147,16 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for finding in check(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"), rules)
         if any(_is_below(finding.path, each.rstrip("/")) for each in shown)
     ]
-    everything = parsed.all or parsed.paths
-    counted = [each for each in findings if everything or not any(_is_below(each.path, u) for u in rules.unfinished)]
     unneeded = [entry for number, entry in enumerate(rules.allowed) if number not in rules.used]
-    for finding in counted:
+    for finding in findings:
         print(finding)
     for folder, pattern in unneeded:
         print(f"tests/language.yml: the exception {pattern.pattern!r} in {folder} is not needed; delete it")
-    if left := len(findings) - len(counted):
-        print(f"{left} findings in the parts that tests/language.yml lists as unfinished; --all shows them")
-    return 1 if counted or unneeded else 0
+    return 1 if findings or unneeded else 0
 
 
 if __name__ == "__main__":

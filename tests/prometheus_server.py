@@ -32,7 +32,7 @@ class Prometheus:
     address: str
     """URL of its HTTP API: `http://127.0.0.1:9090`."""
 
-    def ask(self, what: str, **parameters: str) -> dict[str, Any]:
+    def get(self, what: str, **parameters: str) -> dict[str, Any]:
         """Query its HTTP API and return the whole response: `data`, and `warnings` where there are any.
 
         Args:

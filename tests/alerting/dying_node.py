@@ -10,7 +10,7 @@ from tests.alerting.subjects import SEVERITIES, on_node, on_run, on_the_same
 from tests.known_names import READ
 from tests.scenarios.case import Case, render
 from tests.scenarios.machines import HGX
-from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG, ask
+from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG, evaluate
 from tests.scenarios.story import From, Gpu, Host, Run, Story, Work
 
 GPUS = 8
@@ -69,7 +69,7 @@ def raised_by_the_rules(stories: Mapping[str, Story]) -> dict[str, list[Moment]]
     ]
     seconds = range(0, round(60 * LENGTH) + 1, EVALUATION_SECONDS)
     moments: dict[str, list[Moment]] = {name: [] for name in stories}
-    for second, samples in ask(series, {_FIRING: seconds}).samples[_FIRING].items():
+    for second, samples in evaluate(series, {_FIRING: seconds}).samples[_FIRING].items():
         firing = [sample.labels for sample in samples if sample.labels["alertname"] != WATCHDOG]
         for name, timeline in moments.items():
             alerts = tuple(

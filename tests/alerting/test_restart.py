@@ -35,7 +35,7 @@ def duration(text: str) -> timedelta:
 def firing(server: Server) -> dict[str, Any]:
     """Return the alert as soon as it fires."""
     return until(
-        lambda: next((dict(each) for each in server.ask("alerts")["data"]["alerts"] if each["state"] == "firing"), {}),
+        lambda: next((dict(each) for each in server.get("alerts")["data"]["alerts"] if each["state"] == "firing"), {}),
         "no alert fires",
         seconds=_SECONDS,
     )

@@ -118,7 +118,7 @@ def test_every_owner_of_a_shared_gpu_is_notified(name: str, tmp_path: Path) -> N
     webhook = Webhook()
     posts = {"webhook_configs": [{"url": webhook.url, "send_resolved": True}]}
     notified: dict[str, set[tuple[str, str]]] = {"vision": set(), "slurm": set(), "ticket": set()}
-    owners = {"vision": ("vision", ""), "slurm": ("", "ada"), "nobody": ("language", "")}
+    owners = {"vision": ("vision", ""), "slurm": ("", "ada"), "unnamed": ("language", "")}
     try:
         with running(hastened(notifying(configuration, dict.fromkeys(notified, posts))), tmp_path) as alertmanager:
             alertmanager.post(Alert(on_gpu(name, namespace=space, user=user)) for space, user in owners.values())

@@ -19,7 +19,7 @@ import numpy as np
 
 from tests.benchmarks.cluster import HOUR, Cluster
 from tests.benchmarks.remote_write import RemoteWriter
-from tests.grafana.asking import Chosen, Window, ask, choose
+from tests.grafana.dashboard_queries import Chosen, Window, choose, run_query
 from tests.grafana.pages import PAGES, Json, asked, drawn, first_screen
 from tests.prometheus_server import Prometheus, Server, prometheus
 from tests.promql_names import names_in
@@ -113,7 +113,7 @@ def _queries(panels: Iterable[Json]) -> Iterator[tuple[Json, Json]]:
 def _timed(server: Prometheus, chosen: Chosen, query: tuple[Json, Json]) -> tuple[float, str, int]:
     panel, target = query
     began = time.perf_counter()
-    found = ask(server, chosen, target, panel)["data"]["result"]
+    found = run_query(server, chosen, target, panel)["data"]["result"]
     return time.perf_counter() - began, f"{panel['title']} {target['refId']}", len(found)
 
 

@@ -79,10 +79,10 @@ class Formula:
         for column in cluster.columns:
             shapes = zip(column.start.tolist(), column.rate.tolist(), column.swing.tolist(), column.nodes, strict=True)
             for labels, shape in zip(column.labels, shapes, strict=True):
-                told = {name: value for name, value in labels.items() if value}
-                named = json.dumps({"__name__": column.name, **told}).encode()
-                one = _Series(_Shape(*shape), named, json.dumps(told).encode())
-                self._labels.setdefault(column.name, []).append((told, one))
+                reported = {name: value for name, value in labels.items() if value}
+                named = json.dumps({"__name__": column.name, **reported}).encode()
+                one = _Series(_Shape(*shape), named, json.dumps(reported).encode())
+                self._labels.setdefault(column.name, []).append((reported, one))
         self._chosen = lru_cache(maxsize=None)(self._choose)
 
     def answer(self, path: str, form: Mapping[str, str]) -> bytes:
@@ -197,4 +197,4 @@ def main(size: Size) -> None:
 
 
 if __name__ == "__main__":
-    main(Size.told(sys.argv[1]))
+    main(Size.parse(sys.argv[1]))

@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 
 
 @contextmanager
-def told(size: Size) -> Iterator[str]:
+def reported(size: Size) -> Iterator[str]:
     """Return the address of a server with such a run until now."""
     command = [sys.executable, "-m", "tests.benchmarks.formula_prometheus", f"{size.gpus}x{size.hours:g}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -61,7 +61,7 @@ def told(size: Size) -> Iterator[str]:
 
 def measure(size: Size = MONTH) -> Iterator[Reading]:
     """Read a run into memory, to files, and the last day of it at every scrape."""
-    with told(size) as url, tempfile.TemporaryDirectory() as folder:
+    with reported(size) as url, tempfile.TemporaryDirectory() as folder:
         start = dt.datetime.now(dt.timezone.utc).timestamp() - (size.hours + 1) * 3600
         command = [sys.executable, "-m", "stallscope", "frames", "--run", RUN, "--prometheus.url", url]
         command += ["--out", folder, "--json"]
@@ -103,7 +103,7 @@ def table(size: Size = MONTH) -> str:
 
 if __name__ == "__main__":
     before = load()
-    measured = table(Size.told(sys.argv[1]) if sys.argv[1:] else MONTH)
+    measured = table(Size.parse(sys.argv[1]) if sys.argv[1:] else MONTH)
     print(
         f"{dt.datetime.now(dt.timezone.utc).date()}: {machine()}; load {before} before, {load()} after it\n\n{measured}"
     )

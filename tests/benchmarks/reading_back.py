@@ -45,7 +45,7 @@ class Size(NamedTuple):
     hours: float
 
     @classmethod
-    def told(cls, text: str) -> Size:
+    def parse(cls, text: str) -> Size:
         """As a command line has it: `8x24`."""
         gpus, hours = text.split("x")
         return cls(int(gpus), float(hours))
@@ -122,4 +122,4 @@ def table(sizes: Sequence[Size] = SIZES) -> str:
 
 
 if __name__ == "__main__":
-    print(table([Size.told(each) for each in sys.argv[1:]] or SIZES))
+    print(table([Size.parse(each) for each in sys.argv[1:]] or SIZES))

@@ -178,4 +178,4 @@ def table(sizes: Sequence[Size] = SIZES) -> str:
 
 
 if __name__ == "__main__":
-    print(table([Size.told(each) for each in sys.argv[1:]] or SIZES))
+    print(table([Size.parse(each) for each in sys.argv[1:]] or SIZES))

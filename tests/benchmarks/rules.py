@@ -132,7 +132,7 @@ def measure(gpus: int) -> Cost:
             before, began = cpu_seconds(pid), time.monotonic()
             while time.monotonic() < began + _WATCHED:
                 time.sleep(5)
-                watch.take(server.ask("rules")["data"]["groups"])
+                watch.take(server.get("rules")["data"]["groups"])
             share = (cpu_seconds(pid) - before) / (time.monotonic() - began)
         gpu, rank = cluster.healthy()
         return Cost(
@@ -249,7 +249,7 @@ def _going_on(writer: RemoteWriter, moment: float) -> Iterator[None]:
 
 
 def _query(server: Server, expression: str) -> Any:
-    return server.ask("query", query=expression)["data"]["result"]
+    return server.get("query", query=expression)["data"]["result"]
 
 
 def _median(seen: Mapping[str, float]) -> float:

@@ -83,7 +83,7 @@ def _outcome(
     server: Prometheus, nodes: int, minutes: float, processor: float, replaying: float, memory: tuple[int, int]
 ) -> Outcome:
     window = f"[{_WATCHED_MINUTES * 60:.0f}s]"
-    groups = server.ask("rules")["data"]["groups"]
+    groups = server.get("rules")["data"]["groups"]
     return Outcome(
         nodes,
         minutes,
@@ -150,7 +150,7 @@ def table(nodes: int = _NODES, minutes: float = _MINUTES) -> str:
 
 
 def _figure(server: Prometheus, expression: str) -> float:
-    found: list[Any] = server.ask("query", query=expression)["data"]["result"]
+    found: list[Any] = server.get("query", query=expression)["data"]["result"]
     if len(found) != 1:
         raise RuntimeError(f"{expression} has {len(found)} values")
     return float(found[0]["value"][1])
@@ -207,5 +207,5 @@ def _scrape(server: Server, port: int, nodes: int) -> None:
 
 
 if __name__ == "__main__":
-    told = sys.argv[1:]
-    print(table(int(told[0]), float(told[1])) if told else table())
+    reported = sys.argv[1:]
+    print(table(int(reported[0]), float(reported[1])) if reported else table())

@@ -61,12 +61,12 @@ def table(pairs: int = _PAIRS) -> str:
         "|---|---|---|",
     ]
     lines += [f"| {name} | {cost * 1e6:.1f} | {cost / usual:.3%} |" for name, cost in own.items()]
-    told = (
+    reported = (
         f"In {len(differences)} pairs a step in `track()` took {mean * 1e6:+.1f} ± {bound * 1e6:.1f} µs longer"
         f" ({mean / usual:+.3%} ± {bound / usual:.3%}; 95 %, {_TRIM:.0%} of the differences trimmed at each end):"
         f" {verdict}. Steps vary by {statistics.stdev(plain) * 1e6:.0f} µs."
     )
-    lines += ["", told]
+    lines += ["", reported]
     return "\n".join(lines) + "\n"
 
 

@@ -16,7 +16,7 @@ from stallscope.web.http.server import Server
 from stallscope.web.status.exporter_state import ExporterState
 from stallscope.web.status.history import POINT_SECONDS, POINTS, History
 from stallscope.web.status.page import StatusPage
-from tests.web.status_page import BUSY, NOW, Told, gpu, held, look, status
+from tests.web.status_page import BUSY, NOW, ScriptedVerdicts, gpu, held, look, status
 
 PHASES = {
     "data_wait": 31.0,
@@ -89,7 +89,7 @@ def verdicts() -> VerdictWatch:
     """Verdicts on the busy node."""
     runs = {RunName("imagenet", "research"): Verdict("input_disk_bound", 0.31, 0.37)}
     gpus = {"GPU-0": Verdict("healthy", 0.0), "GPU-2": Verdict("thermal_throttle", 0.12), "GPU-7": Verdict("lost", 1.0)}
-    return Told(Verdicts("http://prometheus:9090", runs, frozenset(), gpus, 95.0, "no answer within 5 s"))
+    return ScriptedVerdicts(Verdicts("http://prometheus:9090", runs, frozenset(), gpus, 95.0, "no answer within 5 s"))
 
 
 def five_minutes() -> History:

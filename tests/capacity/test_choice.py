@@ -207,4 +207,4 @@ def test_what_others_hold_or_what_may_come_back_is_worth_waiting_for() -> None:
     wanted = Wanted(count=2, memory=80 * GIB, cores=8, host_memory=32 * GIB)
     assert never(judge(gpus, wanted, ()), HOST, wanted) == ""
     left_out = judge(gpus[:1], Wanted(), (), frozenset())
-    assert never(left_out, HOST, Wanted()) != "", "nobody takes CUDA_VISIBLE_DEVICES back meanwhile"
+    assert never(left_out, HOST, Wanted()) != "", "CUDA_VISIBLE_DEVICES stays meanwhile"

@@ -93,8 +93,8 @@ def test_a_file_system_without_locks_is_told_with_what_to_do(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    told = rf"{folder} can't be locked \(No locks available\).*--lock-folder"
-    with pytest.raises(ClaimsFailed, match=told), claims.choosing():
+    reported = rf"{folder} can't be locked \(No locks available\).*--lock-folder"
+    with pytest.raises(ClaimsFailed, match=reported), claims.choosing():
         pytest.fail("no user was kept away")
 
 

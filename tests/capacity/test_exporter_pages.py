@@ -35,8 +35,8 @@ def test_counters_tell_activity_where_the_driver_does_not() -> None:
 
 
 def test_what_the_driver_tells_stands() -> None:
-    told = replace(GPU, busy=0.1, busy_seconds=16.0, busy_now=0.0, sm_active=0.05)
-    assert with_exporter([told], BEFORE, AFTER, NOW) == [told]
+    reported = replace(GPU, busy=0.1, busy_seconds=16.0, busy_now=0.0, sm_active=0.05)
+    assert with_exporter([reported], BEFORE, AFTER, NOW) == [reported]
 
 
 @pytest.mark.parametrize("later", [BEFORE, page(at=NOW, busy=1, active=1), Page("", WANTED)])

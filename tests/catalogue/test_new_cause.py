@@ -151,7 +151,7 @@ cases = [case for case in CASES if case.cause == "disk_busy"]
 (outcomes,) = score.judge_batch(score.trials((1,), (False,), cases), baselines=False).values()
 assert len(outcomes) == 3
 for outcome in outcomes:
-    assert outcome.told is bool(outcome.trial.case.alerts), outcome
+    assert outcome.fired is bool(outcome.trial.case.alerts), outcome
     assert not outcome.alarms, outcome
 """
 """Judges the example's scenarios: the alert fires where it should, and no other does."""

@@ -36,7 +36,7 @@ TWINS = ("research-east", "research-west")
 """Clusters that have a run of one name each."""
 
 
-def told(run: str, figures: dict[str, float], **place: str) -> Iterator[Series]:
+def reported(run: str, figures: dict[str, float], **place: str) -> Iterator[Series]:
     names = {"gpus": "run:gpus:count", "batch": "run:batch_size:sum", "samples": "run:samples:rate5m"}
     labels = {"namespace": "vision", "run": run, **place}
     cause = {name: share for name, share in figures.items() if name not in names}
@@ -60,7 +60,7 @@ def told(run: str, figures: dict[str, float], **place: str) -> Iterator[Series]:
 def changed(run: str, change: Callable[[str, list[float | None]], list[float | None]]) -> list[Series]:
     """Return the series of `batch512` under another name, with other values."""
     return [
-        Series(each.name, each.labels, change(each.name, list(each.values))) for each in told(run, RUNS["batch512"])
+        Series(each.name, each.labels, change(each.name, list(each.values))) for each in reported(run, RUNS["batch512"])
     ]
 
 
@@ -70,7 +70,7 @@ def server() -> Iterator[str]:
         pytest.skip("prometheus is not installed")
     with prometheus() as running:
         start = time.time() - 30 * SCRAPES
-        everything = [series for run, figures in RUNS.items() for series in told(run, figures)]
+        everything = [series for run, figures in RUNS.items() for series in reported(run, figures)]
         everything += changed("young", lambda _, values: [*[None] * (SCRAPES - 6), *values[-6:]])
         everything += changed(
             "scattered",
@@ -80,7 +80,7 @@ def server() -> Iterator[str]:
             ],
         )
         for cluster, run in zip(TWINS, ("two-gpus", "real-data"), strict=True):
-            everything += told("twins", RUNS[run], cluster=cluster)
+            everything += reported("twins", RUNS[run], cluster=cluster)
         write([running.port], everything, start, SCRAPES)
         yield running.address
 

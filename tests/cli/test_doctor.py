@@ -29,34 +29,36 @@ def test_each_result_has_one_line_and_what_failed_says_what_to_do(
     exporter: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("exporter\n  ok       version:")
-    assert told.endswith("\n8 ok\n")
-    assert "\033" not in told
+    reported = capsys.readouterr().out
+    assert reported.startswith("exporter\n  ok       version:")
+    assert reported.endswith("\n8 ok\n")
+    assert "\033" not in reported
 
     exporter.texts["/metrics"] = page(time.time()).replace('up{source="cpu"} 1', 'up{source="cpu"} 0')
     assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 1
-    told = capsys.readouterr().out
-    assert "  failed   sources:           collector cpu fails\n" in told
-    assert "-> see the exporter's log for the reason, or disable it with --no-collector.cpu" in " ".join(told.split())
-    assert told.endswith("\n1 failed, 7 ok\n")
+    reported = capsys.readouterr().out
+    assert "  failed   sources:           collector cpu fails\n" in reported
+    assert "-> see the exporter's log for the reason, or disable it with --no-collector.cpu" in " ".join(
+        reported.split()
+    )
+    assert reported.endswith("\n1 failed, 7 ok\n")
 
 
 def test_what_to_do_is_not_said_again_right_below(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
     refused = 'reason="unsigned"} 3\nstallscope_exporter_reports_rejected_total{reason="unknown_token"} 2'
     exporter.texts["/metrics"] = page(time.time()).replace('reason="unsigned"} 0', refused)
     assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 0
-    told = capsys.readouterr().out
-    assert told.count("training reports were rejected") == 2
-    assert told.count("->") == 1
+    reported = capsys.readouterr().out
+    assert reported.count("training reports were rejected") == 2
+    assert reported.count("->") == 1
 
 
 def test_warnings_are_no_failure_and_json_tells_the_same(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
     exporter.texts["/metrics"] = page(time.time()).replace('limit="series"} 0', 'limit="series"} 4')
     assert main(["doctor", "exporter", "--exporter.url", exporter.url, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["counts"] == {"ok": 7, "warning": 1}
-    (warned,) = (each for each in told["results"] if each["status"] == "warning")
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["counts"] == {"ok": 7, "warning": 1}
+    (warned,) = (each for each in reported["results"] if each["status"] == "warning")
     assert (warned["part"], warned["check"], warned["message"]) == (
         "exporter",
         "series",
@@ -67,9 +69,9 @@ def test_warnings_are_no_failure_and_json_tells_the_same(exporter: Served, capsy
 def test_nothing_that_is_quoted_steers_the_terminal(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
     exporter.texts["/metrics"] = page(time.time()).replace('reason="unsigned"} 0', 'reason="\x1b[2J\u202eevil"} 3')
     assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 0
-    told = capsys.readouterr().out
-    assert "\\x1b[2J\\u202eevil" in told
-    assert told.replace("\n", "").isprintable()
+    reported = capsys.readouterr().out
+    assert "\\x1b[2J\\u202eevil" in reported
+    assert reported.replace("\n", "").isprintable()
 
 
 def test_a_prometheus_that_nobody_named_may_be_missing(
@@ -79,8 +81,8 @@ def test_a_prometheus_that_nobody_named_may_be_missing(
     monkeypatch.setattr("stallscope.clients.address.LOCAL", nowhere)
     monkeypatch.setenv("STALLSCOPE_DISABLE", "1")
     main(["doctor", "--exporter.url", exporter.url, "--json"])
-    told = {(each["part"], each["status"]) for each in json.loads(capsys.readouterr().out)["results"]}
-    assert ("prometheus", "skipped") in told
+    reported = {(each["part"], each["status"]) for each in json.loads(capsys.readouterr().out)["results"]}
+    assert ("prometheus", "skipped") in reported
     assert main(["doctor", "prometheus"]) == 1, "this part was named"
     assert "failed   reachable:" in capsys.readouterr().out
     assert main(["doctor", "prometheus", "--prometheus.url", nowhere]) == 1

@@ -277,7 +277,7 @@ def test_a_prometheus_that_gives_no_answer_leaves_the_status_page_up(
     with prometheus() as url:
         exporter = run(f"--prometheus.url={url}")
         assert exporter.post("api/v1/report", REPORT)[0] == 204
-        # A status page without runs asks nothing, and the next question would come 20 seconds later.
+        # A status page without runs sends no query, and the next one would come 20 seconds later.
         exporter.eventually("metrics", lambda page: "precious" in page)
         page = exporter.eventually("", lambda page: "Verdicts can't be had" in page)
     assert words in page
@@ -333,8 +333,8 @@ def test_it_exits_for_its_supervisor_where_a_reading_is_stuck_for_too_long(run: 
     os.mkfifo(proc / "fifo")
     (proc / "fifo").replace(proc / "stat")
     assert exporter.process.wait(60) == 75
-    told = exporter.logged(r"level=error .*a poll is stuck.* reading=cpu seconds=([.0-9]+) limit=1.0")
-    assert float(told[1]) >= 1.0
+    reported = exporter.logged(r"level=error .*a poll is stuck.* reading=cpu seconds=([.0-9]+) limit=1.0")
+    assert float(reported[1]) >= 1.0
     assert "precious" in (tmp_path / "runs.jsonl").read_text()
 
 
@@ -377,7 +377,7 @@ def test_a_machine_that_stood_still_is_no_reason_to_exit(monkeypatch: pytest.Mon
     hangs = iter((Hang("seen", 5.0), Hang("seen", 0.1), Hang("seen", 5.0), None, Hang("seen", 5.0), Hang("seen", 6.0)))
     ended: list[tuple[object, ...]] = []
     monkeypatch.setattr(Sampler, "longest_hang", property(lambda _: next(hangs)))
-    monkeypatch.setattr(exporter, "end", lambda *told: ended.append(told))
+    monkeypatch.setattr(exporter, "end", lambda *reported: ended.append(reported))
     try:
         for _ in range(5):
             exporter._after_page()
@@ -525,8 +525,8 @@ def test_a_training_elsewhere_reports_over_tls_with_a_token_and_nobody_without(r
     for token, heard in (("", False), ("another token than theirs", False), ("one token for all of them", True)):
         settings = {**os.environ, **environment, "STALLSCOPE_TOKEN": token}
         command = [sys.executable, "-c", script]
-        told = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=True).stderr
-        assert ("the exporter answered 403 to a report" in told) is not heard, told
+        reported = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=True).stderr
+        assert ("the exporter answered 403 to a report" in reported) is not heard, reported
     exporter.process.terminate()
     assert exporter.process.wait(60) == 0
     assert state.read_text().count('"run":"afar"') == 1

@@ -42,17 +42,17 @@ class Folder:
     def written(self, *line: str) -> str:
         """Run the command, which must succeed, and return its output."""
         assert frames.main([*line, "--out", str(self.path)]) == 0
-        told = self.capsys.readouterr()
-        assert told.err == ""
-        return told.out
+        shown = self.capsys.readouterr()
+        assert shown.err == ""
+        return shown.out
 
     def refusal(self, *line: str) -> str:
         """The one line that a command says which fails and writes nothing."""
         assert frames.main(["--out", str(self.path), *line]) == 1
-        told = self.capsys.readouterr()
-        assert told.out == ""
+        shown = self.capsys.readouterr()
+        assert shown.out == ""
         assert not list(self.path.iterdir())
-        (said,) = told.err.splitlines()
+        (said,) = shown.err.splitlines()
         return said
 
 

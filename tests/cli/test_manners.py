@@ -42,8 +42,8 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_every_command_is_listed_once_with_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == list(COMMANDS)
     assert main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"\n  {name:<12}{summary}\n" in told for name, summary in commands().items())
+    reported = capsys.readouterr().out
+    assert all(f"\n  {name:<12}{summary}\n" in reported for name, summary in commands().items())
     assert all(summary.endswith(".") for summary in commands().values())
 
 
@@ -63,21 +63,21 @@ def test_help_has_usage_examples_and_exit_statuses(
         assert ended([name, "--help"]) == ended(["help", name]) == 0
         first, _, second = capsys.readouterr().out.partition("usage: ")[2].partition("usage: ")
         assert first == second
-    told = importlib.import_module(f"stallscope.cli.{name}").parser().format_help()
-    assert told.startswith(f"usage: stallscope {name}")
-    assert "\nExit status:" in told
-    assert "\nexamples:\n  # " in told
-    assert f"stallscope {name}" in told.partition("\nexamples:\n")[2]
-    prose = told.partition("\nexamples:\n")[0].partition("\n\n")[2]
+    reported = importlib.import_module(f"stallscope.cli.{name}").parser().format_help()
+    assert reported.startswith(f"usage: stallscope {name}")
+    assert "\nExit status:" in reported
+    assert "\nexamples:\n  # " in reported
+    assert f"stallscope {name}" in reported.partition("\nexamples:\n")[2]
+    prose = reported.partition("\nexamples:\n")[0].partition("\n\n")[2]
     assert max(map(len, prose.splitlines())) <= 80
-    assert name == SERVER or told.count("\n") <= 90
+    assert name == SERVER or reported.count("\n") <= 90
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != SERVER])
 def test_an_unknown_flag_is_refused_in_one_line_with_the_nearest(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended([name, "--hlep"]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", f"stallscope {name}: unknown flag --hlep; did you mean --help?\n")
+    reported = capsys.readouterr()
+    assert (reported.out, reported.err) == ("", f"stallscope {name}: unknown flag --hlep; did you mean --help?\n")
 
 
 def test_every_parser_is_there_without_any_extra() -> None:
@@ -163,8 +163,8 @@ def test_bash_completes_what_is_begun(line: str, offered: list[str], scripts: Pa
         f"source {scripts / 'bash'}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
         'compopt() { :; }; _stallscope; printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    told = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=120, check=True)
-    assert (sorted(told.stdout.split()), told.stderr) == (sorted(offered), "")
+    reported = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=120, check=True)
+    assert (sorted(reported.stdout.split()), reported.stderr) == (sorted(offered), "")
 
 
 class TestProgress:

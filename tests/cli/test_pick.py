@@ -142,11 +142,11 @@ def test_an_instance_is_picked_by_its_uuid_and_shown_in_the_table(node: Node) ->
 
 def test_json_tells_everything_and_a_pick_for_no_time_claims_nothing(node: Node) -> None:
     finished = node.pick("--json", "--reserve", "0s", CUDA_VISIBLE_DEVICES="3,1")
-    told: dict[str, Any] = json.loads(finished.stdout)
-    assert told["cuda_visible_devices"] == NvmlStandIn.uuid(1)
-    assert [gpu["taken"] for gpu in told["gpus"]] == [False, True, False, False]
-    assert told["gpus"][0]["against"] == ["CUDA_VISIBLE_DEVICES leaves it out"]
-    assert told["host"]["cores"] > 0
+    reported: dict[str, Any] = json.loads(finished.stdout)
+    assert reported["cuda_visible_devices"] == NvmlStandIn.uuid(1)
+    assert [gpu["taken"] for gpu in reported["gpus"]] == [False, True, False, False]
+    assert reported["gpus"][0]["against"] == ["CUDA_VISIBLE_DEVICES leaves it out"]
+    assert reported["host"]["cores"] > 0
     assert node.claimed() == []
 
 

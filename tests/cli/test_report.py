@@ -25,7 +25,7 @@ SCRAPES = 61
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 
 
-def told(run: str, state: str) -> Iterator[Series]:
+def reported(run: str, state: str) -> Iterator[Series]:
     rank = {"namespace": "vision", "run": run, "rank": "0", "job": "stallscope", "instance": f"{run}:19400"}
     labels = {"namespace": "vision", "run": run}
     for name, more, value in (
@@ -56,12 +56,18 @@ def namesakes() -> Iterator[Series]:
 def filled() -> Iterator[str]:
     with prometheus() as running:
         start = time.time() - 30 * (SCRAPES - 1)
-        without_gpu = [each for each in told("cpu", "running") if each.name != "run:gpus:count"]
+        without_gpu = [each for each in reported("cpu", "running") if each.name != "run:gpus:count"]
         held = [
             Series("owner:gpus_held:sum", {"namespace": "vision", "user": user}, [gpus] * SCRAPES)
             for user, gpus in (("ada", 2.0), ("grace", 1.0))
         ]
-        everything = [*held, *told("resnet50", "running"), *told("resnet18", "finished"), *without_gpu, *namesakes()]
+        everything = [
+            *held,
+            *reported("resnet50", "running"),
+            *reported("resnet18", "finished"),
+            *without_gpu,
+            *namesakes(),
+        ]
         write([running.port], everything, start, SCRAPES)
         yield running.address
 
@@ -123,7 +129,7 @@ def test_what_went_on_at_an_end_that_is_past_is_not_told_to_go_on(server: str, h
 
 def test_a_server_without_the_rules_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with prometheus() as running:
-        scraped = [each for each in told("resnet50", "running") if ":" not in each.name]
+        scraped = [each for each in reported("resnet50", "running") if ":" not in each.name]
         write([running.port], scraped, time.time() - 30 * (SCRAPES - 1), SCRAPES)
         for which in (["--run", "resnet50"], ["--instance", "resnet50"], []):
             assert report.main(["--prometheus.url", running.address, *which]) == 1

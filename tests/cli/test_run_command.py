@@ -114,7 +114,7 @@ class Programs:
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.python("-m", "stallscope", "run", *arguments, **environment)
 
-    def told(self) -> list[Report]:
+    def reported(self) -> list[Report]:
         reports = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -183,7 +183,7 @@ def test_a_program_without_torch_is_told_of_at_its_end(programs: Programs) -> No
     run = programs.run("program.py")
     assert (run.stdout, run.returncode) == ("done\n", 0)
     assert run.stderr == "stallscope run: program.py did not import torch, so there was nothing to measure\n"
-    assert programs.told() == []
+    assert programs.reported() == []
 
 
 @needs_torch
@@ -214,7 +214,7 @@ def test_a_program_that_reports_by_itself_is_not_said_to_be_unmeasured(programs:
     programs.write("program.py", "import stallscope\nfor _ in stallscope.track(range(3)):\n    pass\n")
     run = programs.run("program.py")
     assert (run.stderr, run.returncode) == ("", 0)
-    assert programs.told()[-1].state == "finished"
+    assert programs.reported()[-1].state == "finished"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_an_unchanged_training_is_told(form: str, programs: Programs) -> None:
     forms = {"script": ("jobs/train.py",), "module": ("-m", "jobs.train"), "command": (sys.executable, "jobs/train.py")}
     run = programs.run("--name", "mine", *forms[form], "--status", "3")
     assert (run.returncode, run.stderr) == (3, "")
-    last = programs.told()[-1]
+    last = programs.reported()[-1]
     assert (last.run, last.state, last.gauges["step"]) == ("mine", "failed", 6)
     assert last.counters["samples"] == 12
     assert last.info["framework"] == "pytorch"
@@ -270,9 +270,9 @@ def test_workers_that_are_spawned_stay_silent(programs: Programs) -> None:
     programs.write("train.py", TRAINING)
     run = programs.run("train.py", "--workers", "1")
     assert (run.returncode, run.stderr) == (0, "")
-    told = programs.told()
-    assert len({report.session for report in told}) == 1
-    assert (told[-1].state, told[-1].gauges["dataloader_workers"]) == ("finished", 1)
+    reported = programs.reported()
+    assert len({report.session for report in reported}) == 1
+    assert (reported[-1].state, reported[-1].gauges["dataloader_workers"]) == ("finished", 1)
 
 
 @needs_torch
@@ -289,18 +289,18 @@ def test_a_program_that_tracks_its_loader_itself_is_counted_once(programs: Progr
         """,
     )
     assert programs.run("train.py").returncode == 0
-    told = programs.told()
-    assert {report.run for report in told} == {"own"}
-    assert told[-1].gauges["step"] == 6
-    assert told[-1].phases["data_wait"].occurrences == 7
-    assert told[-1].phases["backward"].occurrences == 6
+    reported = programs.reported()
+    assert {report.run for report in reported} == {"own"}
+    assert reported[-1].gauges["step"] == 6
+    assert reported[-1].phases["data_wait"].occurrences == 7
+    assert reported[-1].phases["backward"].occurrences == 6
 
 
 @needs_torch
 def test_a_training_switched_off_says_nothing(programs: Programs) -> None:
     programs.write("train.py", TRAINING)
     assert programs.run("train.py", STALLSCOPE_DISABLE="1").returncode == 0
-    assert programs.told() == []
+    assert programs.reported() == []
 
 
 # A rank of this test once ended with "terminate called without an active exception". The suspect is PyTorch, not the
@@ -326,8 +326,8 @@ def test_ranks_are_one_run_in_the_exporter(form: str, programs: Programs) -> Non
         assert done.returncode == 0, done.stderr
         for rank in ("0", "1"):
             until(partial(tells, url, f'stallscope_training_step{{run="job",rank="{rank}"}} 6'))
-            told = f'phase_occurrences_total{{run="job",rank="{rank}",phase="communication"}} 6'
-            assert f"stallscope_training_{told}" in page(url)
+            reported = f'phase_occurrences_total{{run="job",rank="{rank}",phase="communication"}} 6'
+            assert f"stallscope_training_{reported}" in page(url)
 
 
 def tells(url: str, series: str) -> bool:

@@ -65,9 +65,9 @@ def test_a_job_that_does_not_allow_it_goes_on_and_missing_ranks_are_told(
         with process("-c", TRAINING, "0", STALLSCOPE_ADDRESS=address, STALLSCOPE_ALLOW_STOP="0") as job:
             until(lambda: ranks_stepping(url) == 1)
             assert stop.main(["job", "--first-step", "0", "--exporter", url]) == 0
-            told = capsys.readouterr()
-            assert "rank 0 will stop before step 0" in told.out
-            assert "1 of 3 ranks are on these nodes" in told.err
+            reported = capsys.readouterr()
+            assert "rank 0 will stop before step 0" in reported.out
+            assert "1 of 3 ranks are on these nodes" in reported.err
             seen = steps_told(url)
             until(
                 lambda: (now := steps_told(url)) and now != seen

@@ -248,7 +248,7 @@ def in_a_terminal(
     )
     os.close(theirs)
     said = bytearray()
-    told = False
+    reported = False
     deadline = time.monotonic() + _PATIENCE
     try:
         while time.monotonic() < deadline:
@@ -257,8 +257,8 @@ def in_a_terminal(
                     said += os.read(ours, 65_536)
                 except OSError:  # the other end is closed
                     break
-            if until and not told and until in said:
-                told = True
+            if until and not reported and until in said:
+                reported = True
                 if isinstance(end, bytes):
                     os.write(ours, end)
                 else:

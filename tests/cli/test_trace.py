@@ -148,9 +148,9 @@ def test_an_exporter_that_drips_holds_nobody_up(drip: str) -> None:
 
 def test_without_an_exporter_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert trace.main(["job", "--exporter", f"127.0.0.1:{free_port()}"]) == 1
-    told = capsys.readouterr().err
-    assert "it can't be reached: Connection refused; start it with `stallscope exporter`" in told
-    assert told.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert "it can't be reached: Connection refused; start it with `stallscope exporter`" in shown
+    assert shown.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_a_wrong_command_line_is_told_in_one_line(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         trace.main(arguments)
-    told = capsys.readouterr().err
-    assert (ended.value.code, told.count("\n")) == (2, 1)
-    assert message in told
+    shown = capsys.readouterr().err
+    assert (ended.value.code, shown.count("\n")) == (2, 1)
+    assert message in shown
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def test_a_wrong_command_line_is_refused_in_one_line(
         main(arguments)
 
     assert stop.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"stallscope up: {complaint}")
-    assert told.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"stallscope up: {complaint}")
+    assert shown.count("\n") == 1
 
 
 def test_every_scenario_is_listed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,8 @@ def test_a_plain_line_holds_time_level_place_message_and_fields(log: io.StringIO
 def test_a_json_line_is_one_object_with_the_same(log: io.StringIO) -> None:
     logs.configure("info", "json", log)
     EVENT.error('a "quoted"\nname', extra={"fields": {"cause": "busy"}})
-    told = json.loads(log.getvalue())
-    assert (told["level"], told["logger"], told["msg"], told["cause"]) == (
+    reported = json.loads(log.getvalue())
+    assert (reported["level"], reported["logger"], reported["msg"], reported["cause"]) == (
         "error",
         "web.http.server",
         'a "quoted"\nname',

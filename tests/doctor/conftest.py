@@ -33,8 +33,8 @@ def make_subject(tmp_path: Path) -> MakeSubject:
 
     def make(**changes: Any) -> Subject:
         nowhere = f"http://127.0.0.1:{free_port()}"
-        told: dict[str, Any] = {"exporter_url": nowhere, "prometheus_url": nowhere, "prometheus_named": True}
+        reported: dict[str, Any] = {"exporter_url": nowhere, "prometheus_url": nowhere, "prometheus_named": True}
         patient = {"exporter_timeout": 30.0, "prometheus_timeout": 30.0}
-        return Subject(**{**told, **patient, "environment": {}, "root": tmp_path, **changes})
+        return Subject(**{**reported, **patient, "environment": {}, "root": tmp_path, **changes})
 
     return make

@@ -258,9 +258,9 @@ def test_a_scrape_that_fails_is_told_with_what_helps_against_its_error(
 ) -> None:
     in_order(served)
     target(served).update(health="down", lastError=error)
-    (told,) = findings(PART, make_subject(prometheus_url=served.url))["targets"]
-    assert error in told.message
-    assert remedy in told.remedy
+    (reported,) = findings(PART, make_subject(prometheus_url=served.url))["targets"]
+    assert error in reported.message
+    assert remedy in reported.remedy
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -269,8 +269,8 @@ def test_what_is_wrong_is_found_by_its_own_check(fault: str, served: Served, mak
     in_order(served)
     breaks(served)
     found = findings(PART, make_subject(prometheus_url=served.url))
-    told = [finding for finding in found[check] if finding.status == status]
-    assert any(words in finding.message and finding.remedy for finding in told), found[check]
+    reported = [finding for finding in found[check] if finding.status == status]
+    assert any(words in finding.message and finding.remedy for finding in reported), found[check]
     # A clock that is wrong makes everything look old or new.
     others = {each: kinds for each, kinds in statuses(found).items() if each != check and check != "clock"}
     assert all(kinds == {"ok"} for kinds in others.values()), others

@@ -144,10 +144,10 @@ def broken(
     ) as server:
 
         def number_of(expression: str) -> int:
-            return len(server.ask("query", query=expression)["data"]["result"])
+            return len(server.get("query", query=expression)["data"]["result"])
 
         def has_failed_rule() -> bool:
-            groups = server.ask("rules")["data"]["groups"]
+            groups = server.get("rules")["data"]["groups"]
             return any(rule["health"] == "err" for group in groups for rule in group["rules"])
 
         until(lambda: number_of("stallscope_build_info") == 4 and number_of('up{job="stallscope"} == 0') == 1)
@@ -157,10 +157,10 @@ def broken(
 
 def test_faults_of_jobs_rules_and_alerts_are_found_in_a_real_prometheus(broken: Server) -> None:
     found = problems(prometheus.PART, subject(prometheus_url=broken.address))
-    told = {check: " | ".join(each.message for each in all_) for check, all_ in found.items()}
-    assert set(told) == {
+    reported = {check: " | ".join(each.message for each in all_) for check, all_ in found.items()}
+    assert set(reported) == {
         *("targets", "jobs", "honor labels", "rules", "thresholds", "freshness", "pages", "alertmanagers"),
-    }, told
+    }, reported
     for check, words in (
         ("targets", "connection refused"),
         ("targets", "1 exporters are scraped only every 1m"),
@@ -176,12 +176,12 @@ def test_faults_of_jobs_rules_and_alerts_are_found_in_a_real_prometheus(broken: 
         ("alertmanagers", "the alert StallscopeWatchdog does not fire"),
         ("alertmanagers", "does not respond to this machine"),
     ):
-        assert words in told[check]
+        assert words in reported[check]
 
 
 def test_the_number_of_rules_is_that_of_prometheus(broken: Server) -> None:
     found = findings(prometheus.PART, subject(prometheus_url=broken.address))
-    groups = {group["name"]: len(group["rules"]) for group in broken.ask("rules")["data"]["groups"]}
+    groups = {group["name"]: len(group["rules"]) for group in broken.get("rules")["data"]["groups"]}
     assert found["rules"][-1].message == f"{len(groups)} rule groups with {sum(groups.values())} rules are loaded"
 
 
@@ -190,15 +190,15 @@ def test_faults_of_the_nodes_are_found_in_a_real_prometheus(
 ) -> None:
     first, other = (address for _, address in exporters)
     found = findings(cluster.PART, subject(prometheus_url=broken.address))
-    told = {check: (all_[0].status, all_[0].message) for check, all_ in found.items()}
-    assert told["exporters"][0] == "failed"
-    assert "exporters do not respond" in told["exporters"][1] or "exporters does not" in told["exporters"][1]
-    assert told["versions"][0] == "warning"
-    assert other in told["versions"][1]
-    assert told["GPUs"][0] == "warning"
-    assert f"by {first} of job stallscope, {first} of job stallscope-again" in told["GPUs"][1]
-    assert told["foreign exporters"][0] == "skipped", "without the rules nothing is known"
-    assert (told["sources"][0], told["clocks"][0]) == ("ok", "ok")
+    reported = {check: (all_[0].status, all_[0].message) for check, all_ in found.items()}
+    assert reported["exporters"][0] == "failed"
+    assert "exporters do not respond" in reported["exporters"][1] or "exporters does not" in reported["exporters"][1]
+    assert reported["versions"][0] == "warning"
+    assert other in reported["versions"][1]
+    assert reported["GPUs"][0] == "warning"
+    assert f"by {first} of job stallscope, {first} of job stallscope-again" in reported["GPUs"][1]
+    assert reported["foreign exporters"][0] == "skipped", "without the rules nothing is known"
+    assert (reported["sources"][0], reported["clocks"][0]) == ("ok", "ok")
 
 
 def test_nothing_is_ok_in_a_prometheus_that_has_nothing() -> None:

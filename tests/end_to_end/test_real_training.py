@@ -231,7 +231,7 @@ def test_a_run_beside_them_that_lacks_nothing_is_healthy_and_raises_no_alert(wor
     stack = workshop.stack
     with workshop.on_an_idle_host():
         stack.wait_for(lambda: stack.verdict("healthy") in WELL, PATIENCE, "the healthy run is not healthy")
-        assert [alert for alert in stack.told() if alert["labels"].get("run") == "healthy"] == []
+        assert [alert for alert in stack.reported() if alert["labels"].get("run") == "healthy"] == []
 
 
 def test_a_reader_that_waits_for_its_disk(workshop: Workshop) -> None:

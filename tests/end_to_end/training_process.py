@@ -48,38 +48,38 @@ def main() -> None:
     os.killpg(0, signal.SIGKILL)  # the parent has ended, and its children must not outlive it
 
 
-def train(told: Training) -> None:
+def train(reported: Training) -> None:
     """Train until a signal ends the process."""
     torch.set_num_threads(1)
-    torch.manual_seed(told.rank)
+    torch.manual_seed(reported.rank)
     model: torch.nn.Module = torch.nn.Sequential(
-        torch.nn.Linear(FEATURES, FEATURES), Gpu(told), torch.nn.Linear(FEATURES, 1)
+        torch.nn.Linear(FEATURES, FEATURES), Gpu(reported), torch.nn.Linear(FEATURES, 1)
     )
     loader = DataLoader(
-        Samples(told),
+        Samples(reported),
         batch_size=None,
-        num_workers=told.workers,
-        multiprocessing_context="fork" if told.workers else None,
+        num_workers=reported.workers,
+        multiprocessing_context="fork" if reported.workers else None,
     )
-    if told.world_size > 1:
+    if reported.world_size > 1:
         torch.distributed.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{told.master_port}",
-            rank=told.rank,
-            world_size=told.world_size,
+            init_method=f"tcp://127.0.0.1:{reported.master_port}",
+            rank=reported.rank,
+            world_size=reported.world_size,
         )
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    if told.processors:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: told.processors])
-    if told.cgroup:
-        (Path(told.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
+    if reported.processors:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: reported.processors])
+    if reported.cgroup:
+        (Path(reported.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
     run = stallscope.Run(
-        told.run,
-        rank=told.rank,
-        local_rank=told.rank,
-        world_size=told.world_size,
-        gpus=[] if told.gpu is None else [{"gpu": str(told.gpu), "uuid": ""}],
+        reported.run,
+        rank=reported.rank,
+        local_rank=reported.rank,
+        world_size=reported.world_size,
+        gpus=[] if reported.gpu is None else [{"gpu": str(reported.gpu), "uuid": ""}],
     )
     pytorch.watch(model, optimizer, loader, run=run)
     for step, batch in enumerate(loader, 1):
@@ -88,17 +88,17 @@ def train(told: Training) -> None:
         optimizer.step()
         optimizer.zero_grad()
         run.report(loss=loss.item())
-        if told.blocks_every and step % told.blocks_every == 0:
-            with run.phase("checkpoint") if told.names_phase else nullcontext():
+        if reported.blocks_every and step % reported.blocks_every == 0:
+            with run.phase("checkpoint") if reported.names_phase else nullcontext():
                 torch.save(model.state_dict(), io.BytesIO())
-                time.sleep(told.blocks)
+                time.sleep(reported.blocks)
 
 
 class Samples(IterableDataset[torch.Tensor]):
     """Batches without end, each through a transform of the configured duration."""
 
-    def __init__(self, told: Training) -> None:
-        self._told = told
+    def __init__(self, reported: Training) -> None:
+        self._told = reported
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         number = 0
@@ -110,14 +110,14 @@ class Samples(IterableDataset[torch.Tensor]):
             yield batch
 
     def _transform(self, batch: torch.Tensor, number: int) -> None:
-        told = self._told
-        if told.waits:
-            time.sleep(told.waits)
-        if told.burns:
-            burn(told.burns)
-        if told.reads:
-            read(told.file, told.reads)
-        if told.poisoned_after and number > told.poisoned_after:
+        reported = self._told
+        if reported.waits:
+            time.sleep(reported.waits)
+        if reported.burns:
+            burn(reported.burns)
+        if reported.reads:
+            read(reported.file, reported.reads)
+        if reported.poisoned_after and number > reported.poisoned_after:
             batch[0, 0] = float("nan")
 
 
@@ -132,9 +132,9 @@ def burn(seconds: float) -> None:
 class Gpu(torch.nn.Module):
     """A layer that waits as long as a GPU would take for the model, forward and backward."""
 
-    def __init__(self, told: Training) -> None:
+    def __init__(self, reported: Training) -> None:
         super().__init__()
-        self._forward, self._backward = told.forward, told.backward
+        self._forward, self._backward = reported.forward, reported.backward
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         time.sleep(self._forward)

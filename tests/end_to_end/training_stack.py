@@ -140,7 +140,7 @@ class TrainingStack:
         """The run's primary cause; nothing where it has none."""
         return next(iter(self.values(f'run:verdict:ratio5m{{run="{run}"}}', "cause")), "")
 
-    def told(self) -> list[Alert]:
+    def reported(self) -> list[Alert]:
         """Every alert that Alertmanager has posted so far."""
         while not self.webhook.notifications.empty():
             self._alerts += self.webhook.notifications.get()["alerts"]
@@ -148,7 +148,7 @@ class TrainingStack:
 
     def alert(self, name: str | None, run: str) -> Alert | None:
         """The alert on the run that was posted as firing."""
-        for alert in self.told():
+        for alert in self.reported():
             labels = alert["labels"]
             if (labels["alertname"], labels.get("run"), alert["status"]) == (name, run, "firing"):
                 return alert
@@ -167,5 +167,5 @@ class TrainingStack:
     def state(self) -> str:
         """Describe the current state of all runs, for failure messages."""
         verdicts = {run: self.verdict(run) for run in self.values("count by (run) (stallscope_training_state)", "run")}
-        firing = [f"{alert['labels']['alertname']} {alert['labels'].get('run', '')}" for alert in self.told()]
+        firing = [f"{alert['labels']['alertname']} {alert['labels'].get('run', '')}" for alert in self.reported()]
         return f"verdicts: {verdicts}; firing alerts: {sorted(set(firing))}"

@@ -207,7 +207,7 @@ def _read(server: Prometheus, victim: Victim, began: float) -> None:
     window = f"{time.time() - began + 1:.0f}s"
     ends: dict[str, str] = {}
     counters = f'{{__name__=~"stallscope_training_.+_(total|count|sum|bucket)",{selector}}}[{window}]'
-    for series in server.ask("query", query=counters)["data"]["result"]:
+    for series in server.get("query", query=counters)["data"]["result"]:
         labels, values = series["metric"], [float(value) for _at, value in series["values"]]
         run, name = labels["run"], labels["__name__"]
         if name == STEPS:
@@ -220,13 +220,13 @@ def _read(server: Prometheus, victim: Victim, began: float) -> None:
     for run in count.steps:
         increase = f'increase({STEPS}{{{selector},run="{run}"}}[{window}])'
         # At the last sample, or it would add what it expects since then.
-        (series,) = server.ask("query", query=increase, time=ends[run])["data"]["result"]
+        (series,) = server.get("query", query=increase, time=ends[run])["data"]["result"]
         count.increase[run] = float(series["value"][1])
 
 
 def _await_result(server: Prometheus, query: str) -> None:
     until(
-        lambda: server.ask("query", query=query)["data"]["result"],
+        lambda: server.get("query", query=query)["data"]["result"],
         f"Prometheus has nothing for {query}",
         seconds=_DEADLINE,
     )

@@ -84,8 +84,8 @@ class Page:
 
     def summary(self) -> str:
         """The log lines that report faults."""
-        told = re.compile(r"stallscope_(gpu_(up|lost|last|xid)|exporter_(source|values|driver))")
-        return "\n".join(line for line in self.text.splitlines() if told.match(line))
+        reported = re.compile(r"stallscope_(gpu_(up|lost|last|xid)|exporter_(source|values|driver))")
+        return "\n".join(line for line in self.text.splitlines() if reported.match(line))
 
     def read_at(self, uuid: str) -> float:
         """When a GPU last answered."""

@@ -44,16 +44,16 @@ def test_nonsense_is_counted_and_never_shown(nonsense: Nonsense, machine: Machin
     before = machine.until_healthy()
     counted = before.get(REJECTED, source="nvidia", reason=reason) or 0.0
 
-    def told(page: Page) -> bool:
+    def reported(page: Page) -> bool:
         _is_sound(page, uuid)
         return (page.get(REJECTED, source="nvidia", reason=reason) or 0.0) > counted
 
     with _talking(machine, nonsense):
-        during = machine.until(lambda page: told(page) and page.read_at(others[0]) > before.read_at(others[0]))
+        during = machine.until(lambda page: reported(page) and page.read_at(others[0]) > before.read_at(others[0]))
         counters: dict[tuple[object, ...], float] = {}
         for _ in range(3):
             during = machine.until_newer(during)
-            assert told(during)
+            assert reported(during)
             _only_grow(during, uuid, counters)
         machine.until(lambda page: [page.state(other) for other in others] == ["up"] * 3)
         _parses_everywhere(machine)

@@ -26,13 +26,13 @@ def released(machine: Machine) -> Callable[[Page], bool]:
     return lambda page: all(page.state(uuid) == "released" for uuid in machine.uuids())
 
 
-@pytest.mark.parametrize("ask", [by_signal, by_post])
+@pytest.mark.parametrize("release", [by_signal, by_post])
 def test_a_driver_can_be_reloaded_under_an_exporter_that_let_go_of_it(
-    machine: Machine, ask: Callable[..., None]
+    machine: Machine, release: Callable[..., None]
 ) -> None:
     before = machine.until_healthy()
     assert machine.held_files()
-    ask(machine, resume=False)
+    release(machine, resume=False)
     # A requested release is no failure, and a driver that is not polled is not up either.
     page = machine.until(
         lambda page: (
@@ -50,7 +50,7 @@ def test_a_driver_can_be_reloaded_under_an_exporter_that_let_go_of_it(
     assert machine.node.calls() == calls, "a released driver is not queried"
     machine.node.set_driver(DriverState.LOADED)
 
-    ask(machine, resume=True)
+    release(machine, resume=True)
     after = machine.until_healthy(
         lambda page: all(page.families(uuid) >= before.families(uuid) for uuid in machine.uuids())
     )

@@ -12,7 +12,7 @@ import pytest
 from grafana.builders.lines import LINES
 from stallscope.catalogue.causes import CAUSES, REMAINDERS
 from tests.filled_prometheus import FilledPrometheus
-from tests.grafana.asking import ALL, Chosen, Window, ask, choose, legend
+from tests.grafana.dashboard_queries import ALL, Chosen, Window, choose, legend, run_query
 from tests.grafana.pages import PAGES, Json, drawn, marks, sentence, variables
 from tests.installation import HEALTHY, PARTS
 
@@ -135,7 +135,7 @@ class Library:
                 Answer(panel, target, answer["data"]["result"], answer.get("warnings", []))
                 for panel in drawn(PAGES[uid])
                 for target in panel.get("targets", ())
-                for answer in [ask(self._filled.server, chosen, target, panel)]
+                for answer in [run_query(self._filled.server, chosen, target, panel)]
             ]
         return self._found[uid, part]
 
@@ -240,7 +240,7 @@ def test_no_annotation_marks_trouble_of_a_healthy_run(filled: FilledPrometheus, 
 
 
 def marked(filled: FilledPrometheus, chosen: Chosen, mark: Json) -> list[dict[str, Any]]:
-    answer = ask(filled.server, chosen, {"expr": mark["expr"], "interval": mark["step"], "instant": False})
+    answer = run_query(filled.server, chosen, {"expr": mark["expr"], "interval": mark["step"], "instant": False})
     assert answer.get("warnings", []) == [], mark["name"]
     found: list[dict[str, Any]] = answer["data"]["result"]
     return found
@@ -286,7 +286,7 @@ def test_the_sentence_says_so_if_nothing_reports(library: Library) -> None:
 
 def answer_of(library: Library, chosen: Chosen, variable: Json) -> str:
     expression = chosen.put_in(sentence(variable), 15)
-    found = library.server.ask("query", query=expression, time=f"{chosen.window.end}")["data"]["result"]
+    found = library.server.get("query", query=expression, time=f"{chosen.window.end}")["data"]["result"]
     return str(found[0]["metric"]["answer"])
 
 

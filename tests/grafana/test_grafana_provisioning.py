@@ -10,7 +10,7 @@ import yaml
 
 import grafana
 from stallscope.cli import up
-from tests.grafana.asking import SCRAPE_SECONDS
+from tests.grafana.dashboard_queries import SCRAPE_SECONDS
 from tests.rules.rulebook import ROOT
 
 PROVISIONING = Path(grafana.__file__).parent / "provisioning"

@@ -114,9 +114,9 @@ def test_activity_between_two_calls_is_sound(device: Device) -> None:
     assert found is not None
     assert 0.9 < found.seconds < time.monotonic() - began + 1.0
     shares = [found.graphics, found.sm, found.occupancy, found.dram, *found.pipes.values(), *found.engines.values()]
-    told = [share for share in shares if share is not None]
-    assert told
-    assert all(0.0 <= share <= 1.0 for share in told)
+    reported = [share for share in shares if share is not None]
+    assert reported
+    assert all(0.0 <= share <= 1.0 for share in reported)
     assert found.pipes.keys() <= {"tensor", "fp64", "fp32", "fp16", "integer"}
     assert device.rejected == {}
 

@@ -270,12 +270,12 @@ def test_udp_accepts_only_signed_reports_and_the_log_names_where_others_come_fro
     assert "through UDP 127.0.0.1:0 from 127.0.0.1 (unsigned): the report is not signed; set STALLSCOPE_TOKEN" in line
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_the_unix_socket_asks_for_signatures_only_where_told_to(
-    asked: bool, file: Path, tmp_path: Path, make_intake: Callable[..., Intake]
+@pytest.mark.parametrize("required", [False, True])
+def test_the_unix_socket_requires_signatures_only_if_set(
+    required: bool, file: Path, tmp_path: Path, make_intake: Callable[..., Intake]
 ) -> None:
     path = tmp_path / "report.sock"
-    intake = make_intake(IntakeSettings(socket=path, udp=None, token_file=file, socket_needs_token=asked))
+    intake = make_intake(IntakeSettings(socket=path, udp=None, token_file=file, socket_needs_token=required))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.sendto(make_report(rank=0), str(path))
         sender.sendto(signed(make_report(rank=1), time.time()), str(path))
@@ -284,7 +284,7 @@ def test_the_unix_socket_asks_for_signatures_only_where_told_to(
     until(lambda: value(intake, "stallscope_exporter_reports_total", "unix") == 3)
     until(lambda: len(intake.registry.held) + len(rejected(intake)) == 3)
     ranks = {held.report.rank for held in intake.registry.held}
-    assert ranks == ({1} if asked else {0, 1, 2})
+    assert ranks == ({1} if required else {0, 1, 2})
 
 
 def test_without_a_token_file_signatures_are_not_looked_at(clock: ScriptedClock) -> None:

@@ -40,14 +40,14 @@ def left(*datagrams: Datagram) -> list[bytes]:
 
 def test_of_what_the_shim_reports_only_the_newest_of_each_rank_is_left() -> None:
     clock, payloads = ScriptedClock(), {0: list[bytes](), 1: list[bytes]()}
-    for rank, told in payloads.items():
-        run = stallscope.Run("resnet50", rank=rank, clock=clock, sender=told.append)
+    for rank, reported in payloads.items():
+        run = stallscope.Run("resnet50", rank=rank, clock=clock, sender=reported.append)
         for _ in range(5):
             clock.advance(10)
             run.step()
         run.silence()
-    assert all(len(told) > 2 for told in payloads.values())
-    assert left(*[datagram(each) for told in payloads.values() for each in told]) == [
+    assert all(len(reported) > 2 for reported in payloads.values())
+    assert left(*[datagram(each) for reported in payloads.values() for each in reported]) == [
         payloads[0][-1],
         payloads[1][-1],
     ]
@@ -77,12 +77,12 @@ def test_a_report_is_overtaken_by_none(one: Datagram, other: Datagram) -> None:
 
 def test_the_last_report_of_a_session_is_known_however_it_ends() -> None:
     for state in ("finished", "failed"):
-        told = list[bytes]()
-        run = stallscope.Run("resnet50", clock=ScriptedClock(), sender=told.append)
+        reported = list[bytes]()
+        run = stallscope.Run("resnet50", clock=ScriptedClock(), sender=reported.append)
         run.step()
         run.finish(state)
-        assert [is_last(each) for each in told] == [False] * (len(told) - 1) + [True]
-        assert len(told) > 1
+        assert [is_last(each) for each in reported] == [False] * (len(reported) - 1) + [True]
+        assert len(reported) > 1
 
 
 def test_reports_that_were_overtaken_are_counted_as_arrived(tmp_path: Path) -> None:

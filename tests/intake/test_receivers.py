@@ -319,8 +319,8 @@ def test_reports_wait_for_a_batch_but_not_long(reception: Reception, path: Path)
 @pytest.mark.parametrize("state", ["finished", "failed"])
 def test_the_last_report_of_a_session_waits_for_none(reception: Reception, path: Path, state: str) -> None:
     with opened(reception, UnixReceiver(path), limits=PATIENT):
-        for told in (b"first", b"running", b'{"state":"%s"}' % state.encode()):
-            send(path, told)
+        for reported in (b"first", b"running", b'{"state":"%s"}' % state.encode()):
+            send(path, reported)
         assert [reception.next()[0] for _ in range(3)] == [b"first", b"running", b'{"state":"%s"}' % state.encode()]
 
 

@@ -26,8 +26,8 @@ def values(registry: RunRegistry, name: str) -> dict[tuple[str, ...], float | Di
 
 def state(registry: RunRegistry, run: str = "resnet50", rank: str = "0") -> str | None:
     """Return the state in the series; None for a rank that is not held."""
-    told = values(registry, "stallscope_training_state")
-    present = [word for word in RUN_STATES if told.get((run, rank, word)) == 1]
+    reported = values(registry, "stallscope_training_state")
+    present = [word for word in RUN_STATES if reported.get((run, rank, word)) == 1]
     assert len(present) <= 1
     return present[0] if present else None
 
@@ -402,10 +402,10 @@ class TestLimits:
 
 
 class TestLifeCycle:
-    @pytest.mark.parametrize("told", ["starting", "running", "finished", "failed", "terminated"])
-    def test_the_state_is_what_the_shim_tells(self, registry: RunRegistry, told: str) -> None:
-        registry.accept(make_report(state=told), "unix")
-        assert state(registry) == told
+    @pytest.mark.parametrize("reported", ["starting", "running", "finished", "failed", "terminated"])
+    def test_the_state_is_what_the_shim_tells(self, registry: RunRegistry, reported: str) -> None:
+        registry.accept(make_report(state=reported), "unix")
+        assert state(registry) == reported
 
     def test_a_silent_rank_whose_process_lives_stays_running(
         self, registry: RunRegistry, clock: ScriptedClock, set_process: SetProcess
@@ -469,26 +469,26 @@ class TestLifeCycle:
         registry.check_processes()
         assert state(registry) == "running"
 
-    @pytest.mark.parametrize("told", ["finished", "failed", "terminated"])
+    @pytest.mark.parametrize("reported", ["finished", "failed", "terminated"])
     def test_a_rank_that_ended_is_not_lost_when_its_process_goes(
-        self, registry: RunRegistry, set_process: SetProcess, told: str
+        self, registry: RunRegistry, set_process: SetProcess, reported: str
     ) -> None:
         set_process(7)
         registry.accept(make_report(), "unix", 7)
-        registry.accept(make_report(sequence=2, state=told), "unix", 7)
+        registry.accept(make_report(sequence=2, state=reported), "unix", 7)
         set_process(7, None)
         registry.check_processes()
-        assert state(registry) == told
+        assert state(registry) == reported
 
-    @pytest.mark.parametrize("told", ["finished", "failed", "terminated", "running"])
+    @pytest.mark.parametrize("reported", ["finished", "failed", "terminated", "running"])
     def test_an_ended_ranks_series_stay_for_the_expiry_time_and_go(
-        self, registry: RunRegistry, clock: ScriptedClock, told: str
+        self, registry: RunRegistry, clock: ScriptedClock, reported: str
     ) -> None:
-        registry.accept(make_report(state=told), "unix", 7)  # whose process is no more
+        registry.accept(make_report(state=reported), "unix", 7)  # whose process is no more
         registry.check_processes()
         clock.advance(899)
         registry.check_processes()
-        assert state(registry) == ("lost" if told == "running" else told)
+        assert state(registry) == ("lost" if reported == "running" else reported)
         clock.advance(1)
         registry.check_processes()
         assert registry.held == ()

@@ -84,11 +84,11 @@ def test_the_request_is_next_to_the_socket_readable_for_all_and_writable_for_its
     requests: StepRequests, report: Callable[..., Report], tmp_path: Path
 ) -> None:
     report()
-    _status, told = ask(requests, run="resnet50", steps=2, ranks=[0], first_step=7000)
+    _status, reported = ask(requests, run="resnet50", steps=2, ranks=[0], first_step=7000)
     file = tmp_path / step_request.file_name("trace", "resnet50")
     request = step_request.parse(file.read_bytes())
     assert (request.run, request.first_step, request.steps, request.ranks) == ("resnet50", 7000, 2, (0,))
-    assert request.expires == told["expires"]
+    assert request.expires == reported["expires"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
     assert [each.name for each in tmp_path.glob("*.part")] == []
 
@@ -107,12 +107,12 @@ def test_a_report_is_answered_with_the_request_for_its_rank_alone(
 def test_a_request_expires_with_its_file(
     requests: StepRequests, report: Callable[..., Report], clock: ScriptedClock, tmp_path: Path
 ) -> None:
-    told = report()
+    reported = report()
     ask(requests, run="resnet50", steps=2)
     requests.drop_expired()
     assert list(tmp_path.glob("trace-*"))
     clock.advance(700)
-    assert requests.answer(told) == b""
+    assert requests.answer(reported) == b""
     requests.drop_expired()
     assert not list(tmp_path.glob("trace-*"))
 
@@ -222,12 +222,12 @@ def test_a_stop_is_for_the_same_step_of_all_ranks_and_travels_next_to_a_trace(
     requests: StepRequests, report: Callable[..., Report], tmp_path: Path, clock: ScriptedClock
 ) -> None:
     first, second = report(), report(rank=1)
-    status, told = ask(requests, "stop", run="resnet50")
-    assert (status, told["ranks"], told["world_size"], told["created"]) == (202, [0, 1], 8, clock.time())
+    status, reported = ask(requests, "stop", run="resnet50")
+    assert (status, reported["ranks"], reported["world_size"], reported["created"]) == (202, [0, 1], 8, clock.time())
     ask(requests, run="resnet50", steps=2, ranks=[1])
     assert [step_request.parse(line).action for line in requests.answer(second).splitlines()] == ["stop", "trace"]
     (line,) = requests.answer(first).splitlines()
-    assert step_request.parse(line).first_step == told["first_step"]
+    assert step_request.parse(line).first_step == reported["first_step"]
     assert len(list(tmp_path.glob("stop-*"))) == len(list(tmp_path.glob("trace-*"))) == 1
     clock.advance(5000)
     requests.drop_expired()

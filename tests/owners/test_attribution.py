@@ -184,15 +184,15 @@ SEEN = st.builds(
 
 @given(
     processes=st.dictionaries(st.integers(1, 9), SEEN),
-    told=st.lists(st.tuples(st.integers(1, 12), st.none() | st.integers(0, 2**30)), unique_by=lambda each: each[0]),
+    reported=st.lists(st.tuples(st.integers(1, 12), st.none() | st.integers(0, 2**30)), unique_by=lambda each: each[0]),
     holders=st.lists(st.sampled_from([A, B, A._replace(name="sidecar")]), unique=True),
     further=st.integers(0, 2**31),
 )
 def test_owners_sum_to_the_memory_in_use_and_no_process_has_two(
-    processes: dict[int, Process], told: list[tuple[int, int | None]], holders: list[Container], further: int
+    processes: dict[int, Process], reported: list[tuple[int, int | None]], holders: list[Container], further: int
 ) -> None:
-    used = sum(each or 0 for _, each in told) + further
-    attribution = found(on(gpu(), *told, used=used), *holders, processes=processes)
+    used = sum(each or 0 for _, each in reported) + further
+    attribution = found(on(gpu(), *reported, used=used), *holders, processes=processes)
     attributed = sum(share.memory or 0 for share in attribution.shares)
     assert abs(attributed + (attribution.unattributed or 0) - used) < 2**20
     pids = [pid for share in attribution.shares for pid in share.pids]

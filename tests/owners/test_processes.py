@@ -252,5 +252,5 @@ def test_nonsense_in_a_file_is_no_error(tmp_path: Path, name: str) -> None:
 
 def test_this_very_process_is_seen_on_the_real_machine() -> None:
     me = psutil.Process()
-    told = Processes(Path("/")).look_up([os.getpid()])[os.getpid()]
-    assert told.user in (me.username(), str(os.getuid()))  # by number where a directory service has the name
+    reported = Processes(Path("/")).look_up([os.getpid()])[os.getpid()]
+    assert reported.user in (me.username(), str(os.getuid()))  # by number where a directory service has the name

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.grafana.asking import Window, ask, choose
+from tests.grafana.dashboard_queries import Window, choose, run_query
 from tests.grafana.pages import PAGES, drawn
 from tests.prometheus_examples.victoria_metrics import VictoriaMetrics, missing, victoria_metrics
 
@@ -25,7 +25,7 @@ def test_victoria_metrics_understands_every_query(storage: VictoriaMetrics, uid:
     now = time.time()
     chosen = choose(storage, PAGES[uid], Window(now - 3600, now), {})
     answers = [
-        ask(storage, chosen, target, panel) for panel in drawn(PAGES[uid]) for target in panel.get("targets", ())
+        run_query(storage, chosen, target, panel) for panel in drawn(PAGES[uid]) for target in panel.get("targets", ())
     ]
     assert answers
     assert {answer["status"] for answer in answers} == {"success"}

@@ -234,7 +234,7 @@ def awaited(server: Prometheus, query: str) -> list[dict[str, Any]]:
 
 def _samples(server: Prometheus, query: str) -> list[dict[str, Any]]:
     try:
-        return list(server.ask("query", query=query)["data"]["result"])
+        return list(server.get("query", query=query)["data"]["result"])
     except (OSError, RefusedError):
         return []  # it has not come up
 
@@ -278,7 +278,7 @@ def test_victoria_metrics_takes_what_an_edge_sends(tmp_path: Path) -> None:
 def test_alertmanager_has_an_alert_of_a_pair_once_for_want_of_the_replica(
     tmp_path: Path, relabelled: bool, alerts: int
 ) -> None:
-    configuration = {"route": {"receiver": "nobody"}, "receivers": [{"name": "nobody"}]}
+    configuration = {"route": {"receiver": "none"}, "receivers": [{"name": "none"}]}
     with running(configuration, tmp_path / "alertmanager") as alertmanager, ExitStack() as stack:
         targets = [{"static_configs": [{"targets": [alertmanager.address.removeprefix("http://")]}]}]
         for replica in ("a", "b"):

@@ -145,7 +145,7 @@ def causes_by_run(recorded: Recorded) -> dict[str, set[str]]:
 
 def recorded(server: Prometheus, moment: int) -> Recorded:
     samples: Samples = {}
-    answer = server.ask("query", query='{__name__=~".+:.+|ALERTS"}', time=f"{moment}")
+    answer = server.get("query", query='{__name__=~".+:.+|ALERTS"}', time=f"{moment}")
     for each in answer["data"]["result"]:
         labels: Mapping[str, str] = each["metric"]
         rest = frozenset(pair for pair in labels.items() if pair[0] != "__name__")

@@ -306,16 +306,16 @@ def test_counters_and_gauges_are_the_catalogues() -> None:
 
 
 def test_every_training_family_has_its_place_in_the_document() -> None:
-    told = {f"stallscope_training_{key}_total" for key in report.COUNTERS}
-    told |= {f"stallscope_training_{key}" for key in report.GAUGES}
+    reported = {f"stallscope_training_{key}_total" for key in report.COUNTERS}
+    reported |= {f"stallscope_training_{key}" for key in report.GAUGES}
     elsewhere = (
         "rank_info rank_gpu_info state activity start_timestamp_seconds first_step_timestamp_seconds "
         "last_step_timestamp_seconds last_push_timestamp_seconds restarts_total step_seconds phase_seconds_total "
         "phase_gpu_seconds_total phase_occurrences_total phase_max_seconds code_seconds_total value precision_info "
         "shim_dropped_reports_total stack_info"
     )
-    told |= {f"stallscope_training_{name}" for name in elsewhere.split()}
-    assert told == {found.name for found in catalogue.TRAINING_FAMILIES}
+    reported |= {f"stallscope_training_{name}" for name in elsewhere.split()}
+    assert reported == {found.name for found in catalogue.TRAINING_FAMILIES}
 
 
 def test_lines_of_code_are_read_and_may_be_left_out() -> None:

@@ -298,8 +298,8 @@ def test_the_advice_names_the_line_of_code(server: Prometheus, run_of: FindRun) 
         "location": "data/augment.py:41",
         "function": "elastic",
     }
-    told = Saying(server, "run:code:ratio2m", Series(labels, 0.62))
-    advised = {each.cause: each.advice for each in advice(build(of_run(server, run_of("waiting")), told, PRICES))}
+    reported = Saying(server, "run:code:ratio2m", Series(labels, 0.62))
+    advised = {each.cause: each.advice for each in advice(build(of_run(server, run_of("waiting")), reported, PRICES))}
     assert advised["input_few_workers"].startswith(
         "62 % of the wait is in data/augment.py:41 elastic, with 2 loader workers. "
     )
@@ -308,8 +308,8 @@ def test_the_advice_names_the_line_of_code(server: Prometheus, run_of: FindRun) 
 
 def test_the_advice_names_no_line_of_another_verdict(server: Prometheus, run_of: FindRun) -> None:
     labels = {"cause": "checkpoint_stall", "phase": "checkpoint", "location": "save.py:3", "function": "save"}
-    told = Saying(server, "run:code:ratio2m", Series(labels, 0.62))
-    advised = {each.cause: each.advice for each in advice(build(of_run(server, run_of("waiting")), told, PRICES))}
+    reported = Saying(server, "run:code:ratio2m", Series(labels, 0.62))
+    advised = {each.cause: each.advice for each in advice(build(of_run(server, run_of("waiting")), reported, PRICES))}
     assert advised["input_few_workers"] == CAUSES["input_few_workers"].remedy
 
 
@@ -325,11 +325,11 @@ def test_a_rank_that_differed_by_its_stack_is_named_with_its_line(
     server: Prometheus, run_of: FindRun, report_of: Report
 ) -> None:
     labels = {"rank": "3", "location": "job/dataset.py:12", "function": "load", "call": "read"}
-    told = Saying(server, "rank:odd_stack:info", Series(labels, 300.0))
+    reported = Saying(server, "rank:odd_stack:info", Series(labels, 300.0))
     assert (
         "While most ranks waited at another place of the code: rank 3 (GPU 1 of broken1:19400) was in read at "
         "job/dataset.py:12 for 5 min."
-    ) in words(build(of_run(server, run_of("broken")), told, PRICES), "ranks")
+    ) in words(build(of_run(server, run_of("broken")), reported, PRICES), "ranks")
     assert "While most ranks" not in words(report_of("broken"), "ranks")
 
 

@@ -20,7 +20,7 @@ from stallscope.report.subject import of_everything, of_nodes, of_run
 from stallscope.view.model import Node, runs_of
 from stallscope.view.observer import Observer, wanted
 from tests.filled_prometheus import FilledPrometheus
-from tests.grafana.asking import Chosen, Window, ask, choose
+from tests.grafana.dashboard_queries import Chosen, Window, choose, run_query
 from tests.grafana.pages import PAGES, drawn
 from tests.installation import CLUSTER, PARTS, SCRAPE_SECONDS, part
 
@@ -93,7 +93,7 @@ def shown_by(filled: FilledPrometheus, chosen: Chosen, title: str, *labels: str)
     headings = panel["transformations"][-1]["options"]["renameByName"]
     found = {}
     for target in panel["targets"]:
-        result = ask(filled.server, chosen, target)["data"]["result"]
+        result = run_query(filled.server, chosen, target)["data"]["result"]
         of = itemgetter(*labels)
         found[headings[f"Value #{target['refId']}"]] = {of(each["metric"]): float(each["value"][1]) for each in result}
     return found
@@ -156,7 +156,7 @@ def test_owners_and_savings_of_the_fleet_dashboard_are_those_of_the_report(
         assert {name: value for name, value in values.items() if value} == pytest.approx(expected), heading
     (totals,) = (each for each in drawn(opened.page) if each["title"] == "GPU-hours in the time range")
     for target in totals["targets"]:
-        ((_moment, value),) = (each["value"] for each in ask(filled.server, opened, target)["data"]["result"])
+        ((_moment, value),) = (each["value"] for each in run_query(filled.server, opened, target)["data"]["result"])
         assert float(value) == pytest.approx(fact(report, "", target["legendFormat"].capitalize()))
     hours = shown_by(filled, opened, "Largest savings", "owner", "cause")["GPU-hours"]
     (savings,) = (block for block in report.blocks if isinstance(block, Table) and block.key == "savings")
@@ -221,7 +221,7 @@ def observed(filled: FilledPrometheus, instance: str) -> Node:
     for scrape in (1, 0):
         at = filled.end - SCRAPE_SECONDS * scrape
         expression = f'{{__name__=~"stallscope_.+", instance="{instance}"}}'
-        answer = filled.server.ask("query", query=expression, time=f"{at}")["data"]["result"]
+        answer = filled.server.get("query", query=expression, time=f"{at}")["data"]["result"]
         lines = []
         for sample in answer:
             labels = {name: value for name, value in sample["metric"].items() if name not in ("job", "instance")}

@@ -263,7 +263,7 @@ def host(busy: float, *, pressure: float = 0.0, cpus: int = 64, **target: str) -
     ]
 
 
-def told(family: str, values: str, index: int = 0, **labels: str) -> tuple[str, str, int, dict[str, str]]:
+def gpu_signal(family: str, values: str, index: int = 0, **labels: str) -> tuple[str, str, int, dict[str, str]]:
     """A further series of a GPU of some node."""
     return f"stallscope_gpu_{family}", values, index, labels
 

@@ -21,7 +21,7 @@ from tests.rules.rulebook import (
     series,
     steady,
 )
-from tests.rules.test_canonical import FILES, PAGES, labelled, ours, page, told, without
+from tests.rules.test_canonical import FILES, PAGES, exposed, labelled, ours, page, without
 
 OLD, NEW = "dcgm_exporter_4_8", "dcgm_exporter_4_9"
 UNUSABLE = (*CANONICAL_FILES, *(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "stallscope")))
@@ -36,7 +36,7 @@ def without_label(story: Story, label: str) -> Story:
 
 
 def test_both_versions_of_dcgm_exporter_give_the_same_values(rulebook: Rulebook) -> None:
-    story = [*told(OLD, instance="old:9400"), *told(NEW, instance="new:9400")]
+    story = [*exposed(OLD, instance="old:9400"), *exposed(NEW, instance="new:9400")]
 
     def recorded(instance: str) -> str:
         # 4.9 has a counter of each reason that it reports; 4.8 has bits of all reasons.
@@ -63,7 +63,7 @@ def test_names_that_dcgm_4_6_1_has_too_prove_no_ratio(rulebook: Rulebook) -> Non
     newer = ("FB_USED_BYTES", "FB_CAPACITY_BYTES", "MEMORY_UTIL_RATIO")
     percentage = {"DCGM_FI_DEV_GPU_UTIL_RATIO": steady(1)}
     story = without(
-        told(NEW, percentage, instance="a:9400"),
+        exposed(NEW, percentage, instance="a:9400"),
         *(f"DCGM_FI_DEV_{name}" for name in newer),
         "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO",
     )
@@ -77,17 +77,17 @@ def test_names_that_dcgm_4_6_1_has_too_prove_no_ratio(rulebook: Rulebook) -> Non
 def test_omnistat_and_ceems(rulebook: Rulebook) -> None:
     flag = "ceems_compute_unit_gpu_index_flag"
     at = {"job": "ceems", "instance": "nvidia:9010"}
-    unlabelled = without_label(without_label(told(OLD, instance="nvidia:9400"), "pod"), "namespace")
+    unlabelled = without_label(without_label(exposed(OLD, instance="nvidia:9400"), "pod"), "namespace")
     story = [
-        *told("omnistat", instance="amd:8000"),
+        *exposed("omnistat", instance="amd:8000"),
         # AMD's exporter on the same host goes first.
-        *told("omnistat", instance="both:8000"),
+        *exposed("omnistat", instance="both:8000"),
         *[
             (name.replace('hostname="node1"', 'hostname="both"'), values)
-            for name, values in told("amd_device_metrics_exporter", instance="both:5000")
+            for name, values in exposed("amd_device_metrics_exporter", instance="both:5000")
         ],
         # Two jobs on a node: which of them holds a GPU is unknown.
-        *told("omnistat", instance="shared:8000"),
+        *exposed("omnistat", instance="shared:8000"),
         series("rmsjob_info", steady(1), jobid="4712", user="bob", job="gpu", instance="shared:8000"),
         *without_label(unlabelled, "container"),
         series(flag, steady(0.5), manager="slurm", uuid="99", gpuuuid="GPU-nvidia", index="0", **at),
@@ -128,7 +128,7 @@ def renamed(story: Story, prefix: str) -> Story:
 
 
 UNKNOWN: Mapping[str, tuple[Story, str, str]] = {
-    "dcgm-exporter": (renamed(told(OLD), "DCGM_FI_DEV_"), "dcgm-exporter", "unknown_families"),
+    "dcgm-exporter": (renamed(exposed(OLD), "DCGM_FI_DEV_"), "dcgm-exporter", "unknown_families"),
     "only its oldest names": (
         [series("dcgm_gpu_temp", steady(40), job="gpu", gpu="0", instance="node1:9400")],
         "dcgm-exporter",
@@ -136,7 +136,7 @@ UNKNOWN: Mapping[str, tuple[Story, str, str]] = {
     ),
     "nvidia_gpu_exporter": (
         [
-            *renamed(told("nvidia_gpu_exporter"), "nvidia_smi_"),
+            *renamed(exposed("nvidia_gpu_exporter"), "nvidia_smi_"),
             series("nvidia_gpu_exporter_build_info", steady(1), job="gpu", instance="node1:9400"),
         ],
         "nvidia_gpu_exporter",
@@ -149,29 +149,29 @@ UNKNOWN: Mapping[str, tuple[Story, str, str]] = {
     ),
     "AMD's": (
         [
-            *renamed(told("amd_device_metrics_exporter"), "gpu_"),
+            *renamed(exposed("amd_device_metrics_exporter"), "gpu_"),
             series("gpu_nodes_total", steady(8), job="gpu", instance="node1:9400"),
         ],
         "amd-device-metrics-exporter",
         "unknown_families",
     ),
     "Omnistat": (
-        without(told("omnistat"), "rocm_vram_total_bytes"),
+        without(exposed("omnistat"), "rocm_vram_total_bytes"),
         "omnistat",
         "unknown_families",
     ),
-    "DCGM's UUID": (without_label(told(NEW), "UUID"), "dcgm-exporter", "missing_label"),
+    "DCGM's UUID": (without_label(exposed(NEW), "UUID"), "dcgm-exporter", "missing_label"),
     "nvidia_gpu_exporter's uuid": (
-        without_label(told("nvidia_gpu_exporter"), "uuid"),
+        without_label(exposed("nvidia_gpu_exporter"), "uuid"),
         "nvidia_gpu_exporter",
         "missing_label",
     ),
     "AMD's hostname": (
-        without_label(told("amd_device_metrics_exporter"), "hostname"),
+        without_label(exposed("amd_device_metrics_exporter"), "hostname"),
         "amd-device-metrics-exporter",
         "missing_label",
     ),
-    "Omnistat's card": (without_label(told("omnistat"), "card"), "omnistat", "missing_label"),
+    "Omnistat's card": (without_label(exposed("omnistat"), "card"), "omnistat", "missing_label"),
 }
 
 
@@ -194,11 +194,11 @@ def test_pages_without_a_gpu_that_is_understood_raise_an_alert(
 
 USABLE: Mapping[str, Story] = {
     "pages that are understood": [
-        *told(OLD, instance="a:9400"),
-        *told(NEW, instance="b:9400"),
-        *told("nvidia_gpu_exporter", instance="c:9835"),
+        *exposed(OLD, instance="a:9400"),
+        *exposed(NEW, instance="b:9400"),
+        *exposed("nvidia_gpu_exporter", instance="c:9835"),
         series("nvidia_gpu_exporter_build_info", steady(1), job="gpu", instance="c:9835"),
-        *told("omnistat", instance="d:8000"),
+        *exposed("omnistat", instance="d:8000"),
     ],
     "switches and CPUs": [
         series("DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT", steady(40), nvswitch="nvswitch0", job="gpu", instance="a"),
@@ -209,13 +209,13 @@ USABLE: Mapping[str, Story] = {
         series("nvidia_smi_command_exit_code", steady(9), job="gpu", instance="a:9835"),
     ],
     "a host that an exporter of ours measures": [
-        *renamed(told(OLD, instance="node1:9400"), "DCGM_FI_DEV_"),
+        *renamed(exposed(OLD, instance="node1:9400"), "DCGM_FI_DEV_"),
         *ours(),
         *gpu(uuid="GPU-node1"),
     ],
     "two clusters": [
-        *labelled(told(OLD, instance="node1:9400", uuid="one"), cluster="a"),
-        *labelled(told(OLD, instance="node1:9400", uuid="two"), cluster="b"),
+        *labelled(exposed(OLD, instance="node1:9400", uuid="one"), cluster="a"),
+        *labelled(exposed(OLD, instance="node1:9400", uuid="two"), cluster="b"),
     ],
 }
 
@@ -228,9 +228,9 @@ def test_pages_that_can_be_used_raise_none(story: Story, rulebook: Rulebook) -> 
 def test_an_exporter_that_two_jobs_scrape_gives_one_verdict_and_an_alert(rulebook: Rulebook) -> None:
     low = {"DCGM_FI_DEV_GPU_UTIL": steady(50)}
     story = [
-        *told(OLD, low, job="static", instance="node1:9400"),
-        *told(OLD, low, job="annotated", instance="10.0.0.1:9400", uuid="node1"),
-        *told(NEW, instance="other:9400"),
+        *exposed(OLD, low, job="static", instance="node1:9400"),
+        *exposed(OLD, low, job="annotated", instance="10.0.0.1:9400", uuid="node1"),
+        *exposed(NEW, instance="other:9400"),
     ]
     rulebook.check(
         story,
@@ -281,7 +281,7 @@ def test_two_clusters_with_equal_instance_names_each_have_their_verdicts(label: 
     story: Story = []
     for name, (_cause, busy) in nodes.items():
         at = {"job": name if label == "job" else "gpu", "instance": "node1:9400"}
-        of_it = told(OLD, {"DCGM_FI_DEV_GPU_UTIL": steady(busy)}, uuid=name, **at)
+        of_it = exposed(OLD, {"DCGM_FI_DEV_GPU_UTIL": steady(busy)}, uuid=name, **at)
         story += labelled(of_it, cluster=name) if label == "cluster" else of_it
     rulebook.check(
         story,
@@ -301,10 +301,10 @@ def test_amd_gpus_of_two_clusters_that_nothing_tells_apart_raise_an_alert(rulebo
     """Their host names and numbers are the same, and only their UUIDs differ."""
     other = ("ccff74a1", "ddff74a1")
     story = [
-        *told("amd_device_metrics_exporter", job="one", instance="node1:5000"),
+        *exposed("amd_device_metrics_exporter", job="one", instance="node1:5000"),
         *(
             (name.replace(*other), values)
-            for name, values in told("amd_device_metrics_exporter", job="two", instance="node1:5000")
+            for name, values in exposed("amd_device_metrics_exporter", job="two", instance="node1:5000")
         ),
     ]
     rulebook.check(
@@ -321,7 +321,7 @@ def test_amd_gpus_of_two_clusters_that_nothing_tells_apart_raise_an_alert(rulebo
 @pytest.mark.parametrize("label", ["gpu", "hostname", "modelName", "device", "pci_bus_id"])
 def test_a_gpu_keeps_its_verdict_without_a_label_that_only_describes_it(label: str, rulebook: Rulebook) -> None:
     rulebook.check(
-        without_label(told(NEW, {"DCGM_FI_DEV_GPU_UTIL_RATIO": steady(0.5)}), label),
+        without_label(exposed(NEW, {"DCGM_FI_DEV_GPU_UTIL_RATIO": steady(0.5)}), label),
         {
             "count by (uuid, cause) (gpu:verdict:ratio5m)": [({"uuid": "GPU-node1", "cause": "underused"}, 1)],
             "exporter:unusable:info": [],

@@ -71,7 +71,7 @@ def page(text: str, values: Mapping[str, str], **target: str) -> Story:
     return story
 
 
-def told(file: str, values: Mapping[str, str] | None = None, *, uuid: str = "", **target: str) -> Story:
+def exposed(file: str, values: Mapping[str, str] | None = None, *, uuid: str = "", **target: str) -> Story:
     """A recorded page, scraped; its GPU has the name of the node, where no other is given."""
     at = {"job": "gpu", "instance": "node1:9400"} | target
     text = (PAGES / f"{file}.prom").read_text(encoding="utf-8")
@@ -162,7 +162,7 @@ def test_dcgm_alone_gets_its_gpus_the_verdicts_that_ours_would_have_given_them(
     nodes = {f"{trouble}:9400": case for trouble, case in DIALECTS[dialect].items() if case[0]}
     nodes["well:9400"] = ("healthy", {})
     rulebook.check(
-        [each for instance, (_cause, values) in nodes.items() for each in told(dialect, values, instance=instance)],
+        [each for instance, (_cause, values) in nodes.items() for each in exposed(dialect, values, instance=instance)],
         {
             "sum by (instance, cause) (gpu:verdict:ratio5m >= bool 0)": [
                 ({"instance": instance, "cause": cause}, 1) for instance, (cause, _values) in nodes.items()
@@ -188,16 +188,18 @@ def test_a_gpu_that_a_pod_holds_idle_is_found_in_each_dialect_and_one_that_is_fr
     tmp_path: Path, rulebook: Rulebook
 ) -> None:
     story = [
-        each for dialect in DIALECTS for each in told(dialect, DIALECTS[dialect]["idle"][1], instance=f"{dialect}:9400")
+        each
+        for dialect in DIALECTS
+        for each in exposed(dialect, DIALECTS[dialect]["idle"][1], instance=f"{dialect}:9400")
     ]
     free = [
         (re.sub(',(pod|namespace|container)="[^"]*"', "", name), values)
-        for name, values in told(A, DIALECTS[A]["idle"][1], instance="free:9400")
+        for name, values in exposed(A, DIALECTS[A]["idle"][1], instance="free:9400")
     ]
     # With honor_labels off the holder's labels are exported_pod and so on, and the pod is the exporter's own.
     behind = [
         (re.sub(r"(,|{)(pod|namespace|container)=", r"\1exported_\2=", name), values)
-        for name, values in told(A, DIALECTS[A]["idle"][1], instance="behind:9400")
+        for name, values in exposed(A, DIALECTS[A]["idle"][1], instance="behind:9400")
     ]
     own = {"namespace": "monitoring", "pod": "dcgm-exporter-x"}
     # Relabelling has put the node's name in place of the pod's address; `up` keeps the address.
@@ -225,19 +227,19 @@ def test_a_run_on_a_gpu_of_another_exporter_gets_its_verdict(rulebook: Rulebook)
     waiting = {"DCGM_FI_DEV_GPU_UTIL": steady(50)}
     nodes = {
         # The rank names its GPU: it is found wherever it is scraped.
-        "uuid": told(A, waiting, uuid="mine", instance="10.0.0.7:9400"),
+        "uuid": exposed(A, waiting, uuid="mine", instance="10.0.0.7:9400"),
         # It only knows the index: the exporter is found by the host of its address, or by the host that it names.
-        "address": told(A, waiting, instance="address:9400"),
+        "address": exposed(A, waiting, instance="address:9400"),
         "name": [
             # The target has a label of that name besides.
             (name.replace('hostname="node1"', 'Hostname="name",hostname="name"'), values)
-            for name, values in told(A, waiting, uuid="other", instance="10.0.0.8:9400")
+            for name, values in exposed(A, waiting, uuid="other", instance="10.0.0.8:9400")
         ],
-        "nvidia_smi": told(
+        "nvidia_smi": exposed(
             "nvidia_gpu_exporter", {"nvidia_smi_utilization_gpu_ratio": steady(0.5)}, instance="nvidia_smi:9835"
         ),
-        "unknown": told(A, waiting, uuid="elsewhere", instance="10.0.0.9:9400"),
-        "busy": told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(97)}, instance="busy:9400"),
+        "unknown": exposed(A, waiting, uuid="elsewhere", instance="10.0.0.9:9400"),
+        "busy": exposed(A, {"DCGM_FI_DEV_GPU_UTIL": steady(97)}, instance="busy:9400"),
     }
     gpus = {"uuid": ("0", "GPU-mine"), "nvidia_smi": ("0", "GPU-nvidia_smi"), "busy": ("0", "GPU-busy")}
     story: Story = []
@@ -265,7 +267,7 @@ def test_an_xid_is_dated_once_and_keeps_its_date_when_a_run_begins_on_the_gpu(ru
     first = f"_x{scrapes(8) + 1} 79+0x{LENGTH - scrapes(8)}"
     for node, values in {"old": steady(79), "new": until(8, 0, 79), "other": until(8, 31, 79), "first": first}.items():
         at = f"{node}:19400"
-        story += told(A, {xid: values}, instance=f"10.0.0.{len(story)}:9400", uuid=node) + ours(instance=at)
+        story += exposed(A, {xid: values}, instance=f"10.0.0.{len(story)}:9400", uuid=node) + ours(instance=at)
         # From the tenth minute on the GPU is known under the job and instance of the exporter that the rank reports to.
         begun = rank(run=node, gpus=[("0", f"GPU-{node}")], instance=at)
         story += [(name, f"_x{scrapes(10)} {values}") for name, values in begun]
@@ -300,7 +302,7 @@ def test_an_xid_that_repeats_is_dated_where_dcgm_exporter_counts_them(rulebook: 
     story: Story = []
     for node, told_of_it in counts.items():
         at = {"job": "gpu", "instance": f"{node}:9400"}
-        story += told(A, {"DCGM_FI_DEV_XID_ERRORS": steady(79)}, **at)
+        story += exposed(A, {"DCGM_FI_DEV_XID_ERRORS": steady(79)}, **at)
         for name, values, labels in told_of_it:
             story.append(series(name, values, gpu="0", UUID=f"GPU-{node}", **labels, **at))
     rulebook.check(
@@ -326,10 +328,10 @@ def test_an_xid_that_repeats_is_dated_where_dcgm_exporter_counts_them(rulebook: 
 def test_ours_goes_first_and_another_takes_over_when_it_dies_until_it_is_back(rulebook: Rulebook) -> None:
     story = (
         away(ours() + gpu(uuid="GPU-node1", idle=0.5, low_samples=1.0))
-        + told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)})
+        + exposed(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)})
         # Two jobs scrape it; and beside it the next one is never needed.
-        + told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)}, job="annotated")
-        + told("nvidia_gpu_exporter", instance="node1:9835", job="smi")
+        + exposed(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)}, job="annotated")
+        + exposed("nvidia_gpu_exporter", instance="node1:9835", job="smi")
     )
     for at, instance, measured_by in (
         ("9m", "node1:19400", []),
@@ -382,7 +384,7 @@ def test_where_ours_measures_all_the_files_record_nothing(rulebook: Rulebook) ->
 
 
 def test_a_gpu_that_its_exporter_no_longer_tells_of_is_lost_if_it_tells_of_others(rulebook: Rulebook) -> None:
-    second = [(name.replace('gpu="0"', 'gpu="1"'), values) for name, values in told(A, uuid="twin")]
+    second = [(name.replace('gpu="0"', 'gpu="1"'), values) for name, values in exposed(A, uuid="twin")]
     gone = [(name, values.replace(f"x{LENGTH}", "x20 stale")) for name, values in without(second, "up")]
     nodes = {
         "lost": gone,
@@ -393,10 +395,10 @@ def test_a_gpu_that_its_exporter_no_longer_tells_of_is_lost_if_it_tells_of_other
     }
     story: Story = []
     for node, of_second in nodes.items():
-        for name, values in of_second + told(A, instance=f"{node}:9400"):
+        for name, values in of_second + exposed(A, instance=f"{node}:9400"):
             story.append((name.replace("node1:9400", f"{node}:9400").replace("twin", f"{node}-twin"), values))
     # All is gone: that is the exporter.
-    silent = without(told(A, instance="silent:9400"), "up")
+    silent = without(exposed(A, instance="silent:9400"), "up")
     story += [(name, values.replace(f"x{LENGTH}", "x20 stale")) for name, values in silent]
     rulebook.check(
         story,
@@ -431,43 +433,43 @@ def test_the_only_gpu_of_an_exporter_is_lost_when_that_answers_and_tells_of_it_n
         return series("up", values, **at(node), **labels)
 
     def exits(with_code: int, node: str) -> Story:
-        return [*cut(told(smi, instance=f"{node}:9400")), series(code, until(10, 0, with_code), **at(node))]
+        return [*cut(exposed(smi, instance=f"{node}:9400")), series(code, until(10, 0, with_code), **at(node))]
 
     story = [
-        *cut(told(A, instance="lost:9400")),
+        *cut(exposed(A, instance="lost:9400")),
         *exits(15, "smi"),
         *exits(6, "found none"),
         *cut(amd("amd")),
         # What is known of another exporter of the same card is not another loss.
-        *cut(told(A, instance="both:9400")),
-        *cut(told(smi, instance="both:9835")),
+        *cut(exposed(A, instance="both:9400")),
+        *cut(exposed(smi, instance="both:9835")),
         # nvidia-smi fails for another reason.
         *exits(9, "driver"),
         # The exporter is gone; or it was, so other changes are unknown; or another pod has replaced it.
-        *without(cut(told(A, instance="down:9400")), "up"),
+        *without(cut(exposed(A, instance="down:9400")), "up"),
         answering(until(10), "down"),
         *ours(instance="down:19400"),
         *rank(run="down", gpus=[("0", "GPU-down")], instance="down:19400"),
-        *without(cut(told(A, instance="restarted:9400")), "up"),
+        *without(cut(exposed(A, instance="restarted:9400")), "up"),
         answering(f"1+0x{scrapes(10)} 0x3 1+0x{LENGTH}", "restarted"),
-        *without(cut(told(A, instance="rolled out:9400")), "up"),
+        *without(cut(exposed(A, instance="rolled out:9400")), "up"),
         answering(f"1+0x{scrapes(10)} stale", "rolled out", pod="a"),
         answering(f"_x{scrapes(11)} 1+0x{LENGTH}", "rolled out", pod="b"),
         # The page no longer lists the GPU families.
-        *cut(told(A, instance="reconfigured:9400"), "DCGM_FI_DEV_POWER_USAGE"),
+        *cut(exposed(A, instance="reconfigured:9400"), "DCGM_FI_DEV_POWER_USAGE"),
         # Silent of several it is at fault itself.
-        *cut(told(A, instance="several:9400")),
-        *cut([(n.replace("GPU-twin", "GPU-two"), v) for n, v in told(A, uuid="twin", instance="several:9400")]),
+        *cut(exposed(A, instance="several:9400")),
+        *cut([(n.replace("GPU-twin", "GPU-two"), v) for n, v in exposed(A, uuid="twin", instance="several:9400")]),
         # It is back; or another is in its place.
-        *cut(told(A, instance="back:9400")),
-        *((n, back) for n, _values in without(told(A, instance="back:9401"), "up")),
-        *cut(told(A, instance="replaced:9400")),
-        *((n, back) for n, _values in without(told(A, uuid="spare", instance="replaced:9400"), "up")),
+        *cut(exposed(A, instance="back:9400")),
+        *((n, back) for n, _values in without(exposed(A, instance="back:9401"), "up")),
+        *cut(exposed(A, instance="replaced:9400")),
+        *((n, back) for n, _values in without(exposed(A, uuid="spare", instance="replaced:9400"), "up")),
         # A rank on it goes on; another does not.
-        *cut(told(A, instance="steps:9400")),
+        *cut(exposed(A, instance="steps:9400")),
         *ours(instance="steps:19400"),
         *rank(run="steps", gpus=[("0", "GPU-steps")], instance="steps:19400"),
-        *cut(told(A, instance="hangs:9400")),
+        *cut(exposed(A, instance="hangs:9400")),
         *ours(instance="hangs:19400"),
         *rank(
             run="hangs",
@@ -506,7 +508,7 @@ def test_a_mig_instance_is_busy_as_its_engines_are_and_has_nothing_of_the_card(r
     instances = [
         each
         for number in ("7", "8")
-        for each in labelled(without(told(A), "up"), GPU_I_PROFILE="1g.10gb", GPU_I_ID=number)
+        for each in labelled(without(exposed(A), "up"), GPU_I_PROFILE="1g.10gb", GPU_I_ID=number)
     ]
     rulebook.check(
         [series("up", steady(1), job="gpu", instance="node1:9400"), *instances],
@@ -540,16 +542,16 @@ def test_what_may_mean_two_things_is_not_told(rulebook: Rulebook) -> None:
     energy = "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
     newer = {f"DCGM_FI_DEV_{name}": "_x11 1+0x109" for name in ("FB_USED_BYTES", "SM_CLOCK_HERTZ", "MEMORY_UTIL_RATIO")}
     story = [
-        *told(B, {percent: steady(1)}, instance="a:9400"),
+        *exposed(B, {percent: steady(1)}, instance="a:9400"),
         violation,
-        *without(told(A, instance="d:9400"), "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),
+        *without(exposed(A, instance="d:9400"), "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),
         # It was a percentage until DCGM was upgraded.
-        *without(told(C, {percent: "50+0x10 0.5+0x110", **newer}, instance="e:9400"), energy),
+        *without(exposed(C, {percent: "50+0x10 0.5+0x110", **newer}, instance="e:9400"), energy),
         # All GPUs would be one.
-        *((re.sub(r'UUID="[^"]*",', "", name), values) for name, values in told(A, instance="f:9400")),
+        *((re.sub(r'UUID="[^"]*",', "", name), values) for name, values in exposed(A, instance="f:9400")),
         # Once it was over 1, it is a percentage.
-        *told(B, {percent: "50+0x10 1+0x110"}, instance="b:9400"),
-        *without(told(C, {percent: steady(1)}, instance="c:9400"), *newer, energy, engines),
+        *exposed(B, {percent: "50+0x10 1+0x110"}, instance="b:9400"),
+        *without(exposed(C, {percent: steady(1)}, instance="c:9400"), *newer, energy, engines),
     ]
     rulebook.check(
         story,
@@ -579,7 +581,7 @@ def test_profiling_that_is_stuck_at_zero_is_no_reading_and_low_values_and_idle_g
     story: Story = []
     for node, values in nodes.items():
         at = {"job": "gpu", "instance": f"{node}:9400"}
-        story += told(A, values, **at) + ours(instance=f"{node}:19400")
+        story += exposed(A, values, **at) + ours(instance=f"{node}:19400")
         story.append(series(units, values[units], gpu="0", UUID=f"GPU-{node}", **at))
         if node != "idle":
             story += rank(run=node, gpus=[("0", f"GPU-{node}")], instance=f"{node}:19400")
@@ -606,7 +608,7 @@ def test_profiling_that_is_stuck_at_zero_is_no_reading_and_low_values_and_idle_g
 
 def test_an_idle_mig_instance_takes_no_profiling_from_the_busy_card_that_is_told_beside_it(rulebook: Rulebook) -> None:
     units = "DCGM_FI_PROF_SM_ACTIVE"
-    card = [*without(told(A), "up"), series(units, steady(0.5), job="gpu", instance="node1:9400", UUID="GPU-node1")]
+    card = [*without(exposed(A), "up"), series(units, steady(0.5), job="gpu", instance="node1:9400", UUID="GPU-node1")]
     none = {units: steady(0), "DCGM_FI_PROF_GR_ENGINE_ACTIVE": steady(0)}
     idle = [(name, none.get(name.partition("{")[0], values)) for name, values in card]
     rulebook.check(
@@ -630,11 +632,11 @@ def test_a_reading_that_is_no_number_spoils_no_counter(rulebook: Rulebook) -> No
     # Older releases export what stands for "not supported", and DCGM itself now and then hands out garbage.
     blank = {"DCGM_FI_DEV_MEMORY_TEMP": steady(2**63), "DCGM_FI_DEV_POWER_USAGE": steady(2**47)}
     ecc = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
-    story = told("nvidia_gpu_exporter", values, instance="a:9835") + told(A, blank, instance="b:9400")
+    story = exposed("nvidia_gpu_exporter", values, instance="a:9835") + exposed(A, blank, instance="b:9400")
     for node, errors in {"b": 2.0**63, "c": 2.0}.items():
         story.append(series(ecc, steady(errors), gpu="0", UUID=f"GPU-{node}", job="gpu", instance=f"{node}:9400"))
-    story += told(A, instance="c:9400")
-    story += told(B, {"DCGM_FI_DEV_GPU_UTIL_RATIO": "50+0x10 808334905 50+0x109"}, instance="d:9400")
+    story += exposed(A, instance="c:9400")
+    story += exposed(B, {"DCGM_FI_DEV_GPU_UTIL_RATIO": "50+0x10 808334905 50+0x109"}, instance="d:9400")
     rulebook.check(
         story,
         {
@@ -672,8 +674,8 @@ def test_a_garbage_temperature_is_no_temperature_and_no_heat(rulebook: Rulebook,
     in_turn = " ".join(f"{value}x5" for value in GARBAGE)
     rulebook.check(
         [
-            *told(exporter, dict.fromkeys(TEMPERATURES[exporter], in_turn), instance="bad:9400"),
-            *told(A, {"DCGM_FI_DEV_GPU_TEMP": steady(52)}, instance="well:9400"),
+            *exposed(exporter, dict.fromkeys(TEMPERATURES[exporter], in_turn), instance="bad:9400"),
+            *exposed(A, {"DCGM_FI_DEV_GPU_TEMP": steady(52)}, instance="well:9400"),
         ],
         {
             "count by (instance) (count_over_time(stallscope_gpu_temperature_celsius{instance='bad:9400'}[1h]))": [],
@@ -693,7 +695,7 @@ def test_a_blank_in_place_of_the_reasons_for_low_clocks_is_no_heat(rulebook: Rul
     names = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
     slow = {"DCGM_FI_DEV_SM_CLOCK": steady(990)}
     rulebook.check(
-        told(A, {**dict.fromkeys(names, steady(blank)), **slow}, instance="bad:9400"),
+        exposed(A, {**dict.fromkeys(names, steady(blank)), **slow}, instance="bad:9400"),
         {"count_over_time(gpu_reason:throttled:ratio[1h]) > 0": [], **HEAT},
         at="24m",
         rule_files=FILES,
@@ -702,7 +704,7 @@ def test_a_blank_in_place_of_the_reasons_for_low_clocks_is_no_heat(rulebook: Rul
 
 def amd(node: str, gpu_uuid: str = "") -> Story:
     """An AMD GPU that is half busy, scraped on a node."""
-    page_of_it = told("amd_device_metrics_exporter", {"gpu_gfx_activity": steady(50)}, instance=f"{node}:5000")
+    page_of_it = exposed("amd_device_metrics_exporter", {"gpu_gfx_activity": steady(50)}, instance=f"{node}:5000")
     there = [(name.replace('hostname="node1"', f'hostname="{node}"'), values) for name, values in page_of_it]
     return [(re.sub(r'gpu_uuid="[^"]*"', f'gpu_uuid="{gpu_uuid}"', name), values) for name, values in there]
 
@@ -710,8 +712,8 @@ def amd(node: str, gpu_uuid: str = "") -> Story:
 def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> None:
     smi = "nvidia_gpu_exporter"
     story = [
-        *told(smi, {"nvidia_smi_utilization_gpu_ratio": steady(0.5)}, instance="low:9835"),
-        *told(
+        *exposed(smi, {"nvidia_smi_utilization_gpu_ratio": steady(0.5)}, instance="low:9835"),
+        *exposed(
             smi,
             {
                 "nvidia_smi_clocks_event_reasons_counters_hw_thermal_slowdown_seconds": growing(1),
@@ -719,7 +721,7 @@ def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> N
             },
             instance="hot:9835",
         ),
-        *told(smi, instance="xid:9835"),
+        *exposed(smi, instance="xid:9835"),
         *(
             series(name, values, uuid="xid", xid="79", job="gpu", instance="xid:9835")
             for name, values in (
@@ -727,11 +729,11 @@ def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> N
                 ("nvidia_smi_xid_last_timestamp_seconds", steady(900)),
             )
         ),
-        *told(smi, instance="well:9835"),
+        *exposed(smi, instance="well:9835"),
         # Before it had a label with the index.
         *(
             (re.sub(r',index="\d"', "", name), values)
-            for name, values in told(smi, {"nvidia_smi_utilization_gpu_ratio": steady(0.5)}, instance="old:9835")
+            for name, values in exposed(smi, {"nvidia_smi_utilization_gpu_ratio": steady(0.5)}, instance="old:9835")
         ),
         series("nvidia_smi_index", steady(3), uuid="old", job="gpu", instance="old:9835"),
         *amd("amd", gpu_uuid="ccff74a1-0000-1000-80e0-c6d49f5b0d86"),
@@ -808,7 +810,7 @@ def test_the_real_node_exporter_tells_why_a_run_waits_for_data(rulebook: Ruleboo
         else (name, values)
         for name, values in page(text, {"node_memory_MemAvailable_bytes": steady(2**20)}, **at)
     ]
-    story += told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)})
+    story += exposed(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)})
     story += ours() + rank(wait=0.5, gpus=[("0", "GPU-node1")])
     # Machines without GPUs are out of scope.
     story += page(text, {}, job="node", instance="web:9100")

@@ -48,7 +48,7 @@ def node(
     power: float | None = None,
     used: float = 0.5,
     received: float = 0.0,
-    processors: float = 0.1,
+    cpus: float = 0.1,
 ) -> Story:
     """A run of the node's name on a node of its own, a GPU a rank; shares of time.
 
@@ -75,13 +75,13 @@ def node(
         power: of the limit.
         used: of GPU memory, by the driver.
         received: bytes a second over PCIe.
-        processors: of the host, in use.
+        cpus: of the host, in use.
     """
     instance = f"{name}:19400"
     target = {"job": "stallscope", "instance": instance}
     shares = {"data_wait": 0.0, **(phases or {})}
     shares.setdefault("forward", 1 - sum(shares.values()))
-    story = exporter(instance=instance) + host(processors, instance=instance)
+    story = exporter(instance=instance) + host(cpus, instance=instance)
     story += [
         series("stallscope_host_pressure_waiting_seconds_total", growing(0), resource="io", **target),
         series("stallscope_host_network_receive_bytes_total", growing(1e6), device="eth0", **target),
@@ -289,7 +289,7 @@ def test_without_performance_counters_short_steps_at_low_power_are_a_small_batch
             "power": (node("power", busy=0.9, step=0.03, power=0.75), "healthy", 0),
             "long": (node("long", busy=0.9, step=0.0625, power=0.45), "healthy", 0),
             "large": (node("large", busy=0.9, step=0.03, memory_busy=0.85, batch=128, power=0.75), "healthy", 0),
-            "host-busy": (node("host-busy", busy=0.9, step=0.03, power=0.45, processors=0.8), "healthy", 0),
+            "host-busy": (node("host-busy", busy=0.9, step=0.03, power=0.45, cpus=0.8), "healthy", 0),
         },
     )
 
@@ -311,7 +311,7 @@ def test_gpu_memory_and_host_all_low_are_a_small_batch(rulebook: Rulebook) -> No
                 )
                 for name, unknown in {"disk": 'resource="io"', "link": "network_receive"}.items()
             },
-            "host-full": (node("host-full", busy=0.5, low_samples=1.0, used=0.3, processors=0.75), "healthy", 0),
+            "host-full": (node("host-full", busy=0.5, low_samples=1.0, used=0.3, cpus=0.75), "healthy", 0),
         },
     )
 

@@ -16,6 +16,7 @@ from tests.rules.rulebook import (
     Rulebook,
     Story,
     gpu,
+    gpu_signal,
     growing,
     growing_until,
     node,
@@ -23,7 +24,6 @@ from tests.rules.rulebook import (
     scrapes,
     series,
     steady,
-    told,
     until,
 )
 
@@ -49,20 +49,20 @@ def pcie(
     width: int, generation: int, *, most: tuple[int, int] = (16, 4), index: int = 0, replays: float = 0.0
 ) -> list[tuple[str, str, int, dict[str, str]]]:
     return [
-        told("pcie_link_width", steady(width), index),
-        told("pcie_link_width_max", steady(most[0]), index),
-        told("pcie_link_generation", steady(generation), index),
-        told("pcie_link_generation_max", steady(most[1]), index),
-        told("pcie_replays_total", growing(replays / 60), index),
+        gpu_signal("pcie_link_width", steady(width), index),
+        gpu_signal("pcie_link_width_max", steady(most[0]), index),
+        gpu_signal("pcie_link_generation", steady(generation), index),
+        gpu_signal("pcie_link_generation_max", steady(most[1]), index),
+        gpu_signal("pcie_replays_total", growing(replays / 60), index),
     ]
 
 
 def links(active: str, index: int = 0) -> list[tuple[str, str, int, dict[str, str]]]:
-    return [told("nvlink_links", steady(18), index), told("nvlink_links_active", active, index)]
+    return [gpu_signal("nvlink_links", steady(18), index), gpu_signal("nvlink_links_active", active, index)]
 
 
 def model(name: str, index: int = 0) -> tuple[str, str, int, dict[str, str]]:
-    return told("info", steady(1), index, model=name, sharing="exclusive")
+    return gpu_signal("info", steady(1), index, model=name, sharing="exclusive")
 
 
 def test_throttling_is_told_by_its_reason_and_from_its_share_on(rulebook: Rulebook) -> None:
@@ -116,7 +116,7 @@ def test_a_gpu_is_lost_unless_its_rank_makes_steps_while_the_driver_says_nothing
 
 def test_an_xid_counts_for_an_hour_from_its_first_event_on_by_its_class(rulebook: Rulebook) -> None:
     def event(instance: str, code: str, minute: float = 10) -> Story:
-        return node(instance, gpu(), told(XID, first_at(minute, 60 * minute), xid=code))
+        return node(instance, gpu(), gpu_signal(XID, first_at(minute, 60 * minute), xid=code))
 
     nodes = {
         "off the bus": (event("off the bus", "79"), "xid_hw"),
@@ -125,12 +125,17 @@ def test_an_xid_counts_for_an_hour_from_its_first_event_on_by_its_class(rulebook
         "informs": (event("informs", "63"), ""),
         "unknown": (event("unknown", "999"), ""),
         "exporter restarted": (
-            node("exporter restarted", gpu(), told(XID, f"_x20 600+0x4 _x{LENGTH - 25}", xid="79")),
+            node("exporter restarted", gpu(), gpu_signal(XID, f"_x20 600+0x4 _x{LENGTH - 25}", xid="79")),
             "xid_hw",
         ),
-        "long ago": (node("long ago", gpu(), told(XID, steady(-3000), xid="79")), ""),
+        "long ago": (node("long ago", gpu(), gpu_signal(XID, steady(-3000), xid="79")), ""),
         "both": (
-            node("both", gpu(), told(XID, first_at(10, 600), xid="79"), told(XID, first_at(11, 660), xid="31")),
+            node(
+                "both",
+                gpu(),
+                gpu_signal(XID, first_at(10, 600), xid="79"),
+                gpu_signal(XID, first_at(11, 660), xid="31"),
+            ),
             "xid_hw",
         ),
     }
@@ -148,8 +153,8 @@ def test_an_xid_counts_for_an_hour_from_its_first_event_on_by_its_class(rulebook
 
 
 def test_a_run_knows_of_a_critical_fault_of_its_gpu_and_goes_on_where_it_can_wait(rulebook: Rulebook) -> None:
-    story = node("a", rank(run="hit") + gpu(), told(XID, first_at(10, 600), xid="79"))
-    story += node("b", rank(run="waits") + gpu(), told("row_remap_pending", steady(1)))
+    story = node("a", rank(run="hit") + gpu(), gpu_signal(XID, first_at(10, 600), xid="79"))
+    story += node("b", rank(run="waits") + gpu(), gpu_signal("row_remap_pending", steady(1)))
     rulebook.check_percent(
         story,
         "run:verdict:ratio5m",
@@ -177,15 +182,20 @@ def test_a_run_knows_of_a_critical_fault_of_its_gpu_and_goes_on_where_it_can_wai
 def test_memory_errors_count_until_the_gpu_is_reset(rulebook: Rulebook) -> None:
     ecc = "ecc_errors_total"
     nodes = {
-        "from the start": (node("from the start", gpu(), told(ecc, steady(2), kind="uncorrected")), "ecc_uncorrected"),
-        "first": (node("first", gpu(), told(ecc, until(19, 0, 1), kind="uncorrected")), "ecc_uncorrected"),
-        "reset": (node("reset", gpu(), told(ecc, until(15, 3, 0), kind="uncorrected")), ""),
-        "corrected": (node("corrected", gpu(), told(ecc, growing(5), kind="corrected")), ""),
-        "none": (node("none", gpu(), told(ecc, steady(0), kind="uncorrected")), ""),
-        "pending": (node("pending", gpu(), told("row_remap_pending", steady(1))), "row_remap_pending"),
-        "failed": (node("failed", gpu(), told("row_remap_failed", steady(1))), "row_remap_failed"),
+        "from the start": (
+            node("from the start", gpu(), gpu_signal(ecc, steady(2), kind="uncorrected")),
+            "ecc_uncorrected",
+        ),
+        "first": (node("first", gpu(), gpu_signal(ecc, until(19, 0, 1), kind="uncorrected")), "ecc_uncorrected"),
+        "reset": (node("reset", gpu(), gpu_signal(ecc, until(15, 3, 0), kind="uncorrected")), ""),
+        "corrected": (node("corrected", gpu(), gpu_signal(ecc, growing(5), kind="corrected")), ""),
+        "none": (node("none", gpu(), gpu_signal(ecc, steady(0), kind="uncorrected")), ""),
+        "pending": (node("pending", gpu(), gpu_signal("row_remap_pending", steady(1))), "row_remap_pending"),
+        "failed": (node("failed", gpu(), gpu_signal("row_remap_failed", steady(1))), "row_remap_failed"),
         "neither": (
-            node("neither", gpu(), told("row_remap_failed", steady(0)), told("row_remap_pending", steady(0))),
+            node(
+                "neither", gpu(), gpu_signal("row_remap_failed", steady(0)), gpu_signal("row_remap_pending", steady(0))
+            ),
             "",
         ),
     }
@@ -247,18 +257,18 @@ def test_nvlinks_are_judged_by_what_others_of_the_node_have(rulebook: Rulebook) 
         "alone without": (node("alone without", three, *links(up), *links(up, 1), *links(gone, 2)), "nvlink_down"),
         "one pair": (node("one pair", three, *links(up), *links(gone, 1), *links(gone, 2)), ""),
         "divided": (
-            node("divided", gpu(), *links(steady(17)), told("up", steady(1), mig="1g.10gb")),
+            node("divided", gpu(), *links(steady(17)), gpu_signal("up", steady(1), mig="1g.10gb")),
             "",
         ),
-        "an error": (node("an error", gpu(), told(errors, until(17, 2, 3), kind="crc")), "nvlink_errors"),
-        "old errors": (node("old errors", gpu(), told(errors, steady(7), kind="replay")), ""),
+        "an error": (node("an error", gpu(), gpu_signal(errors, until(17, 2, 3), kind="crc")), "nvlink_errors"),
+        "old errors": (node("old errors", gpu(), gpu_signal(errors, steady(7), kind="replay")), ""),
     }
     rulebook.check_nodes(nodes, rule_files=FILES)
 
 
 def test_links_make_errors_while_they_are_trained(rulebook: Rulebook) -> None:
     story = gpu(up=f"_x30 1+0x{LENGTH - 30}")
-    errors = told("nvlink_errors_total", f"_x30 0+0x4 9+0x{LENGTH - 35}", kind="recovery")
+    errors = gpu_signal("nvlink_errors_total", f"_x30 0+0x4 9+0x{LENGTH - 35}", kind="recovery")
     rulebook.check_nodes({"boot": (node("boot", story, errors), "")}, at="19m", rule_files=FILES)
 
 
@@ -270,8 +280,8 @@ def test_links_make_errors_while_they_are_trained(rulebook: Rulebook) -> None:
     ],
 )
 def test_power_is_told(rulebook: Rulebook, name: str, story: Story, expected: Sequence[Labels]) -> None:
-    limits = [told("power_limit_watts", steady(400)), told("power_limit_default_watts", steady(700))]
-    default = [told("power_limit_watts", steady(700)), told("power_limit_default_watts", steady(700))]
+    limits = [gpu_signal("power_limit_watts", steady(400)), gpu_signal("power_limit_default_watts", steady(700))]
+    default = [gpu_signal("power_limit_watts", steady(700)), gpu_signal("power_limit_default_watts", steady(700))]
     rulebook.check_nodes_firing(
         {
             name: (node(name, story, *limits), expected),
@@ -286,7 +296,7 @@ def test_clocks_that_are_set_low_and_bad_links_are_told(rulebook: Rulebook) -> N
     rulebook.check_nodes_firing(
         {
             "set": (
-                node("set", gpu(clock=0.7), told("clock_configured_hertz", steady(1.4e9), clock="sm")),
+                node("set", gpu(clock=0.7), gpu_signal("clock_configured_hertz", steady(1.4e9), clock="sm")),
                 [{"alertname": "GpuClocksLimited", "severity": "info"}],
             ),
             "free": (node("free", gpu(clock=0.7)), []),
@@ -296,7 +306,9 @@ def test_clocks_that_are_set_low_and_bad_links_are_told(rulebook: Rulebook) -> N
                 [{"alertname": "GpuPcieReplays", "severity": "warning"}],
             ),
             "links": (
-                node("links", gpu(), *links(steady(17)), told("nvlink_errors_total", growing(0.02), kind="replay")),
+                node(
+                    "links", gpu(), *links(steady(17)), gpu_signal("nvlink_errors_total", growing(0.02), kind="replay")
+                ),
                 [
                     {"alertname": "GpuNvlinkDown", "severity": "warning"},
                     {"alertname": "GpuNvlinkErrors", "severity": "warning"},
@@ -307,7 +319,7 @@ def test_clocks_that_are_set_low_and_bad_links_are_told(rulebook: Rulebook) -> N
     )
 
 
-FAILED = told("row_remap_failed", steady(1))
+FAILED = gpu_signal("row_remap_failed", steady(1))
 PAGE = [{"alertname": "GpuRowRemapFailed", "severity": "critical"}]
 TICKET = [{"alertname": "GpuRowRemapFailed", "severity": "warning"}]
 
@@ -319,7 +331,7 @@ def processes(values: str) -> Story:
 
 
 def test_a_fault_of_a_gpu_is_a_page_unless_nobody_is_known_to_have_used_it(rulebook: Rulebook) -> None:
-    owner = told("owner_info", steady(1), namespace="vision", pod="bert-0")
+    owner = gpu_signal("owner_info", steady(1), namespace="vision", pod="bert-0")
     rulebook.check_nodes_firing(
         {
             "unused": (node("unused", processes(steady(0)), FAILED), TICKET),

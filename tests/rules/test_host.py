@@ -82,7 +82,7 @@ def killed(instance: str) -> Story:
     return tells(instance, {"oom_kills_total": until(48, 2, 3)})
 
 
-def told(
+def reported(
     instance: str = "node1:19400", *, kills: str = "", restarts: str = "", job_class: str = "production", **states: str
 ) -> Story:
     """A rank of the run `train`, with the kills in its cgroup, its restarts and its states."""
@@ -148,19 +148,21 @@ _PAGE: Expected = [({"alertname": "HostOomKill", "severity": "critical", "run": 
 @pytest.mark.parametrize(
     ("story", "alerts"),
     [
-        pytest.param(told(kills="2+0x120"), _INFO, id="kills before the rank"),
-        pytest.param(told(kills=until(48, 2, 3)), _PAGE, id="a process of the rank's cgroup"),
-        pytest.param(told(kills=until(30, 2, 3)), _INFO, id="one of it long before"),
-        pytest.param(told(lost=until(48, 0, 1)), _PAGE, id="the rank is lost"),
-        pytest.param(told(failed=until(48, 0, 1)), _PAGE, id="the rank fails"),
-        pytest.param(told(lost=until(30, 0, 1)), _INFO, id="the rank was lost long before"),
-        pytest.param(told(finished=until(48, 0, 1)), _INFO, id="the rank finishes"),
-        pytest.param(told(terminated=until(48, 0, 1)), _INFO, id="the rank is cancelled"),
-        pytest.param(told(restarts=until(48, 0, 1)), _PAGE, id="the rank starts again"),
-        pytest.param(told(restarts=steady(4)), _INFO, id="the rank started again long before"),
-        pytest.param(told(instance="node2:19400", lost=until(48, 0, 1)), _INFO, id="a rank of another host is lost"),
+        pytest.param(reported(kills="2+0x120"), _INFO, id="kills before the rank"),
+        pytest.param(reported(kills=until(48, 2, 3)), _PAGE, id="a process of the rank's cgroup"),
+        pytest.param(reported(kills=until(30, 2, 3)), _INFO, id="one of it long before"),
+        pytest.param(reported(lost=until(48, 0, 1)), _PAGE, id="the rank is lost"),
+        pytest.param(reported(failed=until(48, 0, 1)), _PAGE, id="the rank fails"),
+        pytest.param(reported(lost=until(30, 0, 1)), _INFO, id="the rank was lost long before"),
+        pytest.param(reported(finished=until(48, 0, 1)), _INFO, id="the rank finishes"),
+        pytest.param(reported(terminated=until(48, 0, 1)), _INFO, id="the rank is cancelled"),
+        pytest.param(reported(restarts=until(48, 0, 1)), _PAGE, id="the rank starts again"),
+        pytest.param(reported(restarts=steady(4)), _INFO, id="the rank started again long before"),
         pytest.param(
-            told(job_class="experiment", lost=until(48, 0, 1)),
+            reported(instance="node2:19400", lost=until(48, 0, 1)), _INFO, id="a rank of another host is lost"
+        ),
+        pytest.param(
+            reported(job_class="experiment", lost=until(48, 0, 1)),
             [({"alertname": "HostOomKill", "severity": "info", "run": "train"}, 1)],
             id="a rank of an experiment is lost",
         ),
@@ -174,7 +176,7 @@ def test_a_kill_is_a_page_for_the_run_that_it_harms_and_for_no_other(
 
 
 def test_ranks_that_end_without_a_kill_on_their_host_are_no_word_of_memory(rulebook: Rulebook) -> None:
-    story = exporter() + tells("node1:19400", {"oom_kills_total": steady(2)}) + told(lost=until(48, 0, 1))
+    story = exporter() + tells("node1:19400", {"oom_kills_total": steady(2)}) + reported(lost=until(48, 0, 1))
     asked = 'count(ALERTS{alertname="HostOomKill"}) or count(rank:oom_kill:info)'
     rulebook.check(story, {asked: []}, at="50m", rule_files=FILES)
 

@@ -96,12 +96,12 @@ def test_goodput_counts_the_time_in_which_no_process_lived(rulebook: Rulebook) -
     rulebook.check(story, {f"round(20 * {GOODPUT})": [(RUN, 15)]}, at="40m")
 
 
-def stepping(told: str, counted: str) -> Story:
+def stepping(shown: str, counted: str) -> Story:
     """Return a rank that reports its step and its steps in this session."""
     story = [each for each in rank(gpus=()) if "step_seconds_count" not in each[0]]
     return [
         *story,
-        series("stallscope_training_step", told, **of_rank()),
+        series("stallscope_training_step", shown, **of_rank()),
         series("stallscope_training_step_seconds_count", counted, **of_rank()),
     ]
 
@@ -219,8 +219,8 @@ def test_drift_is_the_verdict_and_the_alert_after_a_quarter_of_an_hour(rulebook:
 def test_single_slow_steps_are_no_drift(rulebook: Rulebook, excess: float, is_told: bool) -> None:
     story = exporter() + working(EVEN, step_seconds_count=in_turns(35, 1, 0.75))
     story += [series("stallscope_training_slow_step_excess_seconds_total", growing(excess), **of_rank())]
-    told = [(RUN | {"cause": "step_time_drift"}, 25)] if is_told else []
-    rulebook.check_percent(story, 'run_cause:time_lost:ratio5m{cause="step_time_drift"}', told, at="52m")
+    shown = [(RUN | {"cause": "step_time_drift"}, 25)] if is_told else []
+    rulebook.check_percent(story, 'run_cause:time_lost:ratio5m{cause="step_time_drift"}', shown, at="52m")
 
 
 def dips(every: float, *, spread: float = 0.1, below: float = 0.08) -> Story:

@@ -86,7 +86,7 @@ def node(
     story = exporter(instance=instance)
     for number in range(ranks):
         labels = {**host, "run": name, "rank": str(number)}
-        told = {
+        reported = {
             "main_thread_cpu_seconds_total": main_thread,
             "cpu_throttled_periods_total": None if throttled is None else 10 * throttled,
             "cpu_periods_total": None if throttled is None else 10.0,
@@ -105,7 +105,7 @@ def node(
         story += gpu(number, idle=wait if idle is None else idle, instance=instance)
         story += [
             series(f"stallscope_training_{family}", growing(speed), **labels)
-            for family, speed in told.items()
+            for family, speed in reported.items()
             if speed is not None
         ]
         if limit is not None:

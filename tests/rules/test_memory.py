@@ -13,11 +13,11 @@ from tests.rules.rulebook import (
     Story,
     exporter,
     gpu,
+    gpu_signal,
     node,
     rank,
     series,
     steady,
-    told,
     until,
 )
 
@@ -47,8 +47,8 @@ def trained(run: str, *ranks: Story, busy: float = 0.8) -> Story:
     for number, reported in enumerate(ranks):
         story += rank(number, run=run, gpus=((str(number), f"GPU-{number}"),)) + reported
         story += gpu(number, busy=busy)
-    memory = [told("memory_total_bytes", steady(TOTAL), number) for number in range(len(ranks))]
-    taken = [told("memory_used_bytes", steady(0.99 * TOTAL), number) for number in range(len(ranks))]
+    memory = [gpu_signal("memory_total_bytes", steady(TOTAL), number) for number in range(len(ranks))]
+    taken = [gpu_signal("memory_used_bytes", steady(0.99 * TOTAL), number) for number in range(len(ranks))]
     return node(run, story, *memory, *taken)
 
 
@@ -143,7 +143,7 @@ def test_a_leak_is_read_from_training_alone(rulebook: Rulebook) -> None:
                 "evaluation": " ".join(str(int(evaluates(number))) for number in scrapes),
             }
         reported = rank(0, run=run, gpus=(("0", "GPU-0"),), activity=activity) + allocator(run, used=values, peak=0.8)
-        return node(run, reported + gpu(0, busy=0.8), told("memory_total_bytes", steady(TOTAL), 0))
+        return node(run, reported + gpu(0, busy=0.8), gpu_signal("memory_total_bytes", steady(TOTAL), 0))
 
     leaking = [0.4 + 0.12 * number / 120 for number in scrapes]
     over = [share + 0.2 * evaluates(number) for number, share in zip(scrapes, leaking, strict=True)]

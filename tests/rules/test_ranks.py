@@ -50,7 +50,7 @@ def member(
     **story: str,
 ) -> Story:
     """A rank with its GPU: shares of its time by phase, what is left is the optimizer's."""
-    told = rank(
+    shown = rank(
         number,
         wait=wait,
         phases=phases,
@@ -58,11 +58,11 @@ def member(
         gpus=((str(number), f"GPU-{number}"),),
         **story,  # type: ignore[arg-type]
     )
-    told += gpu(number, idle=wait if idle is None else idle, clock=clock, throttled=throttled)
-    told.append(series("stallscope_gpu_info", steady(1), model="H100", **of_gpu(number)))
+    shown += gpu(number, idle=wait if idle is None else idle, clock=clock, throttled=throttled)
+    shown.append(series("stallscope_gpu_info", steady(1), model="H100", **of_gpu(number)))
     if sm is not None:
-        told.append(series("stallscope_gpu_sm_active_seconds_total", growing(sm), **of_gpu(number)))
-    return told
+        shown.append(series("stallscope_gpu_sm_active_seconds_total", growing(sm), **of_gpu(number)))
+    return shown
 
 
 def together(**others: float) -> Story:
@@ -194,10 +194,10 @@ def test_a_run_that_stands_still_is_not_bound_by_communication(rulebook: Ruleboo
 
 def test_the_run_names_rank_node_gpu_and_the_fault_that_slows_them(rulebook: Rulebook) -> None:
     slow = member(0, LATE, clock=0.7, throttled={"hw_thermal": 1.0})
-    told = [({**of_rank(0), **of_gpu(0), "cause": "thermal_throttle"}, 1)]
-    rulebook.check(slow + together(communication=0.21), {"1 * run:culprit:info": told})
-    told = [({**of_rank(0), **of_gpu(0), "cause": "straggler_rank"}, 1)]
-    rulebook.check(member(0, LATE) + together(communication=0.21), {"1 * run:culprit:info": told})
+    shown = [({**of_rank(0), **of_gpu(0), "cause": "thermal_throttle"}, 1)]
+    rulebook.check(slow + together(communication=0.21), {"1 * run:culprit:info": shown})
+    shown = [({**of_rank(0), **of_gpu(0), "cause": "straggler_rank"}, 1)]
+    rulebook.check(member(0, LATE) + together(communication=0.21), {"1 * run:culprit:info": shown})
     even = [each for number in range(4) for each in member(number, LATE)]
     rulebook.check(even, {"run:culprit:info": []})
 

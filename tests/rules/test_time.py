@@ -324,8 +324,8 @@ def starting(minutes: float, *, silent: bool = False) -> Story:
     """A run that was started at minute 2, and makes its first step after some minutes, if ever."""
     begun = scrapes(2 + minutes)
     activity = {"initialization": until(2 + minutes), "training": until(2 + minutes, 0, 1)}
-    told = rank(activity=activity, last_push=growing_until(4) if silent else growing(1))
-    story = [each for each in told if "step" not in each[0]] + gpu(idle=1.0)
+    shown = rank(activity=activity, last_push=growing_until(4) if silent else growing(1))
+    story = [each for each in shown if "step" not in each[0]] + gpu(idle=1.0)
     return [
         *story,
         series("stallscope_training_start_timestamp_seconds", steady(120), **of_rank()),

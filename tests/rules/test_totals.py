@@ -12,13 +12,13 @@ from tests.rules.rulebook import (
     Rulebook,
     Story,
     gpu,
+    gpu_signal,
     growing,
     host,
     node,
     rank,
     series,
     steady,
-    told,
 )
 
 FILES = tuple(path for path in RULE_FILES if path.stem in (*SHARED, "input", "use", "verdicts", "totals"))
@@ -110,10 +110,10 @@ def test_what_the_ranks_of_a_run_do_is_summed_over_its_nodes(rulebook: Rulebook)
         story += node(
             instance,
             [*gpu(idle=0.5), *rank(number), *further],
-            told("memory_used_bytes", steady(20)),
-            told("memory_total_bytes", steady(80)),
-            told("memory_busy_seconds_total", growing(0.25)),
-            told("energy_joules_total", growing(300)),
+            gpu_signal("memory_used_bytes", steady(20)),
+            gpu_signal("memory_total_bytes", steady(80)),
+            gpu_signal("memory_busy_seconds_total", growing(0.25)),
+            gpu_signal("energy_joules_total", growing(300)),
         )
     run = {"run": "train"}
     rulebook.check(

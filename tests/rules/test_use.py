@@ -14,6 +14,7 @@ from tests.rules.rulebook import (
     Story,
     exporter,
     gpu,
+    gpu_signal,
     growing,
     host,
     node,
@@ -21,7 +22,6 @@ from tests.rules.rulebook import (
     scrapes,
     series,
     steady,
-    told,
     until,
 )
 
@@ -32,32 +32,32 @@ FILES = tuple(
 )
 """Rules that judge the use of GPUs, and rules that find what a run waits for."""
 MIB = 2**20
-Told = tuple[str, str, int, dict[str, str]]
+LastReport = tuple[str, str, int, dict[str, str]]
 
 
-def owner(index: int = 0, values: str = steady(1), **labels: str) -> Told:
-    return told("owner_info", values, index, **(labels or {"user": "ada"}))
+def owner(index: int = 0, values: str = steady(1), **labels: str) -> LastReport:
+    return gpu_signal("owner_info", values, index, **(labels or {"user": "ada"}))
 
 
-def exclusive(index: int = 0, sharing: str = "exclusive") -> Told:
-    return told("info", steady(1), index, sharing=sharing, model="H100")
+def exclusive(index: int = 0, sharing: str = "exclusive") -> LastReport:
+    return gpu_signal("info", steady(1), index, sharing=sharing, model="H100")
 
 
-def memory(used: float, total: float = 80, index: int = 0) -> list[Told]:
+def memory(used: float, total: float = 80, index: int = 0) -> list[LastReport]:
     """In GiB."""
     return [
-        told("memory_used_bytes", steady(used * 1024 * MIB), index),
-        told("memory_total_bytes", steady(total * 1024 * MIB), index),
+        gpu_signal("memory_used_bytes", steady(used * 1024 * MIB), index),
+        gpu_signal("memory_total_bytes", steady(total * 1024 * MIB), index),
     ]
 
 
-def dips(period: float, spread: float = 0.0) -> list[Told]:
+def dips(period: float, spread: float = 0.0) -> list[LastReport]:
     """Intervals between dips, in seconds, with the spread as a share of the mean."""
     name = "dip_interval_seconds"
     return [
-        told(f"{name}_count", growing(1 / period)),
-        told(f"{name}_sum", growing(1)),
-        told(f"{name}_sumsq", growing(period * (1 + spread**2))),
+        gpu_signal(f"{name}_count", growing(1 / period)),
+        gpu_signal(f"{name}_sum", growing(1)),
+        gpu_signal(f"{name}_sumsq", growing(period * (1 + spread**2))),
     ]
 
 
@@ -165,13 +165,13 @@ def test_memory_without_a_process_is_a_zombies(rulebook: Rulebook) -> None:
         "zombie": (node("zombie", free, *memory(0.625)), ["mem_zombie"]),
         "a little": (node("a little", free, *memory(0.4)), []),
         "process": (node("process", gpu(idle=1.0, busy=0.0), *memory(20)), []),
-        "display": (node("display", free, *memory(2), told("processes", steady(2), kind="graphics")), []),
+        "display": (node("display", free, *memory(2), gpu_signal("processes", steady(2), kind="graphics")), []),
         "held": (node("held", free, owner(), *memory(20)), []),
         "busy": (node("busy", gpu(idle=0.5, held=False), *memory(20)), []),
         "shared": (node("shared", free, *memory(20), exclusive(sharing="mps")), []),
-        "divided": (node("divided", free, *memory(20), told("up", steady(1), mig="1g.10gb")), []),
+        "divided": (node("divided", free, *memory(20), gpu_signal("up", steady(1), mig="1g.10gb")), []),
         "just left": (
-            node("just left", free, told("memory_used_bytes", until(17, 20 * 1024 * MIB, 0))),
+            node("just left", free, gpu_signal("memory_used_bytes", until(17, 20 * 1024 * MIB, 0))),
             [],
         ),
     }
@@ -190,8 +190,8 @@ def test_sharing_is_unexpected_where_another_gpu_is_free(rulebook: Rulebook) -> 
     taken = gpu(1)
     ada, bob = owner(user="ada"), owner(user="bob")
 
-    def holds(share: float, **labels: str) -> Told:
-        return told("owner_memory_used_bytes", steady(share * 80 * 1024 * MIB), 0, **labels)
+    def holds(share: float, **labels: str) -> LastReport:
+        return gpu_signal("owner_memory_used_bytes", steady(share * 80 * 1024 * MIB), 0, **labels)
 
     both = [holds(0.4, user="ada"), holds(0.4, user="bob")]
     two_runs = rank(run="a") + rank(run="b")
@@ -316,7 +316,7 @@ def test_the_alert_names_the_pod_the_job_or_the_user_that_holds_the_gpu(rulebook
         ("job", {"slurm_job": "42", "user": "ada"}, "Slurm job 42 of ada"),
         ("container", {"container": "5f3a", "user": "ada"}, "container 5f3a of ada"),
         ("user", {"user": "ada"}, "ada"),
-        ("nobody", {"user": ""}, "an unknown process"),
+        ("unowned", {"user": ""}, "an unknown process"),
     ]
     story, expected = exporter(), []
     for instance, labels, words in holders:

@@ -225,8 +225,8 @@ def with_shorter_steps(minute: float) -> Story:
         series("stallscope_training_step_seconds_sum", growing(1), **NODE, **of_rank()),
         series("stallscope_training_step_seconds_count", growing_then(minute, 0.5, 2), **NODE, **of_rank()),
     )
-    told = [each for each in rank(wait=0.3, first_step=600) if "step_seconds_count" not in each[0]]
-    return [*told, *settling, *gpu(idle=0.3)]
+    reported = [each for each in rank(wait=0.3, first_step=600) if "step_seconds_count" not in each[0]]
+    return [*reported, *settling, *gpu(idle=0.3)]
 
 
 def test_warm_up_goes_on_while_steps_become_shorter(rulebook: Rulebook) -> None:

@@ -648,17 +648,17 @@ def test_every_source_is_told_to_release_though_one_fails(sampler: Sampler, capl
 
 
 def test_the_publisher_tells_of_every_page_and_outlives_what_follows() -> None:
-    told = threading.Semaphore(0)
+    reported = threading.Semaphore(0)
 
     def note_and_fail() -> None:
-        told.release()
+        reported.release()
         raise OSError("which ends no publisher")
 
     sampler = Sampler(interval=0.05, on_page=note_and_fail)
     sampler.start()
     try:
         for _ in range(3):
-            assert told.acquire(timeout=60)
+            assert reported.acquire(timeout=60)
     finally:
         sampler.stop(timeout=60)
 

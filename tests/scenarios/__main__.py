@@ -5,7 +5,7 @@ python -m tests.scenarios --cases REGEX         some cases only; prints, and wri
 python -m tests.scenarios --cases REGEX --timeline --seeds 1 --clean
                                                 every change of verdict and alert from second 0, a trial at a time
 python -m tests.scenarios explain CASE          verdicts, shares and alerts over time
-python -m tests.scenarios explain CASE --ask 'gpu:idle:ratio5m'   and the values of an expression
+python -m tests.scenarios explain CASE --query 'gpu:idle:ratio5m'   and the values of an expression
 python -m tests.scenarios absence [REGEX]       drop each metric family, one at a time; 45 minutes for all cases
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
     one.add_argument("case")
     one.add_argument("--seed", type=int, default=score.GATE_SEED)
     one.add_argument("--noise", action="store_true")
-    one.add_argument("--ask", action="append", default=[], help="an expression whose values are shown as well")
+    one.add_argument("--query", action="append", default=[], help="an expression whose values are shown as well")
     one.add_argument("--every", type=float, default=5.0, help="minutes between the values shown")
     drop = commands.add_parser("absence", help="what the rules name wrongly without one metric family")
     drop.add_argument("cases", nargs="?", default="", help="regular expression of the cases' names")
@@ -245,8 +245,8 @@ def explain(options: argparse.Namespace) -> None:
     moments = runner.evaluations(int(60 * case.length))
     shown = range(0, moments[-1] + 1, max(1, round(options.every * 2)) * runner.EVALUATION_SECONDS)
     recorded = "rank:missing:info"
-    answers = runner.ask(
-        series, {runner.EVERYTHING: moments, recorded: shown, **dict.fromkeys(options.ask, shown)}
+    answers = runner.evaluate(
+        series, {runner.EVERYTHING: moments, recorded: shown, **dict.fromkeys(options.query, shown)}
     ).samples
     print(
         f"{case.name}: {case.kind}, {case.subject}, expects {case.cause} from minute {case.onset:g} of {case.length:g}"
@@ -270,7 +270,7 @@ def explain(options: argparse.Namespace) -> None:
     for name in ("run_cause:time_lost:ratio5m", "gpu_cause:time_lost:ratio5m", "run_rank:straggler_score:ratio5m"):
         print(f"\n{name}, every {options.every:g} min")
         _print_values({moment: [each for each in everything[moment] if each.name == name] for moment in shown})
-    for expression in (recorded, *options.ask):
+    for expression in (recorded, *options.query):
         print(f"\n{expression}, every {options.every:g} min")
         _print_values(answers[expression])
     for fault in account.promises_broken(series, everything):

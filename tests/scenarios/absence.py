@@ -207,7 +207,7 @@ def _findings(batch: Sequence[Trial]) -> dict[Trial, frozenset[Finding]]:
             if each.name not in BY_SERIES_NAME or BY_SERIES_NAME[each.name].name != trial.family
         ]
     moments = sorted({second for seconds in judged for second in seconds})
-    said = runner.ask(series, {FINDINGS: moments}, evaluation_seconds=_EVALUATION_SECONDS)
+    said = runner.evaluate(series, {FINDINGS: moments}, evaluation_seconds=_EVALUATION_SECONDS)
     found: list[set[Finding]] = [set() for _ in batch]
     for second, samples in said.samples[FINDINGS].items():
         for sample in samples:

@@ -49,8 +49,8 @@ class Disturbance:
             self.scraped &= (grid <= start * 60) | (grid >= end * 60)
         self.skew = [0.0] * nodes
         """Seconds by which a node's clock is ahead."""
-        told = {node: 60 * minute for node, minute in story.exporter_restarts}
-        self.exporter_restarts: list[float | None] = [told.get(node) for node in range(nodes)]
+        reported = {node: 60 * minute for node, minute in story.exporter_restarts}
+        self.exporter_restarts: list[float | None] = [reported.get(node) for node in range(nodes)]
         self.absent: tuple[str, ...] = ()
         self.pace = [1.0] * len(story.runs)
         """Factor on all phases of a run."""
@@ -66,7 +66,7 @@ class Disturbance:
             self.skew[node] = float(draw.uniform(-2, 2))
             self.level[node] = float(draw.uniform(0.8, 1.2))
         node, restart = int(draw.integers(nodes)), float(draw.uniform(0.1, 0.6) * grid[-1])
-        if node not in told:
+        if node not in reported:
             self.exporter_restarts[node] = restart
         self.absent = (NON_ESSENTIAL[int(draw.integers(len(NON_ESSENTIAL)))],)
         self.pace = [float(draw.uniform(0.8, 1.2)) for _ in story.runs]

@@ -177,7 +177,7 @@ class Outcome:
     flips: int
     hours: float
     gpu_days: float
-    told: bool
+    fired: bool
     """An alert that was expected fired after the onset."""
     late: float | None
     """Evaluations by which the first alert that the case names was late; None where none fired."""
@@ -248,7 +248,7 @@ def judge(trial: Trial, account: Account, truth: Truth, *, expected: Callable[[F
         flips=sum(one != other for timeline in timelines for one, other in pairwise(timeline)),
         hours=sum(map(len, timelines)) * EVALUATION_SECONDS / 3600,
         gpu_days=truth.gpus * 60 * case.length / 86400,
-        told=bool(hits),
+        fired=bool(hits),
         detected=hits[0].first - start if hits else None,
         late=_late(case, hits[0], truth) if hits and expected is None else None,
         alarmed=loud[0] - start if loud else None,
@@ -409,7 +409,7 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "macro_f1": macro_f1(verdicts),
         "prior_weighted": prior_weighted(verdicts),
         "forbidden": share(bool(each.forbidden) for each in outcomes if each.trial.case.forbidden),
-        "told": share(each.told for each in alerted),
+        "fired": share(each.fired for each in alerted),
         "alarmed": share(each.alarmed is not None for each in alerted),
         "false_alarms_per_gpu_day": sum(len(each.alarms) for each in negatives)
         / (sum(each.gpu_days for each in negatives) or math.nan),
@@ -417,8 +417,8 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "positives_with_other_alarms": share(bool(each.alarms) for each in positives),
         "abstention_precision": share(each.acceptable for each in abstained),
         "abstention_recall": share(each.acceptable for each in verdicts if each.trial.case.kind == "abstention"),
-        "recall_at_1_25": share(each.told for each, level in near if level > 1),
-        "silence_at_0_8": share(not each.told and not each.alarms for each, level in near if level < 1),
+        "recall_at_1_25": share(each.fired for each, level in near if level > 1),
+        "silence_at_0_8": share(not each.fired and not each.alarms for each, level in near if level < 1),
         "detection_median_minutes": middle(each.detected / 60 for each in alerted if each.detected is not None),
         "detection_p95_minutes": percentile((each.detected / 60 for each in alerted if each.detected is not None), 95),
         "late_p95_evaluations": percentile((each.late for each in alerted if each.late is not None), 95),

@@ -64,12 +64,12 @@ def _show_exporter(sheet: Sheet, world: World) -> None:
         failures = np.where(broken, np.floor(times - fails.get(source, 0.0) * 60), 0.0)
         sheet.add("stallscope_exporter_source_failures_total", failures, source=source)
         sheet.add("stallscope_exporter_source_readings_total", np.floor(age), source=source)
-    told = [claim for claim in world.ranks_on(sheet.node) if claim.run.instrumented]
-    reports = np.floor(len(told) * age / 5)
+    shown = [claim for claim in world.ranks_on(sheet.node) if claim.run.instrumented]
+    reports = np.floor(len(shown) * age / 5)
     sheet.add("stallscope_exporter_reports_total", reports, reports > 0, transport="unix")
     refused = np.floor(np.maximum(0, times - 300) / 60 * story.reports_rejected)
     sheet.add("stallscope_exporter_reports_rejected_total", refused, refused > 0, reason="bad_field")
-    sheet.add("stallscope_exporter_runs", len({claim.number for claim in told}))
+    sheet.add("stallscope_exporter_runs", len({claim.number for claim in shown}))
     sheet.add("stallscope_exporter_series", float(len(sheet.series)))
     dropped = np.floor(np.maximum(0, times - 300) / 60 * story.series_dropped)
     sheet.add("stallscope_exporter_series_dropped_total", dropped, limit="max_series")

@@ -246,8 +246,8 @@ class _Page:
         self._add("learning_rate", 3e-4)
         steps = course.done(course.steps.astype(np.float64), self._reported)
         wrong = np.minimum(1.0, course.per_row(rank, "losses_not_finite")) * course.steps
-        told = self._counted(lambda times: np.floor(course.done(wrong, times) + 1e-6))
-        self._add("nonfinite_losses_total", told)
+        shown = self._counted(lambda times: np.floor(course.done(wrong, times) + 1e-6))
+        self._add("nonfinite_losses_total", shown)
         # A loss that is not a number is not reported: the gauge is absent meanwhile.
         spoilt = course.elapsed(rank, "losses_not_finite", self._reported) - course.elapsed(
             rank, "losses_not_finite", self._reported - 5

@@ -81,7 +81,7 @@ def evaluations(seconds: int) -> range:
     return range(0, seconds + 1, EVALUATION_SECONDS)
 
 
-def ask(
+def evaluate(
     series: Sequence[Series],
     expressions: Mapping[str, Sequence[int]],
     *,

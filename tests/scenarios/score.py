@@ -102,7 +102,7 @@ def judge_batch(batch: Sequence[Trial], *, baselines: bool = True, groups: Seque
     ]
     moments = runner.evaluations(int(60 * max(trial.case.length for trial in batch)))
     read = [series for each in rendered for series in each if series.name in READ]  # a sixth of the time less
-    together = runner.ask(read, {runner.EVERYTHING: moments}, groups=groups).samples[runner.EVERYTHING]
+    together = runner.evaluate(read, {runner.EVERYTHING: moments}, groups=groups).samples[runner.EVERYTHING]
     apart: list[runner.Answers] = [
         {moment: [] for moment in runner.evaluations(int(60 * trial.case.length))} for trial in batch
     ]
@@ -127,8 +127,8 @@ def _judged(
         for name, diagnose in BASELINES.items():
             # A baseline has no alerts by name: any of its rules on an affected subject counts as an alert.
             ill = trial.case.kind == "positive" or (trial.case.level or 0.0) > 1
-            told = partial(_after_onset, trial.case) if ill else _never
-            yield name, judge(trial, account.of_baseline(diagnose, series), truth, expected=told)
+            reported = partial(_after_onset, trial.case) if ill else _never
+            yield name, judge(trial, account.of_baseline(diagnose, series), truth, expected=reported)
 
 
 def _after_onset(case: Case, firing: Firing) -> bool:
@@ -148,7 +148,7 @@ _FIGURES: Mapping[str, str] = {
     "macro_f1": "macro-F1 over causes",
     "prior_weighted": "top-1 on positives, weighted by ICSE'24 shares",
     "forbidden": "cases with a forbidden verdict or alert",
-    "told": "positives whose alert fired",
+    "fired": "positives whose alert fired",
     "alarmed": "positives with any alert above info",
     "positives_with_other_alarms": "positives with an unexpected alert above info",
     "negatives_alarmed": "negatives with an alert above info",
@@ -204,7 +204,7 @@ _COMPARED: Mapping[str, str] = {
     "forbidden": "cases with a forbidden verdict or alert",
     "negatives_alarmed": "negatives with an alert above info",
     "alerts_fired": "recall of alerts: expected ones that fired",
-    "told": "positives whose alert fired",
+    "fired": "positives whose alert fired",
     "recall_at_1_25": "recall over a threshold (at 1.25; held out at 1.4)",
     "silence_at_0_8": "silence under a threshold (at 0.8; held out at 0.7)",
     "lost_within_0_05": "lost shares within 0.05",
@@ -218,8 +218,8 @@ def compared(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
     for kind, noise in _KINDS:
         found = [each for each in outcomes if each.trial.noise == noise]
         if found:
-            told = (alert not in each.missing for each in found for alert in each.trial.case.alerts)
-            more = {"cases": len({each.trial.case for each in found}), "alerts_fired": share(told)}
+            reported = (alert not in each.missing for each in found for alert in each.trial.case.alerts)
+            more = {"cases": len({each.trial.case for each in found}), "alerts_fired": share(reported)}
             every = {**summarise(found), **more}
             figures[kind] = {name: every[name] for name in _COMPARED}
     return figures
@@ -275,13 +275,13 @@ def table_of_alerts(outcomes: Sequence[Outcome]) -> str:
     rows: list[list[str]] = []
     for alert in sorted({alert for each in outcomes for alert in each.trial.case.alerts}):
         due = [each for each in outcomes if alert in each.trial.case.alerts]
-        told = [each for each in due if alert not in each.missing]
-        late = [each.late for each in told if each.late is not None]
+        reported = [each for each in due if alert not in each.missing]
+        late = [each.late for each in reported if each.late is not None]
         rows.append(
             [
                 f"`{alert}`",
-                f"{len(told)} of {len(due)}",
-                _number(max((each.detected or 0.0) for each in told) / 60 if told else None),
+                f"{len(reported)} of {len(due)}",
+                _number(max((each.detected or 0.0) for each in reported) / 60 if reported else None),
                 _number(max(late) if late else None),
             ]
         )
@@ -372,7 +372,7 @@ def complaints(outcome: Outcome) -> list[str]:
         found.append(f"{', '.join(outcome.missing)} did not fire")
     if outcome.alarms:
         found.append(f"unexpected: {', '.join(sorted(set(outcome.alarms)))}")
-    if case.kind == "near" and (case.level or 0.0) < 1 and outcome.told:
+    if case.kind == "near" and (case.level or 0.0) < 1 and outcome.fired:
         found.append("verdict under the threshold")
     if outcome.forbidden:
         found.append(f"forbidden: {', '.join(outcome.forbidden)}")

@@ -106,7 +106,7 @@ def answers() -> Mapping[str, Answer]:
         each for name, case in ACCEPTANCE.items() for each in render(case, 1, noise=False, labels={"cluster": name})
     ]
     everything = {runner.EVERYTHING: runner.evaluations(LAST), **dict.fromkeys(ASKED, DURING)}
-    said = runner.ask(series, everything, words=dict.fromkeys(WORDS, DURING))
+    said = runner.evaluate(series, everything, words=dict.fromkeys(WORDS, DURING))
 
     def of(cluster: str, samples: Sequence[runner.Sample]) -> list[runner.Sample]:
         return [sample for sample in samples if sample.labels.get("cluster") == cluster]
@@ -204,9 +204,9 @@ def test_ac_11_a_low_gpu_with_full_cpus_and_a_long_fetch_is_preprocessing(answer
 
 def test_ac_12_a_start_of_25_minutes_is_told_after_20_with_what_to_do(answers: Mapping[str, Answer]) -> None:
     answer = answers["ac_12"]
-    told = [firing for firing in answer.firings() if firing.alert == "TrainingLongInit"]
-    assert [firing.severity for firing in told] == ["warning"]
-    assert 22 * 60 <= told[0].first <= 24 * 60, "it started in minute 2"
+    reported = [firing for firing in answer.firings() if firing.alert == "TrainingLongInit"]
+    assert [firing.severity for firing in reported] == ["warning"]
+    assert 22 * 60 <= reported[0].first <= 24 * 60, "it started in minute 2"
     text = answer.text("TrainingLongInit").lower()
     assert "stream" in text
     assert "pre-stage" in text
@@ -214,15 +214,15 @@ def test_ac_12_a_start_of_25_minutes_is_told_after_20_with_what_to_do(answers: M
 
 def test_ac_16_room_for_another_experiment_is_told_in_numbers(answers: Mapping[str, Answer]) -> None:
     answer = answers["ac_16"]
-    told = {(firing.alert, firing.severity) for firing in answer.firings()}
-    assert ("GpuPackingCandidate", "info") in told
+    reported = {(firing.alert, firing.severity) for firing in answer.firings()}
+    assert ("GpuPackingCandidate", "info") in reported
     text = answer.text("GpuPackingCandidate")
     assert list(numbers(text, "(?:GiB|GB)")), f"no number of bytes: {text}"
 
 
 def test_ac_17_two_jobs_on_one_gpu_beside_a_free_one_are_told(answers: Mapping[str, Answer]) -> None:
     answer = answers["ac_17"]
-    told = [firing for firing in answer.firings() if firing.alert == "GpuSharedUnexpectedly"]
-    assert {firing.severity for firing in told} == {"warning"}
-    assert {firing.labels["gpu"] for firing in told} == {"0"}
+    reported = [firing for firing in answer.firings() if firing.alert == "GpuSharedUnexpectedly"]
+    assert {firing.severity for firing in reported} == {"warning"}
+    assert {firing.labels["gpu"] for firing in reported} == {"0"}
     assert "CUDA_VISIBLE_DEVICES" in answer.text("GpuSharedUnexpectedly")

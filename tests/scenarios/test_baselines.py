@@ -75,7 +75,7 @@ def test_utilisation_is_judged_over_five_minutes() -> None:
     assert said[9] == []
     assert said[10] == ["underused"]
     assert utilisation_under_70(gpu(FULL))[-1] == []
-    assert utilisation_under_70(gpu(FULL) + gpu({0.0: 1.0}, 1))[-1] == ["underused"], "any GPU, whoever's it is"
+    assert utilisation_under_70(gpu(FULL) + gpu({0.0: 1.0}, 1))[-1] == ["underused"], "any GPU of any owner"
 
 
 def test_utilisation_of_a_gpu_that_is_down_is_not_judged() -> None:

@@ -157,8 +157,8 @@ def test_every_cause_with_a_number_is_told_under_and_over_it(cause: str) -> None
 
 
 def test_acceptance_cases_are_told() -> None:
-    told = {case.name[:5] for case in CASES if case.name.startswith("ac_")}
-    assert told == {f"ac_{number:02}" for number in (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 17)}
+    reported = {case.name[:5] for case in CASES if case.name.startswith("ac_")}
+    assert reported == {f"ac_{number:02}" for number in (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 17)}
 
 
 def test_words_are_those_of_the_contract() -> None:
@@ -307,8 +307,8 @@ def test_gpus_show_what_a_page_of_their_kind_shows() -> None:
     ):
         page = (ROOM.parent / "captures" / capture).read_text()
         recorded = set(re.findall(r"^(stallscope_gpu_\w+)\{", page, flags=re.MULTILINE))
-        told = {each.name for each in render(BY_NAME[name], 1, noise=False, labels={})}
-        assert recorded - told <= {"stallscope_gpu_xid_events_total", "stallscope_gpu_xid_last_timestamp_seconds"}
+        reported = {each.name for each in render(BY_NAME[name], 1, noise=False, labels={})}
+        assert recorded - reported <= {"stallscope_gpu_xid_events_total", "stallscope_gpu_xid_last_timestamp_seconds"}
 
 
 @pytest.mark.parametrize("path", GENERATOR, ids=lambda path: str(path.relative_to(ROOM)))

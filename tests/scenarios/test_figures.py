@@ -107,20 +107,24 @@ def test_an_alert_is_late_by_what_exceeds_window_and_delay() -> None:
 def test_an_alert_that_began_before_the_onset_is_not_of_this_cause() -> None:
     case = trial(alerts=frozenset({"TrainingInputBound"}))
     outcome = judged(case, always("input_bound"), [firing(2)])
-    assert (outcome.told, outcome.missing) == (False, ("TrainingInputBound",))
+    assert (outcome.fired, outcome.missing) == (False, ("TrainingInputBound",))
     assert outcome.alarms == ("TrainingInputBound (warning, before the onset)",)
 
 
 def test_alerts_that_nobody_expected_are_alarms_unless_info() -> None:
     case = trial("healthy", kind="negative", allowed=frozenset({"GpuLost"}))
-    told = [firing(20), firing(20, "GpuPackingCandidate", severity="info"), firing(20, "GpuLost", severity="critical")]
-    assert judged(case, always("healthy"), told).alarms == ("TrainingInputBound (warning)",)
+    reported = [
+        firing(20),
+        firing(20, "GpuPackingCandidate", severity="info"),
+        firing(20, "GpuLost", severity="critical"),
+    ]
+    assert judged(case, always("healthy"), reported).alarms == ("TrainingInputBound (warning)",)
 
 
 def test_telemetry_that_noise_takes_away_may_be_missed_aloud() -> None:
-    told = [firing(20, "TrainingTelemetryMissing")]
-    assert judged(trial("healthy", kind="negative", noise=True), always("healthy"), told).alarms == ()
-    assert judged(trial("healthy", kind="negative"), always("healthy"), told).alarms != ()
+    reported = [firing(20, "TrainingTelemetryMissing")]
+    assert judged(trial("healthy", kind="negative", noise=True), always("healthy"), reported).alarms == ()
+    assert judged(trial("healthy", kind="negative"), always("healthy"), reported).alarms != ()
 
 
 def test_a_forbidden_cause_counts_as_verdict_and_as_alert() -> None:
@@ -188,11 +192,13 @@ def test_false_alarms_are_counted_per_gpu_day_of_negatives_only() -> None:
 def test_thresholds_are_held_from_both_sides() -> None:
     over = trial(kind="near", level=1.25, alerts=frozenset({"TrainingInputBound"}))
     under = trial(kind="near", level=0.8)
-    told, untold = [firing(25)], list[Firing]()
+    reported, untold = [firing(25)], list[Firing]()
     verdicts = always("input_bound")
-    found = summarise([judged(over, verdicts, told), judged(over, verdicts, untold), judged(under, verdicts, untold)])
+    found = summarise(
+        [judged(over, verdicts, reported), judged(over, verdicts, untold), judged(under, verdicts, untold)]
+    )
     assert (found["recall_at_1_25"], found["silence_at_0_8"]) == (0.5, 1.0)
-    assert summarise([judged(under, verdicts, told)])["silence_at_0_8"] == 0
+    assert summarise([judged(under, verdicts, reported)])["silence_at_0_8"] == 0
     assert math.isnan(found["top1"]), "these cases have figures of their own"
 
 

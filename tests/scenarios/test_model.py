@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.scenarios.case import Case, Series, render
-from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, SERVER_WORK, taking, told
+from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, SERVER_WORK, run_on, taking
 from tests.scenarios.disturbance import Disturbance, Floats
 from tests.scenarios.machines import CLOUD, HGX, LAPTOP, QUAD, SERVER, SINGLE
 from tests.scenarios.model import Course
@@ -48,9 +48,9 @@ def grown(values: Floats) -> float:
 
 
 BUSY_LIVES = {
-    "plain": told(LAPTOP),
-    "several ranks": told(QUAD, measures_communication=True),
-    "pauses of all kinds": told(
+    "plain": run_on(LAPTOP),
+    "several ranks": run_on(QUAD, measures_communication=True),
+    "pauses of all kinds": run_on(
         CLOUD,
         before=replace(
             CLOUD_WORK,
@@ -62,10 +62,10 @@ BUSY_LIVES = {
             outliers=0.03,
         ),
     ),
-    "tiny steps": told(
+    "tiny steps": run_on(
         LAPTOP, before=taking(replace(LAPTOP_WORK, forward=0.002, backward=0.004, optimizer=0.001), "data_wait", 0.2)
     ),
-    "no phases": told(CLOUD, phases=False),
+    "no phases": run_on(CLOUD, phases=False),
 }
 
 
@@ -104,7 +104,7 @@ def test_histograms_of_steps_grow_with_their_bounds_to_the_count(story: Story) -
 
 def test_a_step_takes_what_its_phases_take() -> None:
     work = replace(CLOUD_WORK, spread=0.0)
-    series = page(told(CLOUD, before=work))
+    series = page(run_on(CLOUD, before=work))
     step = work.data_wait + work.host_copy + work.forward + work.backward + work.optimizer + work.other
     mean = grown(one(series, "training_step_seconds_sum")) / grown(one(series, "training_step_seconds_count"))
     assert mean == pytest.approx(step, rel=1e-3)
@@ -112,7 +112,7 @@ def test_a_step_takes_what_its_phases_take() -> None:
 
 def test_ranks_of_a_run_make_their_steps_together_though_one_is_late() -> None:
     late = replace(NODE_WORK, backward=0.4)
-    series = page(told(QUAD, late, only=(2,), onset=3.0, measures_communication=True))
+    series = page(run_on(QUAD, late, only=(2,), onset=3.0, measures_communication=True))
     counts = [one(series, "training_step_seconds_count", rank=str(rank)) for rank in range(4)]
     assert all(np.array_equal(counts[0], each) for each in counts)
     waited = [
@@ -123,12 +123,12 @@ def test_ranks_of_a_run_make_their_steps_together_though_one_is_late() -> None:
 
 def test_the_wait_for_others_is_told_as_communication_only_where_a_hook_measures_it() -> None:
     late = replace(NODE_WORK, backward=0.4)
-    series = page(told(QUAD, late, only=(2,), onset=3.0))
+    series = page(run_on(QUAD, late, only=(2,), onset=3.0))
     assert not chosen(series, "training_phase_seconds_total", phase="communication")
 
 
 def test_a_gpu_is_busy_as_long_as_its_ranks_phases_have_kernels() -> None:
-    series = page(told(CLOUD, before=taking(CLOUD_WORK, "data_wait", 0.3)))
+    series = page(run_on(CLOUD, before=taking(CLOUD_WORK, "data_wait", 0.3)))
     computing = sum(
         grown(one(series, "training_phase_seconds_total", phase=phase))
         for phase in ("forward", "backward", "optimizer")
@@ -138,15 +138,15 @@ def test_a_gpu_is_busy_as_long_as_its_ranks_phases_have_kernels() -> None:
 
 def test_a_wait_that_the_queue_hides_leaves_the_gpu_busy() -> None:
     waits = taking(LAPTOP_WORK, "data_wait", 0.3)
-    hidden = page(told(LAPTOP, before=replace(waits, busy_while_waiting=1.0)))
-    exposed = page(told(LAPTOP, before=waits))
+    hidden = page(run_on(LAPTOP, before=replace(waits, busy_while_waiting=1.0)))
+    exposed = page(run_on(LAPTOP, before=waits))
     assert grown(one(hidden, "gpu_busy_seconds_total")) > 0.97 * LENGTH * 60
     assert grown(one(exposed, "gpu_busy_seconds_total")) < 0.72 * LENGTH * 60
 
 
 def test_ranks_that_wait_spin_on_few_multiprocessors_at_little_power() -> None:
     late = replace(NODE_WORK, backward=0.27 + 0.4)
-    series = page(told(QUAD, before=NODE_WORK, after=late, only=(2,), onset=ALWAYS))
+    series = page(run_on(QUAD, before=NODE_WORK, after=late, only=(2,), onset=ALWAYS))
     waits, works = ({"gpu": "0"}, {"gpu": "2"})
     assert grown(one(series, "gpu_busy_seconds_total", **waits)) > 0.95 * LENGTH * 60
     for name in ("sm_active_seconds_total", "energy_joules_total"):
@@ -154,7 +154,7 @@ def test_ranks_that_wait_spin_on_few_multiprocessors_at_little_power() -> None:
 
 
 def test_gpu_samples_tell_the_same_as_the_integrals() -> None:
-    series = page(told(CLOUD, before=taking(CLOUD_WORK, "data_wait", 0.5)))
+    series = page(run_on(CLOUD, before=taking(CLOUD_WORK, "data_wait", 0.5)))
     samples = grown(one(series, "gpu_utilization_samples_sum")) / 6
     assert samples == pytest.approx(grown(one(series, "gpu_busy_seconds_total")), rel=1e-3)
     assert grown(one(series, "gpu_utilization_samples_count")) == pytest.approx(6 * LENGTH * 60, abs=2)
@@ -164,7 +164,7 @@ def test_gpu_samples_tell_the_same_as_the_integrals() -> None:
 
 
 def test_energy_is_the_integral_of_power() -> None:
-    series = page(told(SERVER))
+    series = page(run_on(SERVER))
     watts = one(series, "gpu_power_watts", gpu="0")
     joules = grown(one(series, "gpu_energy_joules_total", gpu="0"))
     assert joules == pytest.approx(float(watts.mean()) * LENGTH * 60, rel=0.08)
@@ -172,7 +172,7 @@ def test_energy_is_the_integral_of_power() -> None:
 
 
 def test_cpu_time_sums_to_all_cpus_and_covers_the_processes() -> None:
-    series = page(told(HGX))
+    series = page(run_on(HGX))
     modes = {
         each.labels["mode"]: grown(np.array(each.values, dtype=float))
         for each in chosen(series, "host_cpu_seconds_total")
@@ -187,27 +187,27 @@ def test_cpu_time_sums_to_all_cpus_and_covers_the_processes() -> None:
 def test_bytes_read_are_samples_times_the_bytes_of_one() -> None:
     work = replace(CLOUD_WORK, data="network", bytes_per_sample=1e6)
     quiet = Host(received=0.0)
-    series = page(replace(told(CLOUD, before=work), hosts=(From(ALWAYS, quiet),)))
+    series = page(replace(run_on(CLOUD, before=work), hosts=(From(ALWAYS, quiet),)))
     samples = grown(one(series, "training_samples_total"))
     assert grown(one(series, "host_network_receive_bytes_total")) == pytest.approx(samples * 1e6, rel=5e-3)
 
 
 def test_what_goes_to_the_gpu_is_samples_times_what_one_takes() -> None:
-    series = page(told(CLOUD))
+    series = page(run_on(CLOUD))
     samples = grown(one(series, "training_samples_total"))
     copied = samples * CLOUD_WORK.copied_per_sample
     assert grown(one(series, "gpu_pcie_receive_bytes_total")) == pytest.approx(copied, rel=5e-3)
 
 
 def test_a_gpu_without_profiling_says_so_and_shows_none() -> None:
-    series = page(told(LAPTOP))
+    series = page(run_on(LAPTOP))
     assert not chosen(series, "gpu_sm_active_seconds_total")
     assert set(one(series, "gpu_signal_supported", signal="sm_active_seconds_total")) == {0.0}
-    assert set(one(page(told(SINGLE)), "gpu_signal_supported", signal="sm_active_seconds_total")) == {1.0}
+    assert set(one(page(run_on(SINGLE)), "gpu_signal_supported", signal="sm_active_seconds_total")) == {1.0}
 
 
 def test_a_hang_ends_steps_and_not_phases() -> None:
-    series = page(told(CLOUD, replace(CLOUD_WORK, hangs="idle"), onset=4.0))
+    series = page(run_on(CLOUD, replace(CLOUD_WORK, hangs="idle"), onset=4.0))
     steps = one(series, "training_step_seconds_count")
     assert steps[-1] == steps[10]
     waiting = one(series, "training_phase_seconds_total", phase="data_wait")
@@ -215,7 +215,7 @@ def test_a_hang_ends_steps_and_not_phases() -> None:
 
 
 def test_a_restart_begins_the_sessions_counters_again() -> None:
-    series = page(told(CLOUD, restarts=(5.0,)))
+    series = page(run_on(CLOUD, restarts=(5.0,)))
     assert set(one(series, "training_restarts_total")) == {0.0, 1.0}
     steps = one(series, "training_step_seconds_count")
     assert (np.diff(steps) < 0).sum() == 1
@@ -223,7 +223,7 @@ def test_a_restart_begins_the_sessions_counters_again() -> None:
 
 
 def test_a_finished_run_says_so_and_goes_after_a_while() -> None:
-    series = page(told(CLOUD, end=3.0), length=30.0)
+    series = page(run_on(CLOUD, end=3.0), length=30.0)
     finished = one(series, "training_state", state="finished")
     assert finished[2] == 0.0
     assert finished[10] == 1.0
@@ -232,7 +232,7 @@ def test_a_finished_run_says_so_and_goes_after_a_while() -> None:
 
 
 def test_a_gpu_off_the_bus_leaves_only_the_word_of_it() -> None:
-    story = told(SERVER)
+    story = run_on(SERVER)
     gone = replace(story.gpus[0], minute=4.0, state=replace(story.gpus[0].state, present=False), only=(1,))
     series = page(replace(story, gpus=(*story.gpus, gone)))
     assert one(series, "gpu_up", gpu="1")[-1] == 0.0
@@ -242,14 +242,14 @@ def test_a_gpu_off_the_bus_leaves_only_the_word_of_it() -> None:
 
 
 def test_the_same_seed_draws_the_same_and_another_does_not() -> None:
-    story = told(LAPTOP)
+    story = run_on(LAPTOP)
     first, again, other = (page(story, seed=seed, noise=True) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_without_noise_only_the_steps_differ_between_seeds() -> None:
-    first, other = (page(told(LAPTOP), seed=seed) for seed in (1, 2))
+    first, other = (page(run_on(LAPTOP), seed=seed) for seed in (1, 2))
     assert [(each.name, each.labels) for each in first] == [(each.name, each.labels) for each in other]
     mean = [grown(one(each, "training_step_seconds_sum")) for each in (first, other)]
     assert mean[0] != mean[1]
@@ -257,7 +257,7 @@ def test_without_noise_only_the_steps_differ_between_seeds() -> None:
 
 
 def test_noise_misses_two_scrapes_restarts_one_exporter_and_takes_away_a_family() -> None:
-    calm, noisy = page(told(LAPTOP)), page(told(LAPTOP), noise=True)
+    calm, noisy = page(run_on(LAPTOP)), page(run_on(LAPTOP), noise=True)
     (up,) = (each for each in noisy if each.name == "up")
     assert up.values.count(0.0) == 2
     busy = one(noisy, "gpu_busy_seconds_total", gpu="0")
@@ -267,16 +267,16 @@ def test_noise_misses_two_scrapes_restarts_one_exporter_and_takes_away_a_family(
 
 
 def test_noise_takes_away_a_rank_where_there_are_four_and_none_that_the_case_is_about() -> None:
-    late = told(QUAD, replace(NODE_WORK, backward=0.4), only=(2,))
+    late = run_on(QUAD, replace(NODE_WORK, backward=0.4), only=(2,))
     for seed in range(12):
         missing = Disturbance(late, seed, 40, 30, noise=True).missing[0]
         assert len(missing) == 1
         assert missing[0] not in (0, 2)
-    assert Disturbance(told(SERVER), 1, 40, 30, noise=True).missing == [()]
+    assert Disturbance(run_on(SERVER), 1, 40, 30, noise=True).missing == [()]
 
 
 def test_noise_leaves_shares_alone() -> None:
-    story = told(CLOUD, before=taking(CLOUD_WORK, "data_wait", 0.3))
+    story = run_on(CLOUD, before=taking(CLOUD_WORK, "data_wait", 0.3))
     for seed in range(3):
         series = page(story, seed=seed, noise=True)
         phases = {
@@ -318,13 +318,13 @@ def test_a_story_that_says_nothing_of_a_subject_is_refused() -> None:
 
 
 def test_every_machine_of_a_server_has_its_own_series() -> None:
-    series = page(told(SERVER, before=SERVER_WORK, count=2))
+    series = page(run_on(SERVER, before=SERVER_WORK, count=2))
     assert {each.labels["instance"] for each in series} == {"node0:19400", "node1:19400"}
     assert all(each.labels["cluster"] == "here" for each in series)
 
 
 def test_noise_leaves_a_load_alone_that_the_case_is_about() -> None:
-    full = replace(told(SERVER), hosts=(From(ALWAYS, Host(cores=22.0)),))
+    full = replace(run_on(SERVER), hosts=(From(ALWAYS, Host(cores=22.0)),))
     for seed in range(3):
         series = page(full, seed=seed, noise=True)
         grew = {

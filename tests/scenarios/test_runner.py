@@ -10,7 +10,7 @@ import pytest
 from tests.scenarios.runner import (
     EngineError,
     Sample,
-    ask,
+    evaluate,
     evaluations,
     notation,
     parse_alerts,
@@ -40,7 +40,7 @@ def test_values_are_written_shortly_and_exactly(values: list[float | None], writ
 def test_the_engine_reads_every_value_as_it_was_given() -> None:
     values = [0.1, 0.1, 0.1, 1e9 + 1 / 3, 7.0, 14.0, 21.0, None, 3.0]
     given = [Series("metric_total", {"path": 'a "b" {c}, d\\e', "empty": ""}, list(values))]
-    answers = ask(given, {"metric_total": evaluations(240)}, rule_files=(), groups=()).samples["metric_total"]
+    answers = evaluate(given, {"metric_total": evaluations(240)}, rule_files=(), groups=()).samples["metric_total"]
     found = [[sample.value for sample in answers[second]] for second in evaluations(240)]
     assert found == [[] if value is None else [value] for value in values]
     assert answers[0][0] == Sample({"__name__": "metric_total", "path": 'a "b" {c}, d\\e'}, 0.1)
@@ -48,14 +48,14 @@ def test_the_engine_reads_every_value_as_it_was_given() -> None:
 
 def test_a_scrape_that_was_not_made_leaves_the_last_value() -> None:
     given = [Series("unanswered", {}, [1.0, None, 3.0]), Series("unscraped", {}, [1.0, math.nan, 3.0])]
-    found = ask(given, {"unanswered": [30], "unscraped": [30]}, rule_files=(), groups=()).samples
+    found = evaluate(given, {"unanswered": [30], "unscraped": [30]}, rule_files=(), groups=()).samples
     assert [sample.value for sample in found["unscraped"][30]] == [1.0]
     assert found["unanswered"][30] == []
 
 
 def test_several_expressions_are_told_apart() -> None:
     given = [Series("a", {"x": "1"}, [1.0, 2.0]), Series("a", {"x": "2"}, [3.0, 4.0])]
-    answers = ask(given, {"sum(a)": [0, 30], "-a": [30], "a > 9": [0]}, rule_files=(), groups=()).samples
+    answers = evaluate(given, {"sum(a)": [0, 30], "-a": [30], "a > 9": [0]}, rule_files=(), groups=()).samples
     assert answers["sum(a)"] == {0: [Sample({}, 4.0)], 30: [Sample({}, 6.0)]}
     assert sorted(sample.value for sample in answers["-a"][30]) == [-4.0, -2.0]
     assert answers["a > 9"] == {0: []}
@@ -64,16 +64,16 @@ def test_several_expressions_are_told_apart() -> None:
 def test_an_expression_that_is_refused_is_told() -> None:
     given = [Series("a", {"x": "1"}, [1.0]), Series("a", {"x": "2"}, [3.0])]
     with pytest.raises(EngineError, match="many-to-many"):
-        ask(given, {"a + on () a": [0]}, rule_files=(), groups=())
+        evaluate(given, {"a + on () a": [0]}, rule_files=(), groups=())
 
 
 def test_a_series_that_is_refused_is_told() -> None:
     with pytest.raises(EngineError, match="parse error"):
-        ask([Series("bad-name", {}, [1.0])], {"a": [0]}, rule_files=(), groups=())
+        evaluate([Series("bad-name", {}, [1.0])], {"a": [0]}, rule_files=(), groups=())
 
 
 def test_an_alert_is_read_with_its_words() -> None:
-    words = ask([], {}, words={"StallscopeWatchdog": [60]}).words["StallscopeWatchdog"][60]
+    words = evaluate([], {}, words={"StallscopeWatchdog": [60]}).words["StallscopeWatchdog"][60]
     assert [alert.labels["alertname"] for alert in words] == ["StallscopeWatchdog"]
     assert "summary" in words[0].annotations
 

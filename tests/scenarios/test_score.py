@@ -33,7 +33,7 @@ def of_kind(outcomes: Iterable[Outcome], kind: str) -> list[Outcome]:
     return [each for each in outcomes if each.trial.noise == (kind == "noisy")]
 
 
-def told(outcomes: Iterable[Outcome]) -> str:
+def reported(outcomes: Iterable[Outcome]) -> str:
     """Return the mistakes, one line a trial."""
     return "\n" + "\n".join(f"{each.trial.name}: {'; '.join(score.complaints(each))}" for each in outcomes)
 
@@ -45,42 +45,42 @@ def test_top_1_accuracy_has_not_fallen(outcomes: Sequence[Outcome], kind: str) -
     right = {each.trial.case.name for each in found if each.right}
     lost = [each for each in found if each.trial.case.name in kept - right]
     assert len(right) >= len(kept & names), (
-        f"{len(right)} of {len(found)} verdicts are right, {len(kept & names)} were (make score); lost:{told(lost)}"
+        f"{len(right)} of {len(found)} verdicts are right, {len(kept & names)} were (make score); lost:{reported(lost)}"
     )
 
 
 def test_top_1_accuracy_is_as_promised(outcomes: Sequence[Outcome], kind: str) -> None:
     found = scored(of_kind(outcomes, kind))
-    assert summarise(found)["top1"] >= PROMISED_TOP_1[kind], told(each for each in found if not each.right)
+    assert summarise(found)["top1"] >= PROMISED_TOP_1[kind], reported(each for each in found if not each.right)
 
 
 def test_no_negative_raises_a_warning_or_critical_alert(outcomes: Sequence[Outcome], kind: str) -> None:
     loud = [each for each in of_kind(outcomes, kind) if each.trial.case.kind == "negative" and each.alarms]
-    assert not loud, told(loud)
+    assert not loud, reported(loud)
 
 
 def test_every_rank_run_and_gpu_has_exactly_one_verdict_at_every_evaluation(
     outcomes: Sequence[Outcome], kind: str
 ) -> None:
     broken = [each for each in of_kind(outcomes, kind) if each.faults]
-    assert not broken, told(broken)
+    assert not broken, reported(broken)
 
 
 def test_no_verdict_does_harm(outcomes: Sequence[Outcome], kind: str) -> None:
     harmful = [each for each in of_kind(outcomes, kind) if each.forbidden]
-    assert not harmful, told(harmful)
+    assert not harmful, reported(harmful)
 
 
 def test_alerts_come_at_a_quarter_over_a_threshold(outcomes: Sequence[Outcome]) -> None:
     near = [each for each in of_kind(outcomes, "clean") if (each.trial.case.level or 0.0) > 1]
-    missed = [each for each in near if not each.told]
-    assert len(missed) <= 0.05 * len(near), told(missed)
+    missed = [each for each in near if not each.fired]
+    assert len(missed) <= 0.05 * len(near), reported(missed)
 
 
 def test_nothing_is_told_at_a_fifth_under_a_threshold(outcomes: Sequence[Outcome]) -> None:
     near = [each for each in of_kind(outcomes, "clean") if 0.0 < (each.trial.case.level or 0.0) < 1]
-    loud = [each for each in near if (each.told or each.alarms) and each.trial.case.name not in SHORTCOMINGS]
-    assert not loud, told(loud)
+    loud = [each for each in near if (each.fired or each.alarms) and each.trial.case.name not in SHORTCOMINGS]
+    assert not loud, reported(loud)
 
 
 def test_alerts_are_at_most_two_evaluations_late(outcomes: Sequence[Outcome]) -> None:
@@ -89,7 +89,7 @@ def test_alerts_are_at_most_two_evaluations_late(outcomes: Sequence[Outcome]) ->
         for each in of_kind(outcomes, "clean")
         if each.late is not None and each.late > 2 and each.trial.case.name not in SHORTCOMINGS
     ]
-    assert not late, told(late)
+    assert not late, reported(late)
 
 
 def test_the_lost_share_is_right_within_a_twentieth(outcomes: Sequence[Outcome]) -> None:
@@ -102,4 +102,4 @@ def test_the_lost_share_is_right_within_a_twentieth(outcomes: Sequence[Outcome])
         and (lost := each.trial.case.lost) is not None
     ]
     wrong = [each for error, each in known if error > max(0.05, each.trial.case.tolerance)]
-    assert not wrong, told(wrong)
+    assert not wrong, reported(wrong)

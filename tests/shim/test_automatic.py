@@ -25,11 +25,11 @@ PART = f"{FRAMEWORK}.deep.part"
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the modules after whose import the function was called, with whether their code had run."""
     found: list[str] = []
-    told = SimpleNamespace(
+    reported = SimpleNamespace(
         framework=lambda since: found.append(FRAMEWORK if hasattr(sys.modules[FRAMEWORK], "DONE") else "unfinished"),
         part=lambda since: found.append(PART if hasattr(sys.modules[PART], "DONE") else "unfinished"),
     )
-    monkeypatch.setitem(sys.modules, "pretended_integration", told)
+    monkeypatch.setitem(sys.modules, "pretended_integration", reported)
     monkeypatch.setattr(
         automatic,
         "AFTER_IMPORT",

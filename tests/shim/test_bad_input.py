@@ -110,12 +110,12 @@ def test_no_call_raises_or_spoils_the_reports(
         run = stallscope.Run("job", clock=clock, sender=desk)
         run.step()
         call(run, evil)
-        told = len(desk.reports)
+        reported = len(desk.reports)
         for _ in range(3):
             clock.advance(1)
             run.step()
         run.finish()
-        assert len(desk.reports) > told
+        assert len(desk.reports) > reported
         assert desk.newest.state == "finished"
         assert desk.newest.dropped == {}
 
@@ -225,9 +225,9 @@ def test_all_that_can_be_told_is_in_the_report(clock: ScriptedClock, desk: Desk)
     run = stallscope.Run("job", clock=clock, sender=desk)
     for key in GAUGES:
         run.gauge(key, 2)
-    told = set(COUNTERS) - {"slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds"}
-    for key in told:
+    reported = set(COUNTERS) - {"slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds"}
+    for key in reported:
         run.add(key, 1)
     run.finish()
     assert set(desk.newest.gauges) == set(GAUGES)
-    assert {key for key, value in desk.newest.counters.items() if value == 1} == told
+    assert {key for key, value in desk.newest.counters.items() if value == 1} == reported

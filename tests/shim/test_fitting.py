@@ -22,8 +22,8 @@ LONG = "𝄞" * 120
 
 
 def document(values: int, phases: int, gpus: int, name: str = LONG) -> dict[str, Any]:
-    told = [*STEP_PHASES, *OUTSIDE_PHASES]
-    told += [f"{name}{number}" for number in range(phases - len(told))]
+    reported = [*STEP_PHASES, *OUTSIDE_PHASES]
+    reported += [f"{name}{number}" for number in range(phases - len(reported))]
     return {
         "version": 1,
         "run": name,
@@ -38,7 +38,7 @@ def document(values: int, phases: int, gpus: int, name: str = LONG) -> dict[str,
         "info": {"hostname": name, "user": name},
         "gpus": [{"gpu": str(number), "uuid": f"GPU-{number:036}"} for number in range(gpus)],
         "step_seconds": {"counts": [10**9] * STEP_BUCKET_COUNT, "sum": 1e9, "count": 10**9 * STEP_BUCKET_COUNT},
-        "phases": {each: {"seconds": 2.0, "occurrences": 3, "max": 0.5} for each in told},
+        "phases": {each: {"seconds": 2.0, "occurrences": 3, "max": 0.5} for each in reported},
         "values": {f"{name}{number}": 0.123456 for number in range(values)},
         "dropped": {},
     }

@@ -242,7 +242,7 @@ def test_nothing_is_told_after_the_end(clock: ScriptedClock, desk: Desk) -> None
     run = new(clock, desk)
     held = run.phase("forward")
     run.finish()
-    told = len(desk.reports)
+    shown = len(desk.reports)
     clock.advance(10)
     run.step()
     run.report(loss=1.0)
@@ -250,7 +250,7 @@ def test_nothing_is_told_after_the_end(clock: ScriptedClock, desk: Desk) -> None
     run.gpu_time("forward", 1.0)
     run.count("recompilations", 1)
     run.add("recompilations", 1)
-    run.watch(lambda: told.bit_length())
+    run.watch(lambda: shown.bit_length())
     run.on_step(print)
     run.describe(framework="jax")
     run.optimizer_step(run)
@@ -258,7 +258,7 @@ def test_nothing_is_told_after_the_end(clock: ScriptedClock, desk: Desk) -> None
     run.finish("failed")
     with held, run.phase("forward"):
         clock.advance(10)
-    assert len(desk.reports) == told
+    assert len(desk.reports) == shown
 
 
 def test_an_unknown_last_state_is_told_as_failed(clock: ScriptedClock, desk: Desk) -> None:
@@ -364,13 +364,13 @@ def test_a_run_that_cannot_start_is_silent(settings: dict[str, object], clock: S
 
 def test_a_copy_of_a_run_is_silent(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
-    told = len(desk.reports)
+    shown = len(desk.reports)
     for other in (pickle.loads(pickle.dumps(run)), copy.deepcopy(run)):
         other.step()
         other.report(loss=1.0)
         other.finish()
         assert list(stallscope.track([1], other)) == [1]
-    assert len(desk.reports) == told
+    assert len(desk.reports) == shown
     assert not run.silent
 
 

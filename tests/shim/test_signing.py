@@ -30,15 +30,15 @@ class Time:
         return self.now
 
 
-@pytest.mark.parametrize(("mode", "told"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)])
+@pytest.mark.parametrize(("mode", "reported"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)])
 def test_an_own_file_that_every_user_may_read_signs_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, told: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, reported: bool
 ) -> None:
     file = tmp_path / "token"
     file.write_text(FIRST)
     file.chmod(mode)
     assert signed_with(Signing("", str(file), Time())(b"{}")) == FIRST
-    assert ("which every user may read; chmod o-rwx it" in caplog.text) is told
+    assert ("which every user may read; chmod o-rwx it" in caplog.text) is reported
 
 
 def test_the_first_token_of_a_file_signs_and_a_changed_file_counts_within_seconds(tmp_path: Path) -> None:

@@ -86,10 +86,10 @@ def test_a_request_beside_the_socket_is_found_once(room: Path, run: stallscope.R
 
 def test_each_request_in_the_answers_to_reports_is_heard_once(run: stallscope.Run) -> None:
     taken = Taken(run)
-    told = trace_request()
-    taken.requests.hear(told)
-    taken.requests.hear(told)
-    taken.requests.hear(told + b"\n" + trace_request(first_step=9))
+    reported = trace_request()
+    taken.requests.hear(reported)
+    taken.requests.hear(reported)
+    taken.requests.hear(reported + b"\n" + trace_request(first_step=9))
     assert taken.take() == [range(5, 7), range(9, 11)]
 
 

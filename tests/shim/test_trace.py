@@ -77,11 +77,11 @@ def test_a_trace_shows_the_phases_of_its_step(run: stallscope.Run, clock: Script
         ("backward", 18, 12),
     ]
     assert document["displayTimeUnit"] == "ms"
-    told = document["otherData"]
-    assert (told["run"], told["rank"], told["step"], told["complete"]) == ("job", 3, 2, True)
-    assert told["step_seconds"] == pytest.approx(0.03)
+    reported = document["otherData"]
+    assert (reported["run"], reported["rank"], reported["step"], reported["complete"]) == ("job", 3, 2, True)
+    assert reported["step_seconds"] == pytest.approx(0.03)
     # Without what lies inside, as metrics have it: these and the rest sum to the step.
-    assert told["phase_seconds"] == pytest.approx(
+    assert reported["phase_seconds"] == pytest.approx(
         {"data_wait": 0.005, "forward": 0.006, "communication": 0.004, "backward": 0.012}
     )
 
@@ -202,10 +202,10 @@ def test_events_of_a_thread_nest_and_sum_to_the_step(program: Any, tmp_path: Pat
             # Perfetto drops what ends after the event around it.
             assert not around or end <= around[-1]
             around.append(end)
-    told = document["otherData"]
-    assert sum(told["phase_seconds"].values()) <= told["step_seconds"] + 1e-5
+    reported = document["otherData"]
+    assert sum(reported["phase_seconds"].values()) <= reported["step_seconds"] + 1e-5
     phases = desk.newest.phases
-    for name, seconds in told["phase_seconds"].items():
+    for name, seconds in reported["phase_seconds"].items():
         assert seconds == pytest.approx(phases[name].seconds, abs=2e-6)
 
 
@@ -335,7 +335,7 @@ def test_while_no_step_is_traced_the_timeline_is_untouched(
 
 
 def test_metrics_are_the_same_with_and_without_traces(desk: Desk, folder: Path) -> None:
-    told = []
+    reported = []
     for every_steps in (None, 3):
         clock = ScriptedClock()
         run = stallscope.Run("job", clock=clock, sender=desk)
@@ -344,8 +344,8 @@ def test_metrics_are_the_same_with_and_without_traces(desk: Desk, folder: Path) 
         run.finish()
         phases = dict(desk.newest.phases)
         phases.pop("tracing", None)
-        told.append((desk.newest.step_seconds, phases))
-    assert told[0] == told[1]
+        reported.append((desk.newest.step_seconds, phases))
+    assert reported[0] == reported[1]
 
 
 def test_the_oldest_traces_stay_when_there_are_enough(

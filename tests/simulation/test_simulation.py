@@ -66,13 +66,13 @@ def test_ranks_name_the_gpus_that_the_driver_shows() -> None:
 
 
 def test_the_same_seed_tells_the_same_story_and_another_seed_another() -> None:
-    def told(seed: int) -> list[tuple[object, ...]]:
+    def reported(seed: int) -> list[tuple[object, ...]]:
         story = Story("healthy", seed=seed, gpus=2)
         story.simulation.advance(120.0)
         return [(r.rank, r.sent, r.step_seconds, sorted(r.phases.items())) for r in story.reports]
 
-    assert told(3) == told(3)
-    assert told(3) != told(4)
+    assert reported(3) == reported(3)
+    assert reported(3) != reported(4)
 
 
 def test_phases_sum_to_the_wall_time_of_the_loop() -> None:

@@ -16,7 +16,7 @@ from stallscope.sampling.sampler import Sampler
 from stallscope.simulation import Simulation
 from stallscope.simulation.scenarios import scenario
 from tests.rules.rulebook import RULE_FILES
-from tests.scenarios.runner import EVALUATION_SECONDS, ask
+from tests.scenarios.runner import EVALUATION_SECONDS, evaluate
 from tests.scenarios.series import Series
 
 _POLL_SECONDS = 5.0
@@ -69,7 +69,7 @@ def verdicts(
         tree.mkdir()
         stored += series_of(name, tree, seconds=seconds, onset=onset, gpus=gpus)
     wanted = 'run:verdict:ratio5m or gpu:verdict:ratio5m or ALERTS{alertstate="firing"}'
-    (answers,) = ask(stored, {wanted: [seconds]}, rule_files=_with_short_warmup(folder)).samples.values()
+    (answers,) = evaluate(stored, {wanted: [seconds]}, rule_files=_with_short_warmup(folder)).samples.values()
     found: dict[str, dict[str, set[str]]] = {name: {"run": set(), "gpu": set(), "alert": set()} for name in names}
     for sample in answers[seconds]:
         subject = "alert" if sample.name == "ALERTS" else sample.name.partition(":")[0]

@@ -119,9 +119,9 @@ def test_nobody_else_can_read_the_file_that_may_hold_a_webhooks_password(tmp_pat
 
 def test_a_webhook_takes_the_place_of_whom_the_bundle_notifies(tmp_path: Path) -> None:
     original = load(bundle_folder("alerts") / "alertmanager.yml")
-    told = load(write_alertmanager(bundle_folder("alerts"), tmp_path, webhook="http://127.0.0.1:1234/"))
+    reported = load(write_alertmanager(bundle_folder("alerts"), tmp_path, webhook="http://127.0.0.1:1234/"))
     posts = {"webhook_configs": [{"url": "http://127.0.0.1:1234/", "send_resolved": True}]}
-    assert told["receivers"] == [
+    assert reported["receivers"] == [
         {"name": receiver["name"], **(posts if len(receiver) > 1 else {})} for receiver in original["receivers"]
     ]
 

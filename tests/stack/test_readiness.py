@@ -12,14 +12,14 @@ from stallscope.stack.readiness import rules
 from tests.handled import handled, reply
 
 
-def said_of(often: list[str], seldom: list[str]) -> str | None:
+def said_of(frequent: list[str], rare: list[str]) -> str | None:
     """Return the status text for rules with the given health, evaluated every five seconds and once a minute."""
     groups = [
         {
             "interval": interval,
             "rules": [{"name": f"rule {each}", "type": "recording", "health": each} for each in health],
         }
-        for interval, health in ((5, often), (60, seldom))
+        for interval, health in ((5, frequent), (60, rare))
     ]
 
     class Rules(BaseHTTPRequestHandler):
@@ -31,7 +31,7 @@ def said_of(often: list[str], seldom: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("often", "seldom", "said"),
+    ("frequent", "rare", "said"),
     [
         pytest.param(["ok", "ok"], ["ok"], "3 recording and 0 alert rules, none fails", id="all is well"),
         pytest.param(["ok", "unknown"], ["ok"], None, id="a frequent rule is waited for"),
@@ -46,6 +46,6 @@ def said_of(often: list[str], seldom: list[str]) -> str | None:
     ],
 )
 def test_rules_count_as_there_when_those_that_come_often_were_evaluated(
-    often: list[str], seldom: list[str], said: str | None
+    frequent: list[str], rare: list[str], said: str | None
 ) -> None:
-    assert said_of(often, seldom) == said
+    assert said_of(frequent, rare) == said

@@ -59,17 +59,17 @@ def test_it_tells_real_steps_and_finishes_on_sigterm(door: socket.socket) -> Non
     command = [sys.executable, "-m", "stallscope.stack.training_job"]
     with subprocess.Popen(command, env={**environment, "CUDA_VISIBLE_DEVICES": "0", "RANK": "5"}) as job:
         try:
-            told = received(door)
-            while told.step_seconds is None or told.step_seconds.count < 3:
-                told = received(door)
+            reported = received(door)
+            while reported.step_seconds is None or reported.step_seconds.count < 3:
+                reported = received(door)
             job.send_signal(signal.SIGTERM)
-            while told.state == "running":
-                told = received(door)
+            while reported.state == "running":
+                reported = received(door)
         finally:
             job.kill()
-    assert told.state == "finished"
-    assert (told.run, told.rank, told.pid) == ("a-run", 0, job.pid)
-    assert told.gpus == (), "it computes on no GPU, whatever its environment shows"
-    assert {"data_wait", "forward", "backward", "optimizer"} <= set(told.phases)
-    assert told.counters["samples"] > 0
-    assert 0 < told.gauges["loss"] < 10
+    assert reported.state == "finished"
+    assert (reported.run, reported.rank, reported.pid) == ("a-run", 0, job.pid)
+    assert reported.gpus == (), "it computes on no GPU, whatever its environment shows"
+    assert {"data_wait", "forward", "backward", "optimizer"} <= set(reported.phases)
+    assert reported.counters["samples"] > 0
+    assert 0 < reported.gauges["loss"] < 10

@@ -21,7 +21,7 @@ from stallscope.view.verdict_words import words_of
 from stallscope.view.verdicts import Culprit, RunName, Verdict, Verdicts
 from stallscope.web.status.history import MARK_SECONDS, History
 from tests.terminal.pages import GIB, NOW, rendered, sample, samples
-from tests.web.status_page import Element, Told, shown
+from tests.web.status_page import Element, ScriptedVerdicts, shown
 
 FIRST, SECOND = 1000.0, 1240.0
 STARTED = NOW + 100
@@ -108,7 +108,7 @@ def three_renderings(*seconds: float) -> Shown:
         name: "\n".join(plain(each) for each in view(screen, "number", 1000)).split("\n\n")
         for name, view in VIEWS.items()
     }
-    page = shown(samples=node(now), at=NOW + now, now=NOW + now, history=history, verdicts=Told(VERDICTS))
+    page = shown(samples=node(now), at=NOW + now, now=NOW + now, history=history, verdicts=ScriptedVerdicts(VERDICTS))
     return Shown(page, top, document(screen))
 
 

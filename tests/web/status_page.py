@@ -108,13 +108,13 @@ def sample(name: str, labels: Iterable[str], value: float | Distribution = 1) ->
 
 
 def gpu(
-    index: int, *, mig: str = "", sharing: str = "exclusive", model: str = "NVIDIA L40S", **told: Any
+    index: int, *, mig: str = "", sharing: str = "exclusive", model: str = "NVIDIA L40S", **reported: Any
 ) -> list[Sample]:
     """A GPU's samples: `up`, `lost_info`, `utilization_ratio` and so on, as far as given; `owners` as tuples."""
     uuid = f"MIG-{index}-{mig}" if mig else f"GPU-{index}"
     labels, last = (str(index), uuid), ((mig,) if mig else ())
     samples = [sample("info", (*labels, model, *[""] * 7, sharing, *last))]
-    for name, value in told.items():
+    for name, value in reported.items():
         if name == "lost_info":
             samples.append(sample(name, (*labels, value, *last)))
         elif name == "owners":
@@ -185,7 +185,7 @@ def status(name: str, up: bool | None, error: str = "", last_success: float | No
     return CollectorStatus(name=name, up=up, error=error, read_seconds=0.1, last_success=last_success, failures=0)
 
 
-class Told(VerdictWatch):
+class ScriptedVerdicts(VerdictWatch):
     """Verdicts that a test makes up."""
 
     def __init__(self, verdicts: Verdicts) -> None:

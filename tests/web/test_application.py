@@ -196,9 +196,9 @@ def test_a_bad_report_is_refused_with_its_reason_which_is_counted(
 ) -> None:
     reply, answer = node.ask("/api/v1/report", "POST", body=body)
     assert (reply.status, reply.headers["Content-Type"]) == (status, "application/json")
-    told = json.loads(answer)
-    assert told["error"] == reason
-    assert told["message"]
+    reported = json.loads(answer)
+    assert reported["error"] == reason
+    assert reported["message"]
     node.sampler.publish()
     page = node.ask("/metrics")[1].decode()
     assert f'stallscope_exporter_reports_rejected_total{{reason="{reason}"}} 1' in page

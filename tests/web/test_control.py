@@ -83,8 +83,8 @@ class Node:
 
     def post_as(self, uid: int, path: str, body: str = "", host: str = "127.0.0.1") -> tuple[int, str]:
         """Status and body of the answer to a process of that user."""
-        told = json.dumps([uid, host, self.server.address.port, path, body])
-        done = subprocess.run([sys.executable, "-c", POST], input=told, capture_output=True, text=True, check=True)
+        reported = json.dumps([uid, host, self.server.address.port, path, body])
+        done = subprocess.run([sys.executable, "-c", POST], input=reported, capture_output=True, text=True, check=True)
         status, answer = json.loads(done.stdout)
         return status, answer
 
@@ -124,8 +124,8 @@ def test_root_may_release_and_another_user_may_not(node: Node, host: str) -> Non
 def test_a_connection_that_is_closed_at_once_is_nobodys(node: Node, abruptly: bool) -> None:
     """The kernel lists a socket that its process has closed as root's."""
     times = 100
-    told = json.dumps([STRANGER, node.server.address.port, abruptly, times])
-    subprocess.run([sys.executable, "-c", SEND_AND_CLOSE], input=told, text=True, check=True)
+    reported = json.dumps([STRANGER, node.server.address.port, abruptly, times])
+    subprocess.run([sys.executable, "-c", SEND_AND_CLOSE], input=reported, text=True, check=True)
     with socket.create_connection(("127.0.0.1", node.server.address.port)) as last:
         last.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: node\r\n\r\n")
         assert last.recv(1000).startswith(b"HTTP/1.1 200 ")

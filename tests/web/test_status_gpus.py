@@ -11,7 +11,7 @@ from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.view.verdicts import Verdict, Verdicts
 from stallscope.web.status.history import POINT_SECONDS, History
-from tests.web.status_page import BUSY, NOW, Element, Told, gpu, shown, status
+from tests.web.status_page import BUSY, NOW, Element, ScriptedVerdicts, gpu, shown, status
 
 
 def cards(**changes: Any) -> list[Element]:
@@ -77,14 +77,14 @@ def test_tells_who_holds_it(owners: list[tuple[str, ...]], words: str) -> None:
 
 def test_nobody_holds_a_gpu_only_where_that_is_known() -> None:
     samples = tuple(gpu(0, up=1))
-    for told, words in ((True, "nobody"), (False, "unknown"), (None, "unknown")):
-        (card,) = cards(samples=samples, statuses=(status("owners", told),))
+    for reported, words in ((True, "nobody"), (False, "unknown"), (None, "unknown")):
+        (card,) = cards(samples=samples, statuses=(status("owners", reported),))
         assert facts(card)["Held by"] == words
 
 
 def test_a_lost_gpu_tells_why_since_when_and_what_to_do_and_claims_no_reading() -> None:
-    told: dict[str, Any] = {"up": 0, "lost_info": "gpu_lost", "last_reading_timestamp_seconds": NOW - 125}
-    (card,) = cards(samples=tuple(gpu(5, **told, owners=[("", "", "", "4711", "")])))
+    reported: dict[str, Any] = {"up": 0, "lost_info": "gpu_lost", "last_reading_timestamp_seconds": NOW - 125}
+    (card,) = cards(samples=tuple(gpu(5, **reported, owners=[("", "", "", "4711", "")])))
     assert card.one("h3").text == "GPU 5 down"
     assert "gpu_lost It fell off the bus: drain the node and reboot. Last reading 2 min 5 s ago." in card.text
     assert "job 4711" in card.text
@@ -154,8 +154,8 @@ def observed(uuid: str, total: float, count: int) -> Sample:
 def test_the_line_shows_the_last_minutes_with_a_gap_where_nothing_was_told() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
-    for told in ((0.0, 0), (5.0, 10), (10.0, 20), None, (12.0, 40), (12.2, 60)):
-        history.note([] if told is None else [observed("GPU-0", *told)])
+    for reported in ((0.0, 0), (5.0, 10), (10.0, 20), None, (12.0, 40), (12.2, 60)):
+        history.note([] if reported is None else [observed("GPU-0", *reported)])
         clock.advance(POINT_SECONDS)
     (card,) = cards(samples=tuple(gpu(0, **BUSY)), history=history)
     assert card.one("svg", class_="line").one("path").attributes["d"] == "M55 12h0L56 12M59 23.8h0"
@@ -167,14 +167,14 @@ def test_there_is_no_line_before_there_is_anything_to_see() -> None:
     assert not card.all("svg", class_="line")
 
 
-def verdicts(**gpus: Verdict) -> Told:
-    return Told(Verdicts("http://prometheus", {}, frozenset(), gpus, 12.0, ""))
+def verdicts(**gpus: Verdict) -> ScriptedVerdicts:
+    return ScriptedVerdicts(Verdicts("http://prometheus", {}, frozenset(), gpus, 12.0, ""))
 
 
 def test_the_verdict_stands_in_words_with_its_cost_and_remedy() -> None:
-    told = verdicts(**{"GPU-0": Verdict("thermal_throttle", 0.126), "GPU-1": Verdict("healthy", 0.0)})
+    reported = verdicts(**{"GPU-0": Verdict("thermal_throttle", 0.126), "GPU-1": Verdict("healthy", 0.0)})
     first, second, third = cards(
-        samples=tuple(each for index in range(3) for each in gpu(index, **BUSY)), verdicts=told
+        samples=tuple(each for index in range(3) for each in gpu(index, **BUSY)), verdicts=reported
     )
     assert first.one(class_="verdict").text == (
         "Verdict: Slowed by heat. It costs 13 % of the GPU time. Check airflow, fans and inlet temperature."
@@ -184,13 +184,13 @@ def test_the_verdict_stands_in_words_with_its_cost_and_remedy() -> None:
 
 
 def test_what_its_run_suffers_from_is_told_of_a_gpu_without_advice_that_is_not_meant_for_it() -> None:
-    told = verdicts(**{"GPU-0": Verdict("straggler_hw", 0.14)})
-    (card,) = cards(samples=tuple(gpu(0, **BUSY)), verdicts=told)
+    reported = verdicts(**{"GPU-0": Verdict("straggler_hw", 0.14)})
+    (card,) = cards(samples=tuple(gpu(0, **BUSY)), verdicts=reported)
     assert "Verdict of its run: One rank's hardware is slow, 14 %." in card.text
     assert "replace" not in card.text
 
 
 def test_gpus_are_asked_for_by_uuid() -> None:
-    told = verdicts()
-    cards(samples=(*gpu(0, **BUSY), *gpu(1, up=0, lost_info="gpu_lost")), verdicts=told)
-    assert [sorted(gpus) for _runs, gpus in told.asked] == [["GPU-0", "GPU-1"]]
+    reported = verdicts()
+    cards(samples=(*gpu(0, **BUSY), *gpu(1, up=0, lost_info="gpu_lost")), verdicts=reported)
+    assert [sorted(gpus) for _runs, gpus in reported.asked] == [["GPU-0", "GPU-1"]]

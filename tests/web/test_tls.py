@@ -46,12 +46,12 @@ def node(authority: Authority) -> tuple[Path, Path]:
 def serve(node: tuple[Path, Path]) -> Iterator[Serve]:
     with contextlib.ExitStack() as stack:
 
-        def start(**wishes: Any) -> Server:
+        def start(**options: Any) -> Server:
             server = Server(
                 Address("127.0.0.1", 0),
                 lambda request, _client: Response(200, TEXT, request.body or BODY),
                 threads=1,
-                tls=TlsAdapter(context_of(Tls(*node)._replace(**wishes))),
+                tls=TlsAdapter(context_of(Tls(*node)._replace(**options))),
             )
             stack.callback(server.stop)
             server.start()
@@ -91,9 +91,9 @@ def test_a_client_that_speaks_plain_http_is_told_so_and_stops_nobody(
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
-        told = connection.recv(1000)
-    assert told.startswith(b"HTTP/1.1 400 ")
-    assert told.endswith(b"plain HTTP came where TLS is served; use https://\n")
+        reported = connection.recv(1000)
+    assert reported.startswith(b"HTTP/1.1 400 ")
+    assert reported.endswith(b"plain HTTP came where TLS is served; use https://\n")
     assert caplog.messages == [
         "refused a client at 127.0.0.1: plain HTTP came where TLS is served; use https://",
     ]
@@ -250,19 +250,19 @@ def test_a_name_in_a_certificate_that_is_not_verified_counts_and_no_certificate_
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("options", "words"),
     [
         ({"client_authentication": "RequireAnyClientCert"}, "does not support RequireAnyClientCert; use RequireAnd"),
         ({"curves": ("X25519", "prime256v1")}, "does not support these cipher suites or curves; remove some of"),
     ],
 )
 def test_what_a_python_with_openssl_built_in_can_not_do_is_refused(
-    wishes: dict[str, Any], words: str, node: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], words: str, node: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("_ssl.__file__")
     openssl._library.cache_clear()
     with pytest.raises(ConfigurationError, match=words):
-        context_of(Tls(*node)._replace(**wishes))
+        context_of(Tls(*node)._replace(**options))
     openssl._library.cache_clear()
 
 

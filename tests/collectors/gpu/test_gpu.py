@@ -66,8 +66,8 @@ def test_counters_that_fail_once_are_absent_once_and_never_replaced_by_integrals
 
 
 def test_a_counter_that_is_missing_once_is_absent_once_and_never_replaced_by_integrals() -> None:
-    told = iter([counters(energy=1000.0, throttled={"power_cap": 3.0}), counters(temperature={"memory": 40.0})])
-    device = ScriptedDevice(power=500.0, throttle_reasons=frozenset({"power_cap"}), counters=lambda: next(told))
+    reported = iter([counters(energy=1000.0, throttled={"power_cap": 3.0}), counters(temperature={"memory": 40.0})])
+    device = ScriptedDevice(power=500.0, throttle_reasons=frozenset({"power_cap"}), counters=lambda: next(reported))
     readings = Readings(device)
     assert readings.after(1)["energy_joules_total",] == 1000
     page = readings.after(1)
@@ -77,8 +77,8 @@ def test_a_counter_that_is_missing_once_is_absent_once_and_never_replaced_by_int
 
 
 def test_a_counter_that_goes_back_adds_nothing_and_is_counted() -> None:
-    told = iter([1000.0, 1600.0, 3.0, 2200.0])
-    readings = Readings(ScriptedDevice(power=500.0, counters=lambda: counters(energy=next(told))))
+    reported = iter([1000.0, 1600.0, 3.0, 2200.0])
+    readings = Readings(ScriptedDevice(power=500.0, counters=lambda: counters(energy=next(reported))))
     values = [readings.after(1)["energy_joules_total",] for _ in range(4)]
     assert values == sorted(values)
     assert values[-1] - values[0] <= 1200
@@ -228,8 +228,8 @@ def test_processes_are_credited_with_the_time_that_they_kept_the_gpu_busy() -> N
 
 
 def test_a_process_that_was_silent_for_long_is_credited_with_no_more_than_a_sample_can_speak_for() -> None:
-    told = iter([1_000_000, 61_000_000])
-    device = ScriptedDevice(process_utilization=lambda _: [ProcessUtilization(11, next(told, 0), 0.5, 0.1)])
+    reported = iter([1_000_000, 61_000_000])
+    device = ScriptedDevice(process_utilization=lambda _: [ProcessUtilization(11, next(reported, 0), 0.5, 0.1)])
     readings = Readings(device)
     readings.after(1)
     device.answers["process_utilization"], later = [], device.answers["process_utilization"]
@@ -252,8 +252,8 @@ def test_a_process_sample_from_the_future_neither_counts_nor_silences_those_that
 
 
 def test_what_a_gpu_was_asked_and_refused_stays_counted_over_sessions() -> None:
-    told = iter([1000.0, 1600.0, 3.0])
-    first = ScriptedDevice(counters=lambda: counters(energy=next(told)))
+    reported = iter([1000.0, 1600.0, 3.0])
+    first = ScriptedDevice(counters=lambda: counters(energy=next(reported)))
     first.rejections["sentinel"] = 2
     readings = Readings(first)
     readings.after(3)
@@ -302,9 +302,9 @@ def test_no_reading_mixes_what_a_gpu_told_before_it_was_cut_up_with_what_it_tell
     device.answers |= {"instances": [], "utilization": Unsupported("not on a GPU that is cut up")}
     for page in (readings.after(1) for _ in range(5)):
         assert page["signal_supported", "pcie_receive_bytes_total"] == 1
-        told = ("busy_seconds_total",) in page
-        assert page["signal_supported", "busy_seconds_total"] == int(told)
-    assert not told
+        reported = ("busy_seconds_total",) in page
+        assert page["signal_supported", "busy_seconds_total"] == int(reported)
+    assert not reported
 
 
 def test_time_that_activity_spoke_for_while_a_gpu_was_cut_up_is_not_credited_again_to_samples() -> None:

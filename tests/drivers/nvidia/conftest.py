@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.nvidia.asking import Asking
+from tests.drivers.nvidia.driver_process import DriverProcess
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
 
 
 @pytest.fixture
-def asking(nvml_stand_in: NvmlStandIn) -> Iterator[Asking]:
+def driver_process(nvml_stand_in: NvmlStandIn) -> Iterator[DriverProcess]:
     """A child that has met the first GPU of the stand-in node."""
-    with Asking(nvml_stand_in) as child:
-        child.meet()
+    with DriverProcess(nvml_stand_in) as child:
+        child.open()
         nvml_stand_in.reset_counts()
         yield child
 
 
 @pytest.fixture(scope="module")
-def _module_asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NvmlStandIn, Asking]]:
+def _module_asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NvmlStandIn, DriverProcess]]:
     node = NvmlStandIn(Path(tmp_path_factory.mktemp("node")))
-    with Asking(node) as child:
-        child.meet()
+    with DriverProcess(node) as child:
+        child.open()
         yield node, child
 
 
 @pytest.fixture
-def shared_asking(_module_asking: tuple[NvmlStandIn, Asking]) -> tuple[NvmlStandIn, Asking]:
+def shared_driver(_module_asking: tuple[NvmlStandIn, DriverProcess]) -> tuple[NvmlStandIn, DriverProcess]:
     """A node and a child that the module's tests share, for many small questions; the first GPU is well again."""
     node, child = _module_asking
     node.gpu[0].state = GpuState.OK
-    child.meet()
+    child.open()
     return node, child

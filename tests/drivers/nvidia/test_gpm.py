@@ -16,7 +16,7 @@ from stallscope.drivers.nvidia.device import NvmlDevice
 from stallscope.drivers.nvidia.gpm import Turns
 from stallscope.drivers.nvidia.library import Handle, NvmlFailure
 from stallscope.drivers.nvidia.nvml import NvmlDriver
-from tests.drivers.nvidia.asking import Asking
+from tests.drivers.nvidia.driver_process import DriverProcess
 from tests.nvml_library.stand_in import GpuState, Group, Nonsense, NvmlStandIn
 
 
@@ -25,23 +25,23 @@ def settle() -> None:
     time.sleep(0.02)
 
 
-def activity(child: Asking) -> Any:
+def activity(child: DriverProcess) -> Any:
     """Activity over a moment."""
     settle()
-    return child.ask("gpu.activity()")
+    return child.evaluate("gpu.activity()")
 
 
-def test_the_first_call_only_begins(asking: Asking) -> None:
-    assert asking.ask("gpu.activity().seconds") == 0.0
-    assert asking.ask("gpu.activity().sm is None") is False
+def test_the_first_call_only_begins(driver_process: DriverProcess) -> None:
+    assert driver_process.evaluate("gpu.activity().seconds") == 0.0
+    assert driver_process.evaluate("gpu.activity().sm is None") is False
 
 
-def test_shares_are_means_between_two_calls(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_shares_are_means_between_two_calls(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.utilization = 100
     gpu.engine_utilization[1] = 30
-    activity(asking)
-    found = activity(asking)
+    activity(driver_process)
+    found = activity(driver_process)
     assert found["seconds"] > 0.01
     assert found["graphics"] == pytest.approx(1.0, abs=0.02)
     assert found["sm"] == pytest.approx(0.8, abs=0.02)
@@ -53,61 +53,67 @@ def test_shares_are_means_between_two_calls(asking: Asking, nvml_stand_in: NvmlS
     assert found["engines"] == pytest.approx({"decoder": 0.3, "jpeg": 0.0, "ofa": 0.0}, abs=0.02)
 
 
-def test_bytes_are_those_of_the_time_between(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_bytes_are_those_of_the_time_between(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.pcie_received_rate, gpu.pcie_transmitted_rate = 2e9, 1e9
     gpu.nvlink_received_rate, gpu.nvlink_transmitted_rate = 4e9, 3e9
-    asking.do("gpu.activity(); import time; time.sleep(0.3)")
-    found = asking.ask("gpu.activity()")
+    driver_process.execute("gpu.activity(); import time; time.sleep(0.3)")
+    found = driver_process.evaluate("gpu.activity()")
     rates = [found[name] / found["seconds"] for name in ("pcie_received", "pcie_transmitted")]
     rates += [found[name] / found["seconds"] for name in ("nvlink_received", "nvlink_transmitted")]
     assert rates == pytest.approx([2e9, 1e9, 4e9, 3e9], rel=0.1)
 
 
-def test_cycle_counters_serve_where_the_driver_has_them(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_cycle_counters_serve_where_the_driver_has_them(
+    driver_process: DriverProcess, nvml_stand_in: NvmlStandIn
+) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.gpm_counters, gpu.utilization = 1, 100
-    activity(asking)
-    activity(asking)
-    assert asking.ask("gpu.served")["sm_active_seconds_total"] == "GPM 2"  # one total makes no difference yet
-    found = activity(asking)
+    activity(driver_process)
+    activity(driver_process)
+    assert (
+        driver_process.evaluate("gpu.served")["sm_active_seconds_total"] == "GPM 2"
+    )  # one total makes no difference yet
+    found = activity(driver_process)
     assert found["sm"] == pytest.approx(0.8, abs=0.02)
-    served = asking.ask("gpu.served")
+    served = driver_process.evaluate("gpu.served")
     assert served["sm_active_seconds_total"] == "GPM 249/248"
     assert served["pipe_active_seconds_total"].startswith("GPM 250/248")
     assert served["pcie_receive_bytes_total"] == "GPM 21"
 
 
-def test_metrics_that_the_driver_refuses_are_not_asked_again(asking: Asking) -> None:
-    asking.do("gpu.activity()")
+def test_metrics_that_the_driver_refuses_are_not_asked_again(driver_process: DriverProcess) -> None:
+    driver_process.execute("gpu.activity()")
     settle()
-    asking.do("gpu.activity(); ids = gpu._retry.select(gpu._meter._wanted, 0.0)")
-    assert asking.ask("{2, 3, 5, 30, 60} <= set(ids)") is True
-    assert asking.ask("{36, 37, 166, 248, 255} & set(ids)") == [36]
+    driver_process.execute("gpu.activity(); ids = gpu._retry.select(gpu._meter._wanted, 0.0)")
+    assert driver_process.evaluate("{2, 3, 5, 30, 60} <= set(ids)") is True
+    assert driver_process.evaluate("{36, 37, 166, 248, 255} & set(ids)") == [36]
 
 
-def test_each_reading_takes_one_sample_and_one_question(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    activity(asking)
+def test_each_reading_takes_one_sample_and_one_question(
+    driver_process: DriverProcess, nvml_stand_in: NvmlStandIn
+) -> None:
+    activity(driver_process)
     nvml_stand_in.reset_counts()
-    activity(asking)
+    activity(driver_process)
     assert nvml_stand_in.counts() == {"nvmlGpmSampleGet": 1, "nvmlGpmMetricsGet": 1}
 
 
-def test_two_samples_are_enough_for_ever(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    asking.do("for _ in range(50):\n    gpu.activity()")
+def test_two_samples_are_enough_for_ever(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+    driver_process.execute("for _ in range(50):\n    gpu.activity()")
     assert nvml_stand_in.control.gpm_samples == 2
 
 
-def test_a_gpu_without_gpm_has_no_activity(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_a_gpu_without_gpm_has_no_activity(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].lack(Group.GPM)
-    assert asking.ask("gpu.activity()") == ["Unsupported", "not_supported"]
+    assert driver_process.evaluate("gpu.activity()") == ["Unsupported", "not_supported"]
     assert nvml_stand_in.calls("nvmlGpmSampleAlloc") == 0
 
 
 def test_a_driver_without_gpm_has_no_activity(tmp_path: Path) -> None:
-    with Asking(NvmlStandIn(tmp_path, old_driver=True)) as child:
-        child.meet()
-        assert child.ask("gpu.activity()") == ["Unsupported", "not_supported"]
+    with DriverProcess(NvmlStandIn(tmp_path, old_driver=True)) as child:
+        child.open()
+        assert child.evaluate("gpu.activity()") == ["Unsupported", "not_supported"]
 
 
 @pytest.mark.parametrize(
@@ -119,29 +125,29 @@ def test_a_driver_without_gpm_has_no_activity(tmp_path: Path) -> None:
     ],
 )
 def test_impossible_shares_are_absent_and_counted(
-    asking: Asking, nvml_stand_in: NvmlStandIn, nonsense: Nonsense, reason: str
+    driver_process: DriverProcess, nvml_stand_in: NvmlStandIn, nonsense: Nonsense, reason: str
 ) -> None:
     gpu = nvml_stand_in.gpu[0]
-    activity(asking)
+    activity(driver_process)
     gpu.state, gpu.nonsense = GpuState.NONSENSE, nonsense
-    found = activity(asking)
+    found = activity(driver_process)
     assert (found["sm"], found["dram"], found["pipes"]) == (None, None, {})
-    assert asking.ask("gpu.rejected")[reason] > 0
+    assert driver_process.evaluate("gpu.rejected")[reason] > 0
 
 
-def test_after_a_loss_the_difference_begins_again(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_after_a_loss_the_difference_begins_again(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
-    activity(asking)
+    activity(driver_process)
     gpu.state = GpuState.LOST
-    assert activity(asking) == ["DeviceLost", "gpu_lost"]
+    assert activity(driver_process) == ["DeviceLost", "gpu_lost"]
     gpu.state = GpuState.OK
-    assert activity(asking)["seconds"] == 0.0
-    assert activity(asking)["seconds"] > 0.0
+    assert activity(driver_process)["seconds"] == 0.0
+    assert activity(driver_process)["seconds"] > 0.0
 
 
-def test_gpus_read_side_by_side_take_turns(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_gpus_read_side_by_side_take_turns(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.set_delay(2000)
-    asking.do(
+    driver_process.execute(
         """
 import threading
 answers = []
@@ -153,15 +159,17 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
     )
-    assert asking.ask("len(answers)") == 40
+    assert driver_process.evaluate("len(answers)") == 40
     assert nvml_stand_in.control.gpm_concurrent_max == 1
 
 
-def test_a_gpu_that_hangs_keeps_no_other_waiting_but_once(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_a_gpu_that_hangs_keeps_no_other_waiting_but_once(
+    driver_process: DriverProcess, nvml_stand_in: NvmlStandIn
+) -> None:
     nvml_stand_in.gpu[0].utilization = 100
-    asking.do("other = driver.devices()[1]; gpu.activity(); other.activity()")
+    driver_process.execute("other = driver.devices()[1]; gpu.activity(); other.activity()")
     nvml_stand_in.gpu[0].state = GpuState.HUNG
-    asking.do(
+    driver_process.execute(
         """
 import threading, time
 threading.Thread(target=gpu.activity, daemon=True).start()
@@ -169,19 +177,21 @@ from stallscope.drivers.nvidia.gpm import TURNS
 while not TURNS._lock.locked(): time.sleep(0.001)
 """
     )
-    assert asking.ask("other.activity()") is None
-    asking.do("TURNS._longest = 1000.0")  # it would be noticed if it waited once more
-    assert asking.ask("other.activity()") is None
+    assert driver_process.evaluate("other.activity()") is None
+    driver_process.execute("TURNS._longest = 1000.0")  # it would be noticed if it waited once more
+    assert driver_process.evaluate("other.activity()") is None
     nvml_stand_in.gpu[0].state = GpuState.OK
-    asking.do("while TURNS._lock.locked(): time.sleep(0.001)")
+    driver_process.execute("while TURNS._lock.locked(): time.sleep(0.001)")
     # The sample from before the hang is still there: the interval has only become longer.
-    assert asking.ask("other.activity().seconds") > 0.2
+    assert driver_process.evaluate("other.activity().seconds") > 0.2
 
 
-def test_closing_under_a_call_that_hangs_frees_nothing_of_its(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    asking.do("other = driver.devices()[1]; gpu.activity(); other.activity()")
+def test_closing_under_a_call_that_hangs_frees_nothing_of_its(
+    driver_process: DriverProcess, nvml_stand_in: NvmlStandIn
+) -> None:
+    driver_process.execute("other = driver.devices()[1]; gpu.activity(); other.activity()")
     nvml_stand_in.gpu[0].state = GpuState.HUNG
-    asking.do(
+    driver_process.execute(
         """
 import threading, time
 threading.Thread(target=gpu.activity, daemon=True).start()
@@ -216,10 +226,10 @@ def test_a_turn_is_not_waited_for_twice() -> None:
         assert ours
 
 
-def test_activity_names_what_serves_it(asking: Asking) -> None:
-    activity(asking)
-    activity(asking)
-    served = asking.ask("gpu.served")
+def test_activity_names_what_serves_it(driver_process: DriverProcess) -> None:
+    activity(driver_process)
+    activity(driver_process)
+    served = driver_process.evaluate("gpu.served")
     assert served["sm_active_seconds_total"] == "GPM 2"
     assert served["dram_active_seconds_total"] == "GPM 10"
     assert served["pipe_active_seconds_total"] == "GPM 5, 11, 12, 13, 4"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.drivers.nvidia.library import _Buffers
-from tests.drivers.nvidia.asking import Asking
+from tests.drivers.nvidia.driver_process import DriverProcess
 from tests.nvml_library.stand_in import GpuState, Nonsense, NvmlStandIn
 
 SCRIPT = """
@@ -30,99 +30,99 @@ device = call("nvmlDeviceGetHandleByIndex", 0)
 
 
 @pytest.fixture
-def library(nvml_stand_in: NvmlStandIn) -> Iterator[Asking]:
-    with Asking(nvml_stand_in) as child:
-        assert child.do(SCRIPT) is None
+def library(nvml_stand_in: NvmlStandIn) -> Iterator[DriverProcess]:
+    with DriverProcess(nvml_stand_in) as child:
+        assert child.execute(SCRIPT) is None
         nvml_stand_in.reset_counts()
         yield child
 
 
 def test_a_library_that_was_not_loaded_says_so(nvml_stand_in: NvmlStandIn) -> None:
-    with Asking(nvml_stand_in) as child:
-        child.do(SCRIPT.replace("library.load()", "").replace("device = ", ""))
-        assert child.ask('call("nvmlInit")') == 1
-        assert child.ask('call("nvmlDeviceGetSamples", Handle(), 1, 0)') == 1
+    with DriverProcess(nvml_stand_in) as child:
+        child.execute(SCRIPT.replace("library.load()", "").replace("device = ", ""))
+        assert child.evaluate('call("nvmlInit")') == 1
+        assert child.evaluate('call("nvmlDeviceGetSamples", Handle(), 1, 0)') == 1
 
 
-def test_handles_are_equal_where_the_device_is(library: Asking) -> None:
-    assert library.ask('device == call("nvmlDeviceGetHandleByIndex", 0)') is True
-    assert library.ask('len({device, *(call("nvmlDeviceGetHandleByIndex", each) for each in (0, 1))})') == 2
+def test_handles_are_equal_where_the_device_is(library: DriverProcess) -> None:
+    assert library.evaluate('device == call("nvmlDeviceGetHandleByIndex", 0)') is True
+    assert library.evaluate('len({device, *(call("nvmlDeviceGetHandleByIndex", each) for each in (0, 1))})') == 2
 
 
-def test_what_the_driver_refuses_comes_with_its_code(library: Asking) -> None:
-    assert library.ask('call("nvmlDeviceGetHandleByIndex", 99)') == 2
-    assert library.ask('call("nvmlDeviceGetMigDeviceHandleByIndex", device, 0)') == 6
+def test_what_the_driver_refuses_comes_with_its_code(library: DriverProcess) -> None:
+    assert library.evaluate('call("nvmlDeviceGetHandleByIndex", 99)') == 2
+    assert library.evaluate('call("nvmlDeviceGetMigDeviceHandleByIndex", device, 0)') == 6
 
 
-def test_a_function_that_nobody_has_is_missing(library: Asking) -> None:
-    assert library.ask('call("nvmlDeviceGetFortune", device)') == "missing"
+def test_a_function_that_nobody_has_is_missing(library: DriverProcess) -> None:
+    assert library.evaluate('call("nvmlDeviceGetFortune", device)') == "missing"
 
 
 def test_functions_that_an_older_driver_lacks_are_missing(tmp_path: Path) -> None:
-    with Asking(NvmlStandIn(tmp_path, old_driver=True)) as child:
-        child.do(SCRIPT)
-        assert child.ask('call("nvmlDeviceGetFieldValues", device, ((83, 0),))') == "missing"
-        assert child.ask('call("nvmlDeviceGetMPSComputeRunningProcesses", device)') == "missing"
-        assert child.ask('call("nvmlDeviceGetArchitecture", device)') == "missing"
-        assert child.ask('call("nvmlDeviceGetMemoryInfo", device).reserved') is None
+    with DriverProcess(NvmlStandIn(tmp_path, old_driver=True)) as child:
+        child.execute(SCRIPT)
+        assert child.evaluate('call("nvmlDeviceGetFieldValues", device, ((83, 0),))') == "missing"
+        assert child.evaluate('call("nvmlDeviceGetMPSComputeRunningProcesses", device)') == "missing"
+        assert child.evaluate('call("nvmlDeviceGetArchitecture", device)') == "missing"
+        assert child.evaluate('call("nvmlDeviceGetMemoryInfo", device).reserved') is None
 
 
 @pytest.mark.parametrize(
     ("nonsense", "value"), [(None, 33), (Nonsense.NOT_A_NUMBER, "nan"), (Nonsense.ALL_BITS_SET, 0xFFFF_FFFF)]
 )
 def test_samples_are_read_as_their_type_says(
-    library: Asking, nvml_stand_in: NvmlStandIn, nonsense: Nonsense | None, value: object
+    library: DriverProcess, nvml_stand_in: NvmlStandIn, nonsense: Nonsense | None, value: object
 ) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.utilization = 33
     if nonsense is not None:
         gpu.state, gpu.nonsense = GpuState.NONSENSE, nonsense
-    library.do('value = call("nvmlDeviceGetSamples", device, 1, 0)[-1][1]')
-    assert library.ask('"nan" if value != value else value') == value
+    library.execute('value = call("nvmlDeviceGetSamples", device, 1, 0)[-1][1]')
+    assert library.evaluate('"nan" if value != value else value') == value
 
 
-def test_every_field_has_its_own_code(library: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    answers = library.ask('call("nvmlDeviceGetFieldValues", device, ((82, 0), (9999, 0), (165, 3), (165, 99)))')
+def test_every_field_has_its_own_code(library: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+    answers = library.evaluate('call("nvmlDeviceGetFieldValues", device, ((82, 0), (9999, 0), (165, 3), (165, 99)))')
     assert answers == [[0, 48], [3, None], [0, 1], [2, None]]
     assert nvml_stand_in.counts() == {"nvmlDeviceGetFieldValues": 1}
 
 
-def test_an_answer_is_never_that_of_the_time_before(library: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    assert library.ask('call("nvmlDeviceGetFieldValues", device, ((82, 0),))') == [[0, 48]]
+def test_an_answer_is_never_that_of_the_time_before(library: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+    assert library.evaluate('call("nvmlDeviceGetFieldValues", device, ((82, 0),))') == [[0, 48]]
     nvml_stand_in.gpu[0].memory_temperature = 50
-    assert library.ask('call("nvmlDeviceGetFieldValues", device, ((82, 0),))') == [[0, 50]]
+    assert library.evaluate('call("nvmlDeviceGetFieldValues", device, ((82, 0),))') == [[0, 50]]
 
 
-def test_lists_take_one_call_and_grow_when_they_must(library: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_lists_take_one_call_and_grow_when_they_must(library: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.run(*((pid, pid << 20, False) for pid in range(1, 15)))
-    assert len(library.ask('call("nvmlDeviceGetComputeRunningProcesses", device)')) == 14
+    assert len(library.evaluate('call("nvmlDeviceGetComputeRunningProcesses", device)')) == 14
     assert nvml_stand_in.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 1
-    library.do(
+    library.execute(
         "import stallscope.drivers.nvidia.library as module; module._PROCESSES_AT_MOST = 2; module._SAMPLES_AT_MOST = 2"
     )
-    library.do(SCRIPT)
+    library.execute(SCRIPT)
     nvml_stand_in.reset_counts()
     for _ in range(2):
-        found = library.ask('call("nvmlDeviceGetComputeRunningProcesses", device)')
+        found = library.evaluate('call("nvmlDeviceGetComputeRunningProcesses", device)')
         assert [pid for pid, _ in found] == list(range(1, 15))
     # Room that was needed once is kept.
     assert nvml_stand_in.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 3
 
 
-def test_texts_come_as_the_driver_wrote_them(library: Asking, nvml_stand_in: NvmlStandIn) -> None:
+def test_texts_come_as_the_driver_wrote_them(library: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].name = b"H\xff200"
-    assert library.ask('call("nvmlDeviceGetName", device).decode(errors="replace")') == "H\ufffd200"
+    assert library.evaluate('call("nvmlDeviceGetName", device).decode(errors="replace")') == "H\ufffd200"
 
 
-def test_structures_are_plain(library: Asking) -> None:
-    assert library.ask('vars(call("nvmlDeviceGetUtilizationRates", device))') == {"gpu": 0, "memory": 0}
-    assert library.ask('vars(call("nvmlDeviceGetPciInfo", device)) == {"busId": b"00000000:10:00.0"}') is True
-    assert library.ask('call("nvmlDeviceGetCudaComputeCapability", device)') == [9, 0]
+def test_structures_are_plain(library: DriverProcess) -> None:
+    assert library.evaluate('vars(call("nvmlDeviceGetUtilizationRates", device))') == {"gpu": 0, "memory": 0}
+    assert library.evaluate('vars(call("nvmlDeviceGetPciInfo", device)) == {"busId": b"00000000:10:00.0"}') is True
+    assert library.evaluate('call("nvmlDeviceGetCudaComputeCapability", device)') == [9, 0]
 
 
-def test_metrics_between_two_samples_come_with_a_code_each(library: Asking) -> None:
-    library.do(
+def test_metrics_between_two_samples_come_with_a_code_each(library: DriverProcess) -> None:
+    library.execute(
         """
 import time
 first, second = call("nvmlGpmSampleAlloc"), call("nvmlGpmSampleAlloc")
@@ -131,19 +131,19 @@ time.sleep(0.01)
 call("nvmlGpmSampleGet", device, second)
 """
     )
-    assert library.ask('call("nvmlGpmMetricsGet", first, second, (2, 9999, 10))') == [[0, 0.0], [3, 0.0], [0, 0.0]]
+    assert library.evaluate('call("nvmlGpmMetricsGet", first, second, (2, 9999, 10))') == [[0, 0.0], [3, 0.0], [0, 0.0]]
 
 
-def test_a_wait_that_hears_nothing_times_out(library: Asking) -> None:
-    library.do('events = call("nvmlEventSetCreate"); call("nvmlDeviceRegisterEvents", device, 8, events)')
-    assert library.ask('call("nvmlEventSetWait", events, 1)') == 10
+def test_a_wait_that_hears_nothing_times_out(library: DriverProcess) -> None:
+    library.execute('events = call("nvmlEventSetCreate"); call("nvmlDeviceRegisterEvents", device, 8, events)')
+    assert library.evaluate('call("nvmlEventSetWait", events, 1)') == 10
 
 
-def test_an_event_names_its_device(library: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    library.do('events = call("nvmlEventSetCreate"); call("nvmlDeviceRegisterEvents", device, 8, events)')
+def test_an_event_names_its_device(library: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+    library.execute('events = call("nvmlEventSetCreate"); call("nvmlDeviceRegisterEvents", device, 8, events)')
     nvml_stand_in.raise_xid(0, 48)
-    library.do('where, event_type, data = call("nvmlEventSetWait", events, 1000)')
-    assert library.ask("[where == device, event_type, data]") == [True, 8, 48]
+    library.execute('where, event_type, data = call("nvmlEventSetWait", events, 1000)')
+    assert library.evaluate("[where == device, event_type, data]") == [True, 8, 48]
 
 
 def test_ever_other_batches_take_no_memory_without_end() -> None:

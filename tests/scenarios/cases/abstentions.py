@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.scenarios.case import Case
-from tests.scenarios.cases.settings import CLOUD_WORK, INPUT_CHILDREN, LAPTOP_WORK, NODE_WORK, WELL, taking, told
+from tests.scenarios.cases.settings import CLOUD_WORK, INPUT_CHILDREN, LAPTOP_WORK, NODE_WORK, WELL, run_on, taking
 from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, SERVER_4, SINGLE
 from tests.scenarios.story import Story
 
@@ -22,7 +22,7 @@ def _cases() -> Iterator[Case]:
     # The shim has died, and the training goes on: its GPU says so.
     yield _unknown(
         "reports_ended_while_training_goes_on",
-        told(CLOUD, reports_until=10.0),
+        run_on(CLOUD, reports_until=10.0),
         acceptable=frozenset({"stalled"}),
         allowed=frozenset({"TrainingStalled", "TrainingTelemetryMissing"}),
         forbidden=frozenset({"healthy", "compute_bound", "hang_spin", "hang_io", "lost"}),
@@ -30,7 +30,7 @@ def _cases() -> Iterator[Case]:
     )
     yield _unknown(
         "no_phases_measured",
-        told(LAPTOP, before=taking(LAPTOP_WORK, "data_wait", 0.3), phases=False),
+        run_on(LAPTOP, before=taking(LAPTOP_WORK, "data_wait", 0.3), phases=False),
         acceptable=frozenset({"underused"}),
         allowed=frozenset({"GpuUnderused"}),
         forbidden=frozenset({"sync_stall", "input_bound", "healthy", "compute_bound"}) | INPUT_CHILDREN,
@@ -38,7 +38,7 @@ def _cases() -> Iterator[Case]:
     # The driver says nothing more, and steps go on: the GPUs are not lost.
     yield _unknown(
         "driver_is_silent",
-        told(SERVER, more={"failing_source": (("nvidia", 8.0),)}),
+        run_on(SERVER, more={"failing_source": (("nvidia", 8.0),)}),
         acceptable=WELL,
         alerts=frozenset({"StallscopeSourceFailing"}),
         allowed=frozenset({"TrainingTelemetryMissing"}),
@@ -47,14 +47,14 @@ def _cases() -> Iterator[Case]:
     )
     yield _unknown(
         "first_minutes_of_a_run",
-        told(SINGLE, before=taking(NODE_WORK, "data_wait", 0.5), start=1.0, initialization=0.5),
+        run_on(SINGLE, before=taking(NODE_WORK, "data_wait", 0.5), start=1.0, initialization=0.5),
         forbidden=frozenset({"input_bound", "healthy", "compute_bound"}) | INPUT_CHILDREN,
         onset=3.0,
         length=6.0,
     )
     yield _unknown(
         "nothing_known_of_the_host",
-        told(LAPTOP, taking(LAPTOP_WORK, "data_wait", 0.3), more={"absent": ("stallscope_host_",)}),
+        run_on(LAPTOP, taking(LAPTOP_WORK, "data_wait", 0.3), more={"absent": ("stallscope_host_",)}),
         cause="input_bound",
         alerts=frozenset({"TrainingInputBound"}),
         forbidden=INPUT_CHILDREN,
@@ -62,7 +62,7 @@ def _cases() -> Iterator[Case]:
     )
     yield _unknown(
         "gpu_without_utilisation",
-        told(
+        run_on(
             CLOUD,
             before=taking(replace(CLOUD_WORK, loader_cores=5.5), "data_wait", 0.3),
             more={
@@ -89,14 +89,14 @@ def _cases() -> Iterator[Case]:
     # One of two machines is not scraped at all: half of the world is missing.
     yield _unknown(
         "half_of_the_world_is_missing",
-        told(PAIR, world_size=4, measures_communication=True),
+        run_on(PAIR, world_size=4, measures_communication=True),
         acceptable=WELL,
         alerts=frozenset({"TrainingTelemetryMissing"}),
         forbidden=frozenset({"straggler_rank", "comm_bound", "stalled", "scaling_inefficient"}),
     )
     yield _unknown(
         "exporter_is_down",
-        told(SERVER, more={"exporter_down": ((0, 10.0),)}),
+        run_on(SERVER, more={"exporter_down": ((0, 10.0),)}),
         acceptable=WELL,
         alerts=frozenset({"StallscopeExporterDown"}),
         allowed=frozenset({"TrainingTelemetryMissing"}),
@@ -107,7 +107,7 @@ def _cases() -> Iterator[Case]:
     )
     yield _unknown(
         "reports_are_refused",
-        told(CLOUD, more={"reports_rejected": 20.0}),
+        run_on(CLOUD, more={"reports_rejected": 20.0}),
         cause="healthy",
         acceptable=WELL,
         alerts=frozenset({"StallscopeReportsRejected"}),
@@ -115,7 +115,7 @@ def _cases() -> Iterator[Case]:
     )
     yield _unknown(
         "series_are_dropped",
-        told(CLOUD, more={"series_dropped": 40.0}),
+        run_on(CLOUD, more={"series_dropped": 40.0}),
         cause="healthy",
         acceptable=WELL,
         alerts=frozenset({"StallscopeSeriesDropped"}),
@@ -124,7 +124,7 @@ def _cases() -> Iterator[Case]:
     # A rank waits in half of the world's machines, and the other half can't be seen: no straggler can be named.
     yield _unknown(
         "one_rank_of_many_reports",
-        told(SERVER_4, missing=(1, 2, 3), measures_communication=True),
+        run_on(SERVER_4, missing=(1, 2, 3), measures_communication=True),
         acceptable=WELL,
         alerts=frozenset({"TrainingTelemetryMissing"}),
         forbidden=frozenset({"straggler_rank", "straggler_hw", "straggler_input", "scaling_inefficient"}),

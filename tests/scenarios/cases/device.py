@@ -15,8 +15,8 @@ from tests.scenarios.cases.settings import (
     WELL,
     near,
     positive,
+    run_on,
     taking,
-    told,
 )
 from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, SINGLE, WORKSTATION
 from tests.scenarios.story import Kernels, Work
@@ -64,7 +64,7 @@ def _copies() -> Iterator[Case]:
         yield positive(
             name,
             "h2d_bound",
-            told(node, taking(replace(work, copied_per_sample=4e6), "host_copy", share)),
+            run_on(node, taking(replace(work, copied_per_sample=4e6), "host_copy", share)),
             subject="run",
             alerts=alert,
             forbidden=_INPUT_ADVICE | {"small_batch", "sync_stall"},
@@ -75,7 +75,7 @@ def _copies() -> Iterator[Case]:
             "h2d_bound",
             "h2d_bound",
             level,
-            told(CLOUD, taking(CLOUD_WORK, "host_copy", 0.10 * level)),
+            run_on(CLOUD, taking(CLOUD_WORK, "host_copy", 0.10 * level)),
             subject="run",
             acceptable=frozenset({"h2d_bound"}),
             alerts=alert,
@@ -89,7 +89,7 @@ def _small() -> Iterator[Case]:
     yield positive(
         "small_batch_h100",
         "small_batch",
-        told(SINGLE, _steps_of(0.014, 8, TINY), ranks=((0,),)),
+        run_on(SINGLE, _steps_of(0.014, 8, TINY), ranks=((0,),)),
         subject="run",
         acceptable=frozenset({"launch_bound"}),
         alerts=alert,
@@ -101,7 +101,7 @@ def _small() -> Iterator[Case]:
     yield positive(
         "small_batch_l40s",
         "small_batch",
-        told(CLOUD, _steps_of(0.018, 8, replace(TINY, memory=0.75, power=0.35))),
+        run_on(CLOUD, _steps_of(0.018, 8, replace(TINY, memory=0.75, power=0.35))),
         subject="run",
         acceptable=frozenset({"launch_bound"}),
         alerts=alert,
@@ -112,7 +112,7 @@ def _small() -> Iterator[Case]:
     yield positive(
         "ac_01_batch_of_four",
         "small_batch",
-        told(
+        run_on(
             WORKSTATION,
             replace(_steps_of(1 / 62.5, 4, crowded, main_thread=0.2, memory=0.1), reserved=0.98, loader_workers=None),
             ranks=((0,),),
@@ -129,7 +129,7 @@ def _small() -> Iterator[Case]:
     yield positive(
         "ac_10_batch_of_64",
         "small_batch",
-        told(CLOUD, _steps_of(0.035, 64, low, memory=0.2), before=CLOUD_WORK),
+        run_on(CLOUD, _steps_of(0.035, 64, low, memory=0.2), before=CLOUD_WORK),
         subject="run",
         acceptable=frozenset({"launch_bound"}),
         alerts=alert,
@@ -141,7 +141,7 @@ def _small() -> Iterator[Case]:
             "small_batch",
             "small_batch",
             level,
-            told(SINGLE, _steps_of(0.02, 16, replace(TINY, sm=0.5 / level, power=0.42)), ranks=((0,),)),
+            run_on(SINGLE, _steps_of(0.02, 16, replace(TINY, sm=0.5 / level, power=0.42)), ranks=((0,),)),
             subject="run",
             acceptable=frozenset({"launch_bound"} if level > 1 else ()),
             alerts=alert,
@@ -156,7 +156,7 @@ def _launches() -> Iterator[Case]:
         yield positive(
             name,
             "launch_bound",
-            told(node, _steps_of(0.16, 32, eager, memory=0.88, main_thread=0.99)),
+            run_on(node, _steps_of(0.16, 32, eager, memory=0.88, main_thread=0.99)),
             subject="run",
             acceptable=frozenset({"small_batch"} if node is SINGLE else ()),
             alerts=alert,
@@ -167,7 +167,7 @@ def _launches() -> Iterator[Case]:
             "launch_bound",
             "launch_bound",
             level,
-            told(
+            run_on(
                 SINGLE,
                 _steps_of(0.16, 32, replace(eager, sm=0.4 / level, busy=0.7), memory=0.88, main_thread=0.99),
                 ranks=((0,),),
@@ -187,7 +187,7 @@ def _host_time() -> Iterator[Case]:
         yield positive(
             name,
             "sync_stall",
-            told(node, taking(work, "other", share)),
+            run_on(node, taking(work, "other", share)),
             subject="run",
             alerts=alert,
             forbidden=_INPUT_ADVICE | {"comm_bound", "h2d_bound"},
@@ -198,7 +198,7 @@ def _host_time() -> Iterator[Case]:
             "sync_stall",
             "sync_stall",
             level,
-            told(SINGLE, taking(NODE_WORK, "other", 0.10 * level)),
+            run_on(SINGLE, taking(NODE_WORK, "other", 0.10 * level)),
             subject="run",
             acceptable=frozenset({"sync_stall"}),
             alerts=alert,
@@ -213,7 +213,7 @@ def _kernels() -> Iterator[Case]:
     yield positive(
         "mem_bw_bound_node",
         "mem_bw_bound",
-        told(SINGLE, replace(NODE_WORK, kernels=streaming)),
+        run_on(SINGLE, replace(NODE_WORK, kernels=streaming)),
         subject="run",
         acceptable=frozenset({"low_mfu"}),
         alerts=memory_alert,
@@ -225,7 +225,7 @@ def _kernels() -> Iterator[Case]:
             "mem_bw_bound",
             "mem_bw_bound",
             level,
-            told(SINGLE, replace(NODE_WORK, kernels=replace(streaming, dram=0.70 * level))),
+            run_on(SINGLE, replace(NODE_WORK, kernels=replace(streaming, dram=0.70 * level))),
             subject="run",
             acceptable=frozenset(WELL),
             alerts=memory_alert,
@@ -236,7 +236,7 @@ def _kernels() -> Iterator[Case]:
     yield positive(
         "tensor_cores_unused_node",
         "tensor_cores_unused",
-        told(SINGLE, replace(NODE_WORK, kernels=single), precision="fp32"),
+        run_on(SINGLE, replace(NODE_WORK, kernels=single), precision="fp32"),
         subject="run",
         acceptable=frozenset({"low_mfu"}),
         alerts=tensor_alert,
@@ -249,7 +249,7 @@ def _kernels() -> Iterator[Case]:
             "tensor_cores_unused",
             level,
             # The optimizer has none, so that the mean over all time is what the threshold is of.
-            told(SINGLE, replace(NODE_WORK, kernels=replace(single, tensor=0.0545 / level)), precision="fp32"),
+            run_on(SINGLE, replace(NODE_WORK, kernels=replace(single, tensor=0.0545 / level)), precision="fp32"),
             subject="run",
             acceptable=WELL,
             alerts=tensor_alert,
@@ -259,7 +259,7 @@ def _kernels() -> Iterator[Case]:
     yield positive(
         "low_mfu_node",
         "low_mfu",
-        told(SINGLE, _at_mfu(0.11)),
+        run_on(SINGLE, _at_mfu(0.11)),
         subject="run",
         alerts=mfu_alert,
         forbidden=_INPUT_ADVICE | {"small_batch", "launch_bound"},
@@ -269,7 +269,7 @@ def _kernels() -> Iterator[Case]:
             "low_mfu",
             "low_mfu",
             level,
-            told(SINGLE, _at_mfu(0.20 / level)),
+            run_on(SINGLE, _at_mfu(0.20 / level)),
             subject="run",
             acceptable=WELL,
             alerts=mfu_alert,

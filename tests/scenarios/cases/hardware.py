@@ -15,8 +15,8 @@ from tests.scenarios.cases.settings import (
     WELL,
     near,
     positive,
+    run_on,
     slowed,
-    told,
 )
 from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, SERVER, SINGLE
 from tests.scenarios.story import Gpu
@@ -36,7 +36,9 @@ def _clocks() -> Iterator[Case]:
     yield positive(
         "thermal_throttle_laptop",
         "thermal_throttle",
-        told(LAPTOP, slowed(LAPTOP_WORK, 0.97 / 0.72), gpu=Gpu(throttled={"sw_thermal": 0.98}, clock=0.72, celsius=87)),
+        run_on(
+            LAPTOP, slowed(LAPTOP_WORK, 0.97 / 0.72), gpu=Gpu(throttled={"sw_thermal": 0.98}, clock=0.72, celsius=87)
+        ),
         subject="gpu",
         alerts=hot,
         forbidden=_INSTEAD | {"power_capped"},
@@ -47,7 +49,7 @@ def _clocks() -> Iterator[Case]:
     yield positive(
         "thermal_throttle_node",
         "thermal_throttle",
-        told(
+        run_on(
             PAIR,
             slowed(NODE_WORK, 0.97 / 0.7),
             only=(1,),
@@ -70,7 +72,7 @@ def _clocks() -> Iterator[Case]:
             "thermal_throttle",
             "thermal_throttle",
             level,
-            told(
+            run_on(
                 CLOUD,
                 slowed(CLOUD_WORK, 1 + share),
                 gpu=Gpu(throttled={"hw_thermal": share}, clock=0.86 - 0.5 * share, celsius=90),
@@ -84,7 +86,7 @@ def _clocks() -> Iterator[Case]:
     yield positive(
         "power_brake_node",
         "power_brake",
-        told(
+        run_on(
             PAIR,
             slowed(NODE_WORK, 1.35),
             only=(1,),
@@ -104,7 +106,7 @@ def _clocks() -> Iterator[Case]:
             "power_brake",
             "power_brake",
             level,
-            told(SERVER, gpu=Gpu(throttled={"power_brake": 0.01 * level}, clock=0.95), gpus=(1,)),
+            run_on(SERVER, gpu=Gpu(throttled={"power_brake": 0.01 * level}, clock=0.95), gpus=(1,)),
             subject="gpu",
             acceptable=frozenset({"power_brake"}),
             alerts=brake,
@@ -114,7 +116,7 @@ def _clocks() -> Iterator[Case]:
     yield positive(
         "power_capped_server",
         "power_capped",
-        told(
+        run_on(
             SERVER,
             slowed(SERVER_WORK, 1.25),
             gpu=Gpu(power_limit=0.6, throttled={"power_cap": 0.95}, clock=0.76),
@@ -128,7 +130,7 @@ def _clocks() -> Iterator[Case]:
             "power_capped",
             "power_capped",
             level,
-            told(
+            run_on(
                 CLOUD,
                 before=CLOUD_WORK,
                 onset=0.0,
@@ -142,7 +144,7 @@ def _clocks() -> Iterator[Case]:
     yield positive(
         "clocks_limited_node",
         "clocks_limited",
-        told(SINGLE, onset=0.0, gpu=Gpu(clock_configured=0.6, clock=0.6)),
+        run_on(SINGLE, onset=0.0, gpu=Gpu(clock_configured=0.6, clock=0.6)),
         alerts=frozenset({"GpuClocksLimited"}),
         culprit=_on(0),
         onset=0.0,
@@ -157,7 +159,7 @@ def _events() -> Iterator[Case]:
         yield positive(
             name,
             "xid_hw",
-            told(node, gpu=Gpu(xids=(code,)), gpus=(1,)),
+            run_on(node, gpu=Gpu(xids=(code,)), gpus=(1,)),
             subject="gpu",
             alerts=hard,
             forbidden=_INSTEAD | {"xid_app"},
@@ -167,14 +169,14 @@ def _events() -> Iterator[Case]:
     yield positive(
         "xid_app_illegal_access",
         "xid_app",
-        told(CLOUD, gpu=Gpu(xids=(31,))),
+        run_on(CLOUD, gpu=Gpu(xids=(31,))),
         alerts=frozenset({"GpuXidApp"}),
         culprit=_on(0),
         length=_SOON,
         **_INFO,
     )
     # Off the bus: the other ranks wait in a collective for ever.
-    story = told(
+    story = run_on(
         HGX,
         replace(NODE_WORK, hangs="spin"),
         gpu=Gpu(present=False, xids=(79,)),
@@ -199,7 +201,7 @@ def _events() -> Iterator[Case]:
     yield positive(
         "lost_laptop",
         "lost",
-        told(
+        run_on(
             LAPTOP,
             replace(LAPTOP_WORK, hangs="idle"),
             gpu=Gpu(present=False, lost_reason="reset_required"),
@@ -218,7 +220,7 @@ def _memory() -> Iterator[Case]:
     yield positive(
         "ecc_uncorrected_node",
         "ecc_uncorrected",
-        told(PAIR, gpu=Gpu(uncorrected=2, corrected=40), gpus=(1,)),
+        run_on(PAIR, gpu=Gpu(uncorrected=2, corrected=40), gpus=(1,)),
         subject="gpu",
         alerts=frozenset({"GpuEccUncorrected"}),
         forbidden=_INSTEAD,
@@ -228,7 +230,7 @@ def _memory() -> Iterator[Case]:
     yield positive(
         "row_remap_pending_node",
         "row_remap_pending",
-        told(PAIR, gpu=Gpu(remap_pending=True, remapped=1), gpus=(1,)),
+        run_on(PAIR, gpu=Gpu(remap_pending=True, remapped=1), gpus=(1,)),
         subject="gpu",
         alerts=frozenset({"GpuRowRemapPending"}),
         forbidden=frozenset({"row_remap_failed", "lost"}),
@@ -238,7 +240,7 @@ def _memory() -> Iterator[Case]:
     yield positive(
         "row_remap_failed_node",
         "row_remap_failed",
-        told(PAIR, gpu=Gpu(remap_failed=True, remapped=8), gpus=(1,)),
+        run_on(PAIR, gpu=Gpu(remap_failed=True, remapped=8), gpus=(1,)),
         subject="gpu",
         alerts=frozenset({"GpuRowRemapFailed"}),
         forbidden=_INSTEAD,
@@ -252,7 +254,7 @@ def _links() -> Iterator[Case]:
         yield positive(
             name,
             "pcie_degraded",
-            told(PAIR, gpu=state, gpus=(0,)),
+            run_on(PAIR, gpu=state, gpus=(0,)),
             subject="gpu",
             alerts=frozenset({"GpuPcieDegraded"}),
             forbidden=frozenset({"lost", "thermal_throttle"}),
@@ -263,7 +265,7 @@ def _links() -> Iterator[Case]:
     yield positive(
         "pcie_replays_server",
         "pcie_replays",
-        told(SERVER, gpu=Gpu(replays=90), gpus=(1,)),
+        run_on(SERVER, gpu=Gpu(replays=90), gpus=(1,)),
         subject="gpu",
         alerts=replays,
         forbidden=frozenset({"lost", "pcie_degraded"}),
@@ -276,7 +278,7 @@ def _links() -> Iterator[Case]:
             "pcie_replays",
             "pcie_replays",
             level,
-            told(SERVER, gpu=Gpu(replays=16 * level), gpus=(1,)),
+            run_on(SERVER, gpu=Gpu(replays=16 * level), gpus=(1,)),
             subject="gpu",
             acceptable=frozenset({"pcie_replays"}),
             alerts=replays,
@@ -285,7 +287,7 @@ def _links() -> Iterator[Case]:
     yield positive(
         "nvlink_errors_crc",
         "nvlink_errors",
-        told(PAIR, gpu=Gpu(link_errors={"crc": 20, "replay": 2}), gpus=(0,)),
+        run_on(PAIR, gpu=Gpu(link_errors={"crc": 20, "replay": 2}), gpus=(0,)),
         subject="gpu",
         alerts=frozenset({"GpuNvlinkErrors"}),
         forbidden=frozenset({"nvlink_down", "lost"}),
@@ -295,7 +297,7 @@ def _links() -> Iterator[Case]:
     yield positive(
         "nvlink_down_two_of_eighteen",
         "nvlink_down",
-        told(PAIR, gpu=Gpu(links_down=2), gpus=(0,)),
+        run_on(PAIR, gpu=Gpu(links_down=2), gpus=(0,)),
         subject="gpu",
         alerts=frozenset({"GpuNvlinkDown"}),
         forbidden=frozenset({"lost", "pcie_degraded"}),

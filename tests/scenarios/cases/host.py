@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.scenarios.case import Case
-from tests.scenarios.cases.settings import QUIET, WELL, near, positive, told
+from tests.scenarios.cases.settings import QUIET, WELL, near, positive, run_on
 from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SINGLE
 from tests.scenarios.story import Host, Node, Story
 
@@ -38,7 +38,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "mem_pressure_laptop",
         "mem_pressure",
-        told(LAPTOP, host=_with(LAPTOP, memory_used=0.96, page_cache=0.02, memory_waiting=0.25)),
+        run_on(LAPTOP, host=_with(LAPTOP, memory_used=0.96, page_cache=0.02, memory_waiting=0.25)),
         alerts=pressure,
         length=45.0,
         **_HOST,
@@ -46,7 +46,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "oom_kill_cloud",
         "oom_kill",
-        told(CLOUD, host=_with(CLOUD, oom_kills=0.05, memory_used=0.6)),
+        run_on(CLOUD, host=_with(CLOUD, oom_kills=0.05, memory_used=0.6)),
         alerts=frozenset({"HostOomKill"}),
         length=25.0,
         **_HOST,
@@ -54,14 +54,14 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "shm_full_cloud",
         "shm_full",
-        told(CLOUD, host=_with(CLOUD, shared_memory=0.97)),
+        run_on(CLOUD, host=_with(CLOUD, shared_memory=0.97)),
         alerts=full,
         **_HOST,
     )
     yield positive(
         "swapping_laptop",
         "swapping",
-        told(LAPTOP, host=_with(LAPTOP, swap_in=3e7, swap_out=2e7, faults=4000, memory_used=0.88)),
+        run_on(LAPTOP, host=_with(LAPTOP, swap_in=3e7, swap_out=2e7, faults=4000, memory_used=0.88)),
         alerts=swap,
         length=45.0,
         **_HOST,
@@ -69,7 +69,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "cpu_saturated_node",
         "cpu_saturated",
-        told(PAIR, host=_with(PAIR, cores=36.5, cpu_waiting=0.3)),
+        run_on(PAIR, host=_with(PAIR, cores=36.5, cpu_waiting=0.3)),
         alerts=load,
         length=50.0,
         **_HOST,
@@ -77,7 +77,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "network_errors_two_nodes",
         "network_errors",
-        _on_one_of_two(told(PAIR, count=2, host=_with(PAIR, errors=250.0, dropped=400.0, received=5e7))),
+        _on_one_of_two(run_on(PAIR, count=2, host=_with(PAIR, errors=250.0, dropped=400.0, received=5e7))),
         alerts=frozenset({"HostNetworkErrors"}),
         length=42.0,
         **_HOST,
@@ -89,7 +89,7 @@ def _cases() -> Iterator[Case]:
             "mem_pressure",
             "mem_pressure",
             level,
-            told(CLOUD, host=_with(CLOUD, memory_used=1 - 0.1 / level, memory_waiting=0.10 * level)),
+            run_on(CLOUD, host=_with(CLOUD, memory_used=1 - 0.1 / level, memory_waiting=0.10 * level)),
             alerts=pressure,
             length=45.0,
             **{**_HOST, **blamed},
@@ -98,7 +98,7 @@ def _cases() -> Iterator[Case]:
             "shm_full",
             "shm_full",
             level,
-            told(CLOUD, host=_with(CLOUD, shared_memory=min(0.995, 0.80 * level))),
+            run_on(CLOUD, host=_with(CLOUD, shared_memory=min(0.995, 0.80 * level))),
             alerts=full,
             **{**_HOST, **blamed},
         )
@@ -106,7 +106,7 @@ def _cases() -> Iterator[Case]:
             "swapping",
             "swapping",
             level,
-            told(LAPTOP, host=_with(LAPTOP, swap_in=4096 * 500 * level, swap_out=1e6, faults=500 * level)),
+            run_on(LAPTOP, host=_with(LAPTOP, swap_in=4096 * 500 * level, swap_out=1e6, faults=500 * level)),
             alerts=swap,
             length=45.0,
             **{**_HOST, **blamed},
@@ -116,7 +116,7 @@ def _cases() -> Iterator[Case]:
             "cpu_saturated",
             "cpu_saturated",
             level,
-            told(SINGLE, host=_with(SINGLE, cores=24 * (1 - 0.1 / level) - 5.35, cpu_waiting=0.05)),
+            run_on(SINGLE, host=_with(SINGLE, cores=24 * (1 - 0.1 / level) - 5.35, cpu_waiting=0.05)),
             alerts=load,
             length=50.0,
             **{**_HOST, **blamed},

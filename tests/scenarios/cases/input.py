@@ -20,8 +20,8 @@ from tests.scenarios.cases.settings import (
     WORKSTATION_WORK,
     near,
     positive,
+    run_on,
     taking,
-    told,
 )
 from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, SERVER, SERVER_4, SINGLE, WORKSTATION
 from tests.scenarios.story import ALWAYS, From, Host, Node, Run, Story, Work
@@ -41,7 +41,7 @@ def _parent() -> Iterator[Case]:
     yield positive(
         "input_bound_laptop",
         "input_bound",
-        told(LAPTOP, _waiting(LAPTOP_WORK, 0.25, loader_cores=9.5, loader_workers=14)),
+        run_on(LAPTOP, _waiting(LAPTOP_WORK, 0.25, loader_cores=9.5, loader_workers=14)),
         subject="run",
         alerts=frozenset({"TrainingInputBound"}),
         forbidden=frozenset({"input_few_workers", "input_disk_bound", "input_network_bound", "input_cpu_saturated"}),
@@ -50,7 +50,7 @@ def _parent() -> Iterator[Case]:
     yield positive(
         "input_bound_node",
         "input_bound",
-        told(PAIR, _waiting(NODE_WORK, 0.22, loader_cores=16, loader_workers=20)),
+        run_on(PAIR, _waiting(NODE_WORK, 0.22, loader_cores=16, loader_workers=20)),
         subject="run",
         alerts=frozenset({"TrainingInputBound"}),
         forbidden=frozenset({"input_few_workers", "input_disk_bound", "input_network_bound", "small_batch"}),
@@ -61,7 +61,7 @@ def _parent() -> Iterator[Case]:
             "input_bound",
             "input_bound",
             level,
-            told(LAPTOP, _waiting(LAPTOP_WORK, _WARN * level, loader_cores=9.5, loader_workers=14)),
+            run_on(LAPTOP, _waiting(LAPTOP_WORK, _WARN * level, loader_cores=9.5, loader_workers=14)),
             subject="run",
             acceptable=frozenset({"input_bound"}),
             alerts=frozenset({"TrainingInputBound"}),
@@ -78,7 +78,7 @@ def _processors() -> Iterator[Case]:
     yield positive(
         "input_cpu_saturated_node",
         "input_cpu_saturated",
-        told(HGX, node, host=saturated),
+        run_on(HGX, node, host=saturated),
         subject="run",
         alerts=frozenset({"TrainingInputCpuSaturated"}),
         forbidden=more_workers,
@@ -87,7 +87,7 @@ def _processors() -> Iterator[Case]:
     yield positive(
         "input_cpu_saturated_two_nodes",
         "input_cpu_saturated",
-        told(PAIR, node, host=pair, count=2, slurm_job="4711"),
+        run_on(PAIR, node, host=pair, count=2, slurm_job="4711"),
         subject="run",
         alerts=frozenset({"TrainingInputCpuSaturated"}),
         forbidden=more_workers,
@@ -97,7 +97,7 @@ def _processors() -> Iterator[Case]:
     yield positive(
         "input_cpu_saturated_by_pressure",
         "input_cpu_saturated",
-        told(CLOUD, _waiting(CLOUD_WORK, 0.24, loader_cores=6.3), host=Host(cores=0.3, cpu_waiting=0.5)),
+        run_on(CLOUD, _waiting(CLOUD_WORK, 0.24, loader_cores=6.3), host=Host(cores=0.3, cpu_waiting=0.5)),
         subject="run",
         alerts=frozenset({"TrainingInputCpuSaturated"}),
         forbidden=more_workers,
@@ -108,7 +108,7 @@ def _processors() -> Iterator[Case]:
             "input_cpu_saturated",
             "input_cpu_saturated",
             level,
-            told(SINGLE, _waiting(NODE_WORK, _WARN * level, loader_cores=23), host=Host(cores=0.6, cpu_waiting=0.6)),
+            run_on(SINGLE, _waiting(NODE_WORK, _WARN * level, loader_cores=23), host=Host(cores=0.6, cpu_waiting=0.6)),
             subject="run",
             acceptable=frozenset({"input_cpu_saturated"}),
             alerts=frozenset({"TrainingInputCpuSaturated"}),
@@ -121,7 +121,7 @@ def _quota() -> Iterator[Case]:
     def pods(node: Node, share: float, throttled: float) -> Story:
         before = replace(NODE_WORK, loader_cores=5.0, loader_workers=8, quota_throttled=0.02)
         after = _waiting(before, share, loader_cores=7.4, quota_throttled=throttled, quota_waited=1.5 * throttled)
-        return told(node, after, before=before, cpu_limit=8.0, quota=True, **_PODS)
+        return run_on(node, after, before=before, cpu_limit=8.0, quota=True, **_PODS)
 
     yield positive(
         "input_cgroup_throttled_pods",
@@ -137,7 +137,7 @@ def _quota() -> Iterator[Case]:
     yield positive(
         "input_cgroup_throttled_container",
         "input_cgroup_throttled",
-        told(
+        run_on(
             CLOUD,
             _waiting(small, 0.26, loader_cores=2.6, quota_throttled=0.5, quota_waited=0.8),
             before=small,
@@ -171,7 +171,7 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_few_workers_laptop",
         "input_few_workers",
-        told(LAPTOP, _waiting(LAPTOP_WORK, 0.3, loader_workers=2, loader_cores=1.6)),
+        run_on(LAPTOP, _waiting(LAPTOP_WORK, 0.3, loader_workers=2, loader_cores=1.6)),
         subject="run",
         alerts=few,
         forbidden=harm,
@@ -180,7 +180,7 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_few_workers_node",
         "input_few_workers",
-        told(PAIR, _waiting(NODE_WORK, 0.35, loader_workers=2, loader_cores=1.7)),
+        run_on(PAIR, _waiting(NODE_WORK, 0.35, loader_workers=2, loader_cores=1.7)),
         subject="run",
         alerts=few,
         forbidden=harm,
@@ -190,7 +190,7 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_few_workers_none",
         "input_few_workers",
-        told(LAPTOP, _waiting(LAPTOP_WORK, 0.4, loader_workers=0, loader_cores=0, main_thread=0.8)),
+        run_on(LAPTOP, _waiting(LAPTOP_WORK, 0.4, loader_workers=0, loader_cores=0, main_thread=0.8)),
         subject="run",
         alerts=few,
         forbidden=harm,
@@ -199,7 +199,7 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_single_thread_laptop",
         "input_single_thread",
-        told(LAPTOP, _waiting(LAPTOP_WORK, 0.25, loader_workers=14, loader_cores=1.2, main_thread=0.995)),
+        run_on(LAPTOP, _waiting(LAPTOP_WORK, 0.25, loader_workers=14, loader_cores=1.2, main_thread=0.995)),
         subject="run",
         alerts=frozenset({"TrainingInputSingleThread"}),
         forbidden=harm,
@@ -208,7 +208,7 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_single_thread_server",
         "input_single_thread",
-        told(SERVER, _waiting(SERVER_WORK, 0.26, loader_workers=14, loader_cores=1.8, main_thread=0.995)),
+        run_on(SERVER, _waiting(SERVER_WORK, 0.26, loader_workers=14, loader_cores=1.8, main_thread=0.995)),
         subject="run",
         alerts=frozenset({"TrainingInputSingleThread"}),
         forbidden=harm,
@@ -218,7 +218,7 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_too_many_workers_cloud",
         "input_too_many_workers",
-        told(
+        run_on(
             CLOUD,
             _waiting(CLOUD_WORK, 0.26, loader_workers=24, loader_cores=5.2),
             host=Host(cores=0.3, cpu_waiting=0.55),
@@ -231,7 +231,9 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_too_many_workers_node",
         "input_too_many_workers",
-        told(PAIR, _waiting(NODE_WORK, 0.18, loader_workers=64, loader_cores=17), host=Host(cores=1, cpu_waiting=0.5)),
+        run_on(
+            PAIR, _waiting(NODE_WORK, 0.18, loader_workers=64, loader_cores=17), host=Host(cores=1, cpu_waiting=0.5)
+        ),
         subject="run",
         alerts=frozenset({"TrainingInputTooManyWorkers"}),
         forbidden=frozenset({"input_few_workers", "input_single_thread", "input_disk_bound"}),
@@ -242,7 +244,7 @@ def _workers() -> Iterator[Case]:
             "input_few_workers",
             "input_few_workers",
             level,
-            told(LAPTOP, _waiting(LAPTOP_WORK, _WARN * level, loader_workers=2, loader_cores=1.6)),
+            run_on(LAPTOP, _waiting(LAPTOP_WORK, _WARN * level, loader_workers=2, loader_cores=1.6)),
             subject="run",
             acceptable=frozenset({"input_few_workers", "input_bound"} if level < 1 else {"input_few_workers"}),
             alerts=few,
@@ -252,7 +254,9 @@ def _workers() -> Iterator[Case]:
             "input_single_thread",
             "input_single_thread",
             level,
-            told(LAPTOP, _waiting(LAPTOP_WORK, _WARN * level, loader_workers=14, loader_cores=1.2, main_thread=0.995)),
+            run_on(
+                LAPTOP, _waiting(LAPTOP_WORK, _WARN * level, loader_workers=14, loader_cores=1.2, main_thread=0.995)
+            ),
             subject="run",
             acceptable=frozenset({"input_single_thread", "input_bound"} if level < 1 else {"input_single_thread"}),
             alerts=frozenset({"TrainingInputSingleThread"}),
@@ -263,7 +267,7 @@ def _workers() -> Iterator[Case]:
             "input_too_many_workers",
             "input_too_many_workers",
             level,
-            told(
+            run_on(
                 CLOUD,
                 _waiting(CLOUD_WORK, 0.07 if level < 1 else 0.18, loader_workers=16 * level, loader_cores=5.2),
                 host=Host(cores=0.3, cpu_waiting=0.25 * level),
@@ -281,7 +285,7 @@ def _storage() -> Iterator[Case]:
     yield positive(
         "input_disk_bound_cloud",
         "input_disk_bound",
-        told(CLOUD, _waiting(CLOUD_WORK, 0.35, bytes_per_sample=1.2e6, loader_cores=1.2), host=reading),
+        run_on(CLOUD, _waiting(CLOUD_WORK, 0.35, bytes_per_sample=1.2e6, loader_cores=1.2), host=reading),
         subject="run",
         alerts=disk,
         forbidden=not_disk,
@@ -291,7 +295,7 @@ def _storage() -> Iterator[Case]:
     yield positive(
         "input_disk_bound_node",
         "input_disk_bound",
-        told(
+        run_on(
             PAIR,
             _waiting(NODE_WORK, 0.26, bytes_per_sample=1.5e6, loader_cores=8),
             host=Host(cores=15, iowait=0.03, io_waiting=0.28, io_stalled=0.15, disk_busy=1.0),
@@ -307,7 +311,7 @@ def _storage() -> Iterator[Case]:
     yield positive(
         "input_network_bound_cloud",
         "input_network_bound",
-        told(CLOUD, _at_the_line(CLOUD_WORK, 0.3, 1.25e9, 0.95)),
+        run_on(CLOUD, _at_the_line(CLOUD_WORK, 0.3, 1.25e9, 0.95)),
         subject="run",
         alerts=network,
         forbidden=not_network,
@@ -316,7 +320,7 @@ def _storage() -> Iterator[Case]:
     yield positive(
         "input_network_bound_two_nodes",
         "input_network_bound",
-        told(PAIR, _at_the_line(NODE_WORK, 0.25, 12.5e9 / 2, 0.94), count=2),
+        run_on(PAIR, _at_the_line(NODE_WORK, 0.25, 12.5e9 / 2, 0.94), count=2),
         subject="run",
         alerts=network,
         forbidden=not_network,
@@ -328,7 +332,7 @@ def _storage() -> Iterator[Case]:
     yield positive(
         "input_remote_latency_server",
         "input_remote_latency",
-        told(SERVER, _waiting(SERVER_WORK, 0.3, loader_cores=1.5), host=waiting),
+        run_on(SERVER, _waiting(SERVER_WORK, 0.3, loader_cores=1.5), host=waiting),
         subject="run",
         alerts=latency,
         forbidden=frozenset({"input_network_bound", "input_cpu_saturated", "input_single_thread"}),
@@ -337,7 +341,7 @@ def _storage() -> Iterator[Case]:
     yield positive(
         "input_remote_latency_few_workers_look",
         "input_remote_latency",
-        told(
+        run_on(
             PAIR,
             _waiting(replace(NODE_WORK, data="nfs"), 0.25, loader_workers=4, loader_cores=0.8),
             before=replace(NODE_WORK, data="nfs"),
@@ -355,7 +359,7 @@ def _storage() -> Iterator[Case]:
             "input_disk_bound",
             "input_disk_bound",
             level,
-            told(CLOUD, _waiting(CLOUD_WORK, share, bytes_per_sample=0.9e6), host=reading),
+            run_on(CLOUD, _waiting(CLOUD_WORK, share, bytes_per_sample=0.9e6), host=reading),
             subject="run",
             acceptable=frozenset({"input_disk_bound", "input_bound"} if under else ()),
             alerts=disk,
@@ -365,7 +369,7 @@ def _storage() -> Iterator[Case]:
             "input_network_bound",
             "input_network_bound",
             level,
-            told(CLOUD, _at_the_line(CLOUD_WORK, share, 1.25e9, 0.95)),
+            run_on(CLOUD, _at_the_line(CLOUD_WORK, share, 1.25e9, 0.95)),
             subject="run",
             acceptable=frozenset({"input_network_bound", "input_bound"} if under else ()),
             alerts=network,
@@ -375,7 +379,7 @@ def _storage() -> Iterator[Case]:
             "input_remote_latency",
             "input_remote_latency",
             level,
-            told(SERVER, _waiting(SERVER_WORK, share, loader_cores=1.5), host=waiting),
+            run_on(SERVER, _waiting(SERVER_WORK, share, loader_cores=1.5), host=waiting),
             subject="run",
             acceptable=frozenset({"input_remote_latency", "input_bound"} if under else ()),
             alerts=latency,
@@ -399,7 +403,7 @@ def _acceptance() -> Iterator[Case]:
     yield positive(
         "ac_05_real_data_on_two_gpus",
         "input_cpu_saturated",
-        told(
+        run_on(
             WORKSTATION,
             real,
             before=replace(WORKSTATION_WORK, data="none", loader_cores=0.5),
@@ -419,7 +423,7 @@ def _acceptance() -> Iterator[Case]:
     yield positive(
         "ac_08_network_at_its_limit",
         "input_network_bound",
-        told(CLOUD, replace(slow, data_wait=step - rest)),
+        run_on(CLOUD, replace(slow, data_wait=step - rest)),
         subject="run",
         alerts=frozenset({"TrainingInputNetworkBound"}),
         forbidden=frozenset({"input_cpu_saturated", "input_few_workers", "input_disk_bound"}),
@@ -428,7 +432,7 @@ def _acceptance() -> Iterator[Case]:
     yield positive(
         "ac_11_fetch_dominates",
         "input_cpu_saturated",
-        told(CLOUD, _waiting(CLOUD_WORK, 0.6, loader_cores=7.3), host=Host(cores=0.3, cpu_waiting=0.8)),
+        run_on(CLOUD, _waiting(CLOUD_WORK, 0.6, loader_cores=7.3), host=Host(cores=0.3, cpu_waiting=0.8)),
         subject="run",
         alerts=frozenset({"TrainingInputCpuSaturated"}),
         forbidden=frozenset({"input_few_workers", "small_batch", "input_disk_bound"}),

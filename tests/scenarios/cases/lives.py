@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.scenarios.case import Case
-from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, negative, positive, slowed, told
+from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, negative, positive, run_on, slowed
 from tests.scenarios.cases.settings import taking as waiting
 from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, QUAD
 from tests.scenarios.story import ALWAYS, From, Gpu, Host, Node, Story, Work, at
@@ -38,18 +38,18 @@ def _ended(story: Story, *, restarted: bool = False) -> Story:
 
 
 def _ill(node: Node, after: Work | None, *, restarted: bool = False, **given: Any) -> Story:
-    return _ended(told(node, after, onset=_ONSET, **{**_START, **given}), restarted=restarted)
+    return _ended(run_on(node, after, onset=_ONSET, **{**_START, **given}), restarted=restarted)
 
 
 def _well() -> Iterator[Case]:
     length = {"length": 30.0}
-    yield negative("life_healthy_cloud", told(CLOUD, **_START), **length)
-    yield negative("life_healthy_slow_steps", told(PAIR, before=_SLOW_STEPS, **_START), **length)
-    yield negative("life_exporter_restart", told(CLOUD, more={"exporter_restarts": ((0, 15.0),)}, **_START), **length)
+    yield negative("life_healthy_cloud", run_on(CLOUD, **_START), **length)
+    yield negative("life_healthy_slow_steps", run_on(PAIR, before=_SLOW_STEPS, **_START), **length)
+    yield negative("life_exporter_restart", run_on(CLOUD, more={"exporter_restarts": ((0, 15.0),)}, **_START), **length)
     # Prometheus itself is restarted, quickly and slowly: it marks no series as ended.
     for name, minutes in (("one_minute", 1.0), ("four_minutes", 4.0)):
         gap = {"scrape_gaps": ((15.0, 15.0 + minutes),)}
-        yield negative(f"life_scrape_gap_of_{name}", told(CLOUD, more=gap, **_START), **length)
+        yield negative(f"life_scrape_gap_of_{name}", run_on(CLOUD, more=gap, **_START), **length)
 
 
 _FULL = Host(cores=2.0, cpu_waiting=0.6)
@@ -100,7 +100,7 @@ def _waits() -> Iterator[Case]:
 
 def _hangs() -> Iterator[Case]:
     for name, node, work in (("hang_spin", PAIR, NODE_WORK), ("hang_spin_slow_steps", PAIR, _SLOW_STEPS)):
-        story = told(node, replace(work, hangs="spin"), before=work, onset=_ONSET, **_START)
+        story = run_on(node, replace(work, hangs="spin"), before=work, onset=_ONSET, **_START)
         run = story.runs[0]
         stuck = From(_ONSET, replace(work, hangs="idle", main_thread=0.0), (1,))
         yield positive(

@@ -16,7 +16,7 @@ from tests.scenarios.cases.settings import (
     near,
     negative,
     positive,
-    told,
+    run_on,
 )
 from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, SINGLE
 from tests.scenarios.story import Drop, From, Kernels, Pause, Saw
@@ -32,7 +32,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "gpu_mem_headroom_node",
         "gpu_mem_headroom",
-        told(SINGLE, replace(NODE_WORK, memory=0.3, kernels=_ROOMY), onset=0.0),
+        run_on(SINGLE, replace(NODE_WORK, memory=0.3, kernels=_ROOMY), onset=0.0),
         alerts=headroom,
         **_QUIET,
     )
@@ -43,7 +43,7 @@ def _cases() -> Iterator[Case]:
             "gpu_mem_headroom",
             "gpu_mem_headroom",
             level,
-            told(SINGLE, replace(NODE_WORK, memory=peak, reserved=peak + 0.01, kernels=_ROOMY), onset=0.0),
+            run_on(SINGLE, replace(NODE_WORK, memory=peak, reserved=peak + 0.01, kernels=_ROOMY), onset=0.0),
             alerts=headroom,
             **_QUIET,
         )
@@ -51,14 +51,14 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "gpu_mem_near_oom_laptop",
         "gpu_mem_near_oom",
-        told(LAPTOP, replace(LAPTOP_WORK, memory=0.965, allocator_retries=3)),
+        run_on(LAPTOP, replace(LAPTOP_WORK, memory=0.965, allocator_retries=3)),
         alerts=oom,
         **_QUIET,
     )
     yield positive(
         "gpu_mem_near_oom_server",
         "gpu_mem_near_oom",
-        told(SERVER, replace(SERVER_WORK, memory=0.975)),
+        run_on(SERVER, replace(SERVER_WORK, memory=0.975)),
         alerts=oom,
         **_QUIET,
     )
@@ -68,7 +68,7 @@ def _cases() -> Iterator[Case]:
             "gpu_mem_near_oom",
             "gpu_mem_near_oom",
             level,
-            told(CLOUD, replace(CLOUD_WORK, memory=1 - 0.1 / level, reserved=1 - 0.1 / level + 0.005)),
+            run_on(CLOUD, replace(CLOUD_WORK, memory=1 - 0.1 / level, reserved=1 - 0.1 / level + 0.005)),
             alerts=oom,
             **_QUIET,
         )
@@ -76,14 +76,14 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "gpu_mem_leak_laptop",
         "gpu_mem_leak",
-        told(LAPTOP, before=replace(LAPTOP_WORK, memory=0.4, leak_per_hour=0.2), start=-30.0),
+        run_on(LAPTOP, before=replace(LAPTOP_WORK, memory=0.4, leak_per_hour=0.2), start=-30.0),
         alerts=leak,
         **{**_QUIET, **_LEAK},
     )
     yield positive(
         "gpu_mem_leak_node",
         "gpu_mem_leak",
-        told(SINGLE, before=replace(NODE_WORK, memory=0.5, leak_per_hour=0.12), start=-30.0),
+        run_on(SINGLE, before=replace(NODE_WORK, memory=0.5, leak_per_hour=0.12), start=-30.0),
         alerts=leak,
         **{**_QUIET, **_LEAK},
     )
@@ -93,7 +93,7 @@ def _cases() -> Iterator[Case]:
             "gpu_mem_leak",
             "gpu_mem_leak",
             level,
-            told(CLOUD, before=replace(CLOUD_WORK, memory=0.5, leak_per_hour=0.05 * level), start=-30.0),
+            run_on(CLOUD, before=replace(CLOUD_WORK, memory=0.5, leak_per_hour=0.05 * level), start=-30.0),
             alerts=leak,
             **{**_QUIET, **_LEAK},
         )
@@ -102,7 +102,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "gpu_mem_fragmented_server",
         "gpu_mem_fragmented",
-        told(SERVER, replace(SERVER_WORK, memory=0.32, used=0.28, reserved=0.85)),
+        run_on(SERVER, replace(SERVER_WORK, memory=0.32, used=0.28, reserved=0.85)),
         alerts=fragmented,
         **_QUIET,
     )
@@ -111,7 +111,7 @@ def _cases() -> Iterator[Case]:
             "gpu_mem_fragmented",
             "gpu_mem_fragmented",
             level,
-            told(
+            run_on(
                 CLOUD,
                 replace(CLOUD_WORK, memory=0.4, used=0.38, reserved=0.39 * 2 * level),
                 before=replace(CLOUD_WORK, memory=0.75, used=0.7),
@@ -123,7 +123,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "gpu_mem_imbalance_node",
         "gpu_mem_imbalance",
-        told(PAIR, replace(NODE_WORK, memory=0.88), before=replace(NODE_WORK, memory=0.52), only=(0,)),
+        run_on(PAIR, replace(NODE_WORK, memory=0.88), before=replace(NODE_WORK, memory=0.52), only=(0,)),
         alerts=imbalance,
         culprit=(("rank", "0"),),
         **_QUIET,
@@ -133,7 +133,7 @@ def _cases() -> Iterator[Case]:
             "gpu_mem_imbalance",
             "gpu_mem_imbalance",
             level,
-            told(
+            run_on(
                 PAIR,
                 replace(NODE_WORK, memory=0.58 * (1 + 0.20 * level)),
                 before=replace(NODE_WORK, memory=0.58),
@@ -158,7 +158,7 @@ def _hidden_leaks(leak: frozenset[str]) -> Iterator[Case]:
     yield positive(
         "gpu_mem_leak_between_evaluation_peaks",
         "gpu_mem_leak",
-        told(SINGLE, before=generates, start=-30.0),
+        run_on(SINGLE, before=generates, start=-30.0),
         alerts=leak,
         allowed=frozenset({"TrainingEvaluationOverhead"}),
         **{**_QUIET, **_LEAK, "acceptable": evaluates},
@@ -168,7 +168,7 @@ def _hidden_leaks(leak: frozenset[str]) -> Iterator[Case]:
     yield positive(
         "gpu_mem_leak_between_drops",
         "gpu_mem_leak",
-        told(LAPTOP, before=exports, start=-30.0),
+        run_on(LAPTOP, before=exports, start=-30.0),
         alerts=leak,
         **{**_QUIET, **_LEAK},
     )
@@ -185,7 +185,7 @@ def _hidden_leaks(leak: frozenset[str]) -> Iterator[Case]:
         )
         for minute, seconds in ((-60.0, 40.0), (20.0, 120.0), (60.0, 240.0))
     )
-    story = told(SINGLE, before=evaluating[0].state, start=-60.0)
+    story = run_on(SINGLE, before=evaluating[0].state, start=-60.0)
     yield negative(
         "evaluation_peaks_grow_in_share",
         replace(story, runs=(replace(story.runs[0], work=evaluating),)),
@@ -196,7 +196,7 @@ def _hidden_leaks(leak: frozenset[str]) -> Iterator[Case]:
     # A replay buffer on the GPU fills for 80 minutes and is emptied: it never holds more than before.
     yield negative(
         "memory_fills_and_is_emptied",
-        told(CLOUD, before=replace(CLOUD_WORK, memory=0.55, used=0.4, saw=Saw(80.0, 0.35, first=41.0)), start=-30.0),
+        run_on(CLOUD, before=replace(CLOUD_WORK, memory=0.55, used=0.4, saw=Saw(80.0, 0.35, first=41.0)), start=-30.0),
         length=110.0,
     )
 

@@ -15,9 +15,9 @@ from tests.scenarios.cases.settings import (
     WELL,
     WORKSTATION_WORK,
     negative,
+    run_on,
     slowed,
     taking,
-    told,
 )
 from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, QUAD, SERVER, SINGLE, WORKSTATION
 from tests.scenarios.story import ALWAYS, From, Gpu, Host, Kernels, Node, Pause, Run, Story, Work
@@ -27,7 +27,7 @@ _INPUT = frozenset({"input_bound", "input_cpu_saturated", "input_few_workers", "
 
 def _steady(node: Node, work: Work | None = None, **more: object) -> Story:
     """One state from beginning to end."""
-    return told(node, before=work, onset=ALWAYS, **more)  # type: ignore[arg-type]
+    return run_on(node, before=work, onset=ALWAYS, **more)  # type: ignore[arg-type]
 
 
 def _healthy() -> Iterator[Case]:
@@ -162,7 +162,7 @@ def _times() -> Iterator[Case]:
         length=60.0,
     )
     # Compilation and first reads: half the time for the first five minutes.
-    story = told(LAPTOP, before=taking(LAPTOP_WORK, "data_wait", 0.5), start=1.0, initialization=0.5)
+    story = run_on(LAPTOP, before=taking(LAPTOP_WORK, "data_wait", 0.5), start=1.0, initialization=0.5)
     run = replace(story.runs[0], work=(*story.runs[0].work, From(6.0, LAPTOP_WORK)))
     yield negative(
         "warm_up_laptop",

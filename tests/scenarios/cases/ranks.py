@@ -14,9 +14,9 @@ from tests.scenarios.cases.settings import (
     WELL,
     near,
     positive,
+    run_on,
     slowed,
     taking,
-    told,
 )
 from tests.scenarios.machines import HGX, PAIR, QUAD, SERVER, SERVER_4
 from tests.scenarios.story import Gpu, Story, Work
@@ -46,7 +46,7 @@ def _slow_ranks() -> Iterator[Case]:
         yield positive(
             name,
             "straggler_rank",
-            told(node, _late(NODE_WORK, 0.26), only=(rank,), count=count, measures_communication=hook),
+            run_on(node, _late(NODE_WORK, 0.26), only=(rank,), count=count, measures_communication=hook),
             subject="run",
             alerts=alert,
             forbidden=_NOT_THE_NETWORK | {"straggler_hw", "straggler_input"},
@@ -58,7 +58,7 @@ def _slow_ranks() -> Iterator[Case]:
             "straggler_rank",
             "straggler_rank",
             level,
-            told(QUAD, _late(NODE_WORK, 0.10 * level), only=(3,), measures_communication=True),
+            run_on(QUAD, _late(NODE_WORK, 0.10 * level), only=(3,), measures_communication=True),
             subject="run",
             acceptable=frozenset({"straggler_rank", "comm_bound"} if level < 1 else ()),
             alerts=alert,
@@ -73,7 +73,7 @@ def _slow_ranks() -> Iterator[Case]:
         yield positive(
             name,
             "straggler_input",
-            told(node, _late(work, 0.22, by="data_wait"), only=(rank,), measures_communication=hook),
+            run_on(node, _late(work, 0.22, by="data_wait"), only=(rank,), measures_communication=hook),
             subject="run",
             alerts=starved,
             forbidden=_NOT_THE_NETWORK | {"straggler_hw"},
@@ -85,7 +85,7 @@ def _slow_ranks() -> Iterator[Case]:
             "straggler_input",
             "straggler_input",
             level,
-            told(QUAD, _late(NODE_WORK, 0.10 * level, by="data_wait"), only=(1,), measures_communication=True),
+            run_on(QUAD, _late(NODE_WORK, 0.10 * level, by="data_wait"), only=(1,), measures_communication=True),
             subject="run",
             acceptable=frozenset({"straggler_input", "comm_bound"} if level < 1 else ()),
             alerts=starved,
@@ -100,7 +100,7 @@ def _slow_hardware() -> Iterator[Case]:
         yield positive(
             name,
             "straggler_hw",
-            told(
+            run_on(
                 QUAD if count == 1 else PAIR,
                 slowed(NODE_WORK, 0.97 / 0.74),
                 only=(rank,),
@@ -121,7 +121,7 @@ def _slow_hardware() -> Iterator[Case]:
     yield positive(
         "straggler_hw_narrow_slot",
         "straggler_hw",
-        told(QUAD, narrow, only=(3,), gpu=Gpu(width=4), gpus=(3,), measures_communication=True),
+        run_on(QUAD, narrow, only=(3,), gpu=Gpu(width=4), gpus=(3,), measures_communication=True),
         subject="run",
         acceptable=frozenset({"straggler_rank", "pcie_degraded"}),
         alerts=frozenset({"GpuPcieDegraded"}),
@@ -137,7 +137,7 @@ def _slow_hardware() -> Iterator[Case]:
             "straggler_hw",
             "straggler_hw",
             level,
-            told(
+            run_on(
                 QUAD,
                 slowed(NODE_WORK, 1 / clock),
                 only=(2,),
@@ -161,7 +161,7 @@ def _shape() -> Iterator[Case]:
     yield positive(
         "gpu_load_imbalance_data_parallel",
         "gpu_load_imbalance",
-        told(SERVER_4, before=whole, ranks=((0, 1, 2, 3),), gpu_shares=(1.0, 0.55, 0.55, 0.55)),
+        run_on(SERVER_4, before=whole, ranks=((0, 1, 2, 3),), gpu_shares=(1.0, 0.55, 0.55, 0.55)),
         subject="run",
         acceptable=WELL,
         alerts=imbalance,
@@ -174,7 +174,7 @@ def _shape() -> Iterator[Case]:
             "gpu_load_imbalance",
             "gpu_load_imbalance",
             level,
-            told(SERVER_4, before=whole, ranks=((0, 1, 2, 3),), gpu_shares=(1.0, *(3 * (1 - 0.205 * level,)))),
+            run_on(SERVER_4, before=whole, ranks=((0, 1, 2, 3),), gpu_shares=(1.0, *(3 * (1 - 0.205 * level,)))),
             subject="run",
             acceptable=WELL,
             alerts=imbalance,
@@ -190,7 +190,7 @@ def _shape() -> Iterator[Case]:
         yield positive(
             name,
             "comm_bound",
-            told(node, taking(work, "communication", share), count=count, measures_communication=True),
+            run_on(node, taking(work, "communication", share), count=count, measures_communication=True),
             subject="run",
             alerts=slow,
             forbidden=frozenset({"straggler_rank", "straggler_hw", "input_bound", "small_batch", "healthy"}),
@@ -202,7 +202,7 @@ def _shape() -> Iterator[Case]:
             "comm_bound",
             "comm_bound",
             level,
-            told(PAIR, taking(NODE_WORK, "communication", 0.10 * level - 0.008), measures_communication=True),
+            run_on(PAIR, taking(NODE_WORK, "communication", 0.10 * level - 0.008), measures_communication=True),
             subject="run",
             acceptable=frozenset({"comm_bound"}),
             alerts=slow,
@@ -229,7 +229,7 @@ def _scaled(efficiency: float) -> Story:
     """
     alone = replace(NODE_WORK, communication=0.0)
     together = replace(alone, backward=alone.backward + _step(alone) * (1 / efficiency - 1))
-    return told(
+    return run_on(
         QUAD,
         before=together,
         ranks=((0,), (1,), (2,)),
@@ -243,7 +243,7 @@ def _others() -> Iterator[Case]:
     yield positive(
         "straggler_rank_on_two_gpus_each",
         "straggler_rank",
-        told(
+        run_on(
             HGX,
             _late(NODE_WORK, 0.25),
             onset=ONSET,

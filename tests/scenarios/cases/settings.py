@@ -96,7 +96,7 @@ INPUT_CHILDREN = frozenset(
 """Why a run waits for data, where the host shows it."""
 
 
-def told(
+def run_on(
     node: Node,
     after: Work | None = None,
     *,

@@ -18,8 +18,8 @@ from tests.scenarios.cases.settings import (
     near,
     negative,
     positive,
+    run_on,
     slowed,
-    told,
 )
 from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, QUAD, SERVER, SINGLE
 from tests.scenarios.story import Host, Node, Pause, Story, Work
@@ -41,7 +41,7 @@ def _pausing(work: Work, phase: str, share: float, *, every: float = 0.0, steps:
 
 
 def _always(node: Node, work: Work, **run: Any) -> Story:
-    return told(node, before=work, start=-60.0, **run)
+    return run_on(node, before=work, start=-60.0, **run)
 
 
 def _pauses() -> Iterator[Case]:
@@ -102,7 +102,7 @@ def _pauses() -> Iterator[Case]:
         yield positive(
             name,
             "callback_stall",
-            told(node, _pausing(work, "logging", share, steps=50)),
+            run_on(node, _pausing(work, "logging", share, steps=50)),
             subject="run",
             alerts=frozenset({"TrainingCallbackStall"}),
             forbidden=frozenset({"input_bound", "step_outliers", "periodic_host_work", "small_batch"}),
@@ -113,7 +113,7 @@ def _pauses() -> Iterator[Case]:
             "callback_stall",
             "callback_stall",
             level,
-            told(SINGLE, _pausing(NODE_WORK, "logging", 0.05 * level, steps=50)),
+            run_on(SINGLE, _pausing(NODE_WORK, "logging", 0.05 * level, steps=50)),
             subject="run",
             acceptable=frozenset({"callback_stall"} if level < 1 else ()),
             alerts=frozenset({"TrainingCallbackStall"}),
@@ -138,7 +138,7 @@ def _steps() -> Iterator[Case]:
         yield positive(
             name,
             "step_outliers",
-            told(node, _outliers(work, lost)),
+            run_on(node, _outliers(work, lost)),
             subject="run",
             alerts=frozenset({"TrainingStepOutliers"}),
             forbidden=frozenset({"input_bound", "checkpoint_stall", "small_batch"}),
@@ -151,7 +151,7 @@ def _steps() -> Iterator[Case]:
             "step_outliers",
             "step_outliers",
             level,
-            told(SINGLE, _outliers(NODE_WORK, 0.05 * level, factor=2.0)),
+            run_on(SINGLE, _outliers(NODE_WORK, 0.05 * level, factor=2.0)),
             subject="run",
             acceptable=frozenset({"step_outliers"} if level < 1 else WELL),
             alerts=frozenset({"TrainingStepOutliers"}),
@@ -162,7 +162,7 @@ def _steps() -> Iterator[Case]:
     yield positive(
         "step_outliers_among_buckets",
         "step_outliers",
-        told(
+        run_on(
             CLOUD,
             replace(_outliers(replace(CLOUD_WORK, tokens_per_sample=512), 0.14, factor=5.0), buckets=_BUCKETS),
             before=replace(CLOUD_WORK, tokens_per_sample=512, buckets=_BUCKETS),
@@ -177,7 +177,7 @@ def _steps() -> Iterator[Case]:
     for name, tokens in (("bucketed_sequences_with_tokens", 512.0), ("bucketed_sequences_without_tokens", 0.0)):
         yield negative(
             name,
-            told(CLOUD, before=replace(CLOUD_WORK, tokens_per_sample=tokens, buckets=_BUCKETS), start=-60.0),
+            run_on(CLOUD, before=replace(CLOUD_WORK, tokens_per_sample=tokens, buckets=_BUCKETS), start=-60.0),
             forbidden=frozenset({"step_outliers", "step_time_drift"}),
             length=60.0,
         )
@@ -186,7 +186,7 @@ def _steps() -> Iterator[Case]:
     yield positive(
         "step_time_drift_cloud",
         "step_time_drift",
-        told(CLOUD, slowed(CLOUD_WORK, 1.3), onset=75.0, start=-60.0),
+        run_on(CLOUD, slowed(CLOUD_WORK, 1.3), onset=75.0, start=-60.0),
         subject="run",
         acceptable=WELL,
         alerts=drift,
@@ -200,7 +200,7 @@ def _steps() -> Iterator[Case]:
             "step_time_drift",
             "step_time_drift",
             level,
-            told(LAPTOP, slowed(LAPTOP_WORK, 1 + 0.105 * level), onset=75.0, start=-60.0),
+            run_on(LAPTOP, slowed(LAPTOP_WORK, 1 + 0.105 * level), onset=75.0, start=-60.0),
             subject="run",
             acceptable=WELL | {"step_time_drift"},
             alerts=drift,
@@ -213,7 +213,7 @@ def _progress() -> Iterator[Case]:
     yield positive(
         "long_init_node",
         "long_init",
-        told(SINGLE, start=2.0, initialization=60.0),
+        run_on(SINGLE, start=2.0, initialization=60.0),
         subject="run",
         alerts=frozenset({"TrainingLongInit"}),
         forbidden=frozenset({"stalled", "hang_io", "healthy", "input_bound"}),
@@ -223,7 +223,7 @@ def _progress() -> Iterator[Case]:
     yield positive(
         "ac_12_download_before_the_first_step",
         "long_init",
-        told(CLOUD, start=2.0, initialization=25.0),
+        run_on(CLOUD, start=2.0, initialization=25.0),
         subject="run",
         alerts=frozenset({"TrainingLongInit"}),
         forbidden=frozenset({"stalled", "hang_io", "healthy"}),
@@ -235,7 +235,7 @@ def _progress() -> Iterator[Case]:
             "long_init",
             "long_init",
             level,
-            told(CLOUD, start=2.0, initialization=20.0 * level),
+            run_on(CLOUD, start=2.0, initialization=20.0 * level),
             subject="run",
             acceptable=frozenset({"insufficient_data"} if level < 1 else ()),
             alerts=frozenset({"TrainingLongInit"}),
@@ -247,7 +247,7 @@ def _progress() -> Iterator[Case]:
     yield positive(
         "stalled_laptop",
         "stalled",
-        told(LAPTOP, replace(LAPTOP_WORK, hangs="idle", main_thread=0.0)),
+        run_on(LAPTOP, replace(LAPTOP_WORK, hangs="idle", main_thread=0.0)),
         alerts=stalled,
         allowed=_WAITING,
         forbidden=frozenset({"healthy", "idle_allocated"}),
@@ -257,7 +257,7 @@ def _progress() -> Iterator[Case]:
     yield positive(
         "stalled_two_nodes",
         "stalled",
-        told(PAIR, replace(NODE_WORK, hangs="idle", main_thread=0.0), count=2, slurm_job="99"),
+        run_on(PAIR, replace(NODE_WORK, hangs="idle", main_thread=0.0), count=2, slurm_job="99"),
         alerts=stalled,
         allowed=_WAITING,
         forbidden=frozenset({"healthy", "hang_spin", "underused"}),
@@ -268,7 +268,7 @@ def _progress() -> Iterator[Case]:
     yield positive(
         "stalled_in_silence",
         "stalled",
-        told(CLOUD, replace(CLOUD_WORK, hangs="idle", main_thread=0.0), reports_until=ONSET),
+        run_on(CLOUD, replace(CLOUD_WORK, hangs="idle", main_thread=0.0), reports_until=ONSET),
         alerts=stalled,
         forbidden=frozenset({"input_bound", "healthy", "insufficient_data"}),
         lost=1.0,
@@ -300,7 +300,7 @@ def _progress() -> Iterator[Case]:
     hang = frozenset({"TrainingHangSpin"})
     spins = replace(NODE_WORK, hangs="spin")
     for name, node, count, culprit in (("hang_spin_node", QUAD, 1, 3), ("hang_spin_two_nodes", HGX, 2, 11)):
-        story = told(node, spins, count=count)
+        story = run_on(node, spins, count=count)
         run = story.runs[0]
         stuck = replace(NODE_WORK, hangs="idle", main_thread=0.0)
         states = (*run.work, replace(run.work[-1], state=stuck, only=(culprit,)))
@@ -320,7 +320,7 @@ def _progress() -> Iterator[Case]:
         yield positive(
             name,
             "hang_io",
-            told(node, replace(work, hangs="io", main_thread=0.0), host=replace(blocked, nfs_in_flight=60)),
+            run_on(node, replace(work, hangs="io", main_thread=0.0), host=replace(blocked, nfs_in_flight=60)),
             alerts=frozenset({"TrainingHangIo"}),
             allowed=_WAITING,
             forbidden=frozenset({"healthy", "hang_spin"}),
@@ -331,7 +331,7 @@ def _progress() -> Iterator[Case]:
 
 def _for_a_while(node: Node, work: Work, minutes: float) -> Story:
     """A run at a standstill that then continues."""
-    story = told(node, replace(work, hangs="idle", main_thread=0.0))
+    story = run_on(node, replace(work, hangs="idle", main_thread=0.0))
     run = story.runs[0]
     again = replace(run.work[-1], minute=ONSET + minutes, state=work)
     return replace(
@@ -344,7 +344,7 @@ def _lives() -> Iterator[Case]:
     yield positive(
         "restart_loop_server",
         "restart_loop",
-        told(SERVER, restarts=(10.0, 20.0, 30.0, 40.0)),
+        run_on(SERVER, restarts=(10.0, 20.0, 30.0, 40.0)),
         subject="run",
         acceptable=WELL | {"insufficient_data", "goodput_low"},
         alerts=loop,
@@ -358,7 +358,7 @@ def _lives() -> Iterator[Case]:
             "restart_loop",
             "restart_loop",
             level,
-            told(CLOUD, restarts=restarts),
+            run_on(CLOUD, restarts=restarts),
             subject="run",
             acceptable=WELL | {"insufficient_data"},
             alerts=loop,
@@ -398,7 +398,7 @@ def _lives() -> Iterator[Case]:
         yield positive(
             name,
             "loss_nonfinite",
-            told(node, replace(work, losses_not_finite=1.0)),
+            run_on(node, replace(work, losses_not_finite=1.0)),
             subject="run",
             acceptable=WELL,
             alerts=loss,
@@ -411,7 +411,7 @@ def _lives() -> Iterator[Case]:
         "loss_nonfinite",
         "loss_nonfinite",
         0.8,
-        told(LAPTOP, rare, onset=5.0),
+        run_on(LAPTOP, rare, onset=5.0),
         subject="run",
         acceptable=WELL,
         alerts=loss,
@@ -424,7 +424,7 @@ def _lives() -> Iterator[Case]:
 def _interrupted(share: float) -> Story:
     """A run that is restarted twice an hour, and takes a share of all time to come back: too few for a loop."""
     minutes = (-25.0, 5.0, 35.0, 65.0, 95.0)
-    return told(CLOUD, start=-50.0, restarts=minutes, restart_seconds=share * 1800)
+    return run_on(CLOUD, start=-50.0, restarts=minutes, restart_seconds=share * 1800)
 
 
 CASES: tuple[Case, ...] = (*_pauses(), *_steps(), *_progress(), *_lives())

@@ -18,8 +18,8 @@ from tests.scenarios.cases.settings import (
     WORKSTATION_WORK,
     near,
     positive,
+    run_on,
     taking,
-    told,
 )
 from tests.scenarios.machines import CLOUD, LAPTOP, SERVER, SINGLE, WORKSTATION
 from tests.scenarios.story import ALWAYS, From, Gpu, Kernels, Pause, Run, Story, Work
@@ -44,7 +44,7 @@ def _underused() -> Iterator[Case]:
         yield positive(
             name,
             "underused",
-            told(node, taking(short, "data_wait", share), before=short, instrumented=False),
+            run_on(node, taking(short, "data_wait", share), before=short, instrumented=False),
             alerts=alert,
             forbidden=frozenset({"input_bound", "small_batch", "idle_allocated"}),
             culprit=_on(0),
@@ -57,7 +57,7 @@ def _underused() -> Iterator[Case]:
             "underused",
             "underused",
             level,
-            told(CLOUD, _even(busy, steps=0.04), before=CLOUD_WORK, instrumented=False),
+            run_on(CLOUD, _even(busy, steps=0.04), before=CLOUD_WORK, instrumented=False),
             alerts=alert,
             culprit=_on(0) if level > 1 else None,
             **_GPU,
@@ -89,7 +89,7 @@ def _periodic() -> Iterator[Case]:
     yield positive(
         "ac_09_dip_every_fifty_steps",
         "periodic_host_work",
-        told(CLOUD, dips, before=plain, phases=False),
+        run_on(CLOUD, dips, before=plain, phases=False),
         subject="gpu",
         acceptable=frozenset({"step_outliers"}),
         alerts=alert,
@@ -102,7 +102,7 @@ def _periodic() -> Iterator[Case]:
     yield positive(
         "periodic_host_work_without_shim",
         "periodic_host_work",
-        told(
+        run_on(
             LAPTOP,
             replace(LAPTOP_WORK, pauses=(Pause("other", 3.0, every_seconds=24.0, spread=0.08),)),
             instrumented=False,
@@ -120,7 +120,7 @@ def _periodic() -> Iterator[Case]:
             "periodic_host_work",
             "periodic_host_work",
             level,
-            told(
+            run_on(
                 LAPTOP,
                 replace(LAPTOP_WORK, pauses=(Pause("other", share / (1 - share) * 20 + 0.08, every_seconds=20.0),)),
                 instrumented=False,
@@ -135,7 +135,7 @@ def _periodic() -> Iterator[Case]:
             "periodic_host_work_by_spread",
             "periodic_host_work",
             level,
-            told(
+            run_on(
                 LAPTOP,
                 replace(LAPTOP_WORK, pauses=(Pause("other", 2.0, every_seconds=14.0, spread=0.343 / level),)),
                 instrumented=False,
@@ -192,7 +192,7 @@ def _allocated() -> Iterator[Case]:
     yield positive(
         "mem_zombie_workstation",
         "mem_zombie",
-        told(WORKSTATION, gpu=Gpu(kept=0.6), gpus=(1,), ranks=((0,),)),
+        run_on(WORKSTATION, gpu=Gpu(kept=0.6), gpus=(1,), ranks=((0,),)),
         alerts=zombie,
         acceptable=WELL,
         forbidden=frozenset({"idle_allocated", "underused", "packing_candidate"}),
@@ -205,7 +205,7 @@ def _allocated() -> Iterator[Case]:
             "mem_zombie",
             "mem_zombie",
             level,
-            told(SERVER, gpu=Gpu(kept=kept), gpus=(1,), ranks=((0,),)),
+            run_on(SERVER, gpu=Gpu(kept=kept), gpus=(1,), ranks=((0,),)),
             alerts=zombie,
             acceptable=WELL,
             culprit=_on(1) if level > 1 else None,
@@ -243,7 +243,7 @@ def _shared() -> Iterator[Case]:
     yield positive(
         "ac_16_room_for_another_experiment",
         "packing_candidate",
-        told(WORKSTATION, before=small, ranks=((0,),), job_class="experiment", onset=0.0),
+        run_on(WORKSTATION, before=small, ranks=((0,),), job_class="experiment", onset=0.0),
         subject="gpu",
         acceptable=WELL | {"small_batch", "launch_bound", "underused"},
         alerts=frozenset({"GpuPackingCandidate"}),
@@ -265,7 +265,7 @@ def _shared() -> Iterator[Case]:
             "packing_candidate",
             "packing_candidate",
             level,
-            told(WORKSTATION, before=steady, ranks=((0,),), job_class="experiment", onset=0.0),
+            run_on(WORKSTATION, before=steady, ranks=((0,),), job_class="experiment", onset=0.0),
             subject="gpu",
             acceptable=WELL | {"small_batch", "launch_bound", "underused"},
             alerts=frozenset({"GpuPackingCandidate"}),

@@ -16,7 +16,7 @@ import stallscope
 from stallscope.integrations.accelerate import StallscopeTracker
 from stallscope.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
-from tests.shim.integrations.pytorch_loops import FETCH, Samples, Told
+from tests.shim.integrations.pytorch_loops import FETCH, LastReport, Samples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Accelerate's and PyTorch's of each other
 
@@ -58,12 +58,12 @@ def test_accumulated_batches_of_a_prepared_loader_make_one_step(
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4, log_with=StallscopeTracker(run))
     accelerator.init_trackers("project")
     train(accelerator, clock)
-    told = Told(run, desk)
-    assert told.steps == 2
-    assert told["data_wait"] == pytest.approx(16 * FETCH)
-    assert told.counters["samples"] == 16
-    assert told.phase("optimizer").occurrences == 2
-    assert told.phase("backward").occurrences == 8
+    reported = LastReport(run, desk)
+    assert reported.steps == 2
+    assert reported["data_wait"] == pytest.approx(16 * FETCH)
+    assert reported.counters["samples"] == 16
+    assert reported.phase("optimizer").occurrences == 2
+    assert reported.phase("backward").occurrences == 8
 
 
 def test_numbers_that_are_logged_are_reported(run: stallscope.Run, desk: Desk, clock: ScriptedClock) -> None:
@@ -71,9 +71,13 @@ def test_numbers_that_are_logged_are_reported(run: stallscope.Run, desk: Desk, c
     accelerator.init_trackers("project", config={"depth": 3})
     train(accelerator, clock)
     accelerator.end_training()
-    told = desk.newest
-    assert (told.gauges["loss"], told.gauges["learning_rate"], told.values) == (0.5, 0.125, {"accuracy": 0.75})
-    assert told.state == "finished"
+    reported = desk.newest
+    assert (reported.gauges["loss"], reported.gauges["learning_rate"], reported.values) == (
+        0.5,
+        0.125,
+        {"accuracy": 0.75},
+    )
+    assert reported.state == "finished"
     assert accelerator.get_tracker("stallscope", unwrap=True) is run
 
 

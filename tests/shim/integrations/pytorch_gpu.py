@@ -284,9 +284,9 @@ def test_the_allocator_is_told(
     pytorch.watch(model, run=run)
     train(model, clock)
     run.finish()
-    told = desk.newest
-    assert [told.gauges[f"allocator_{name}_bytes"] for name in ("reserved", "used", "peak")] == [3000, 1000, 2000]
-    assert (told.counters["allocator_retries"], told.counters["out_of_memory"]) == (2, 1)
+    reported = desk.newest
+    assert [reported.gauges[f"allocator_{name}_bytes"] for name in ("reserved", "used", "peak")] == [3000, 1000, 2000]
+    assert (reported.counters["allocator_retries"], reported.counters["out_of_memory"]) == (2, 1)
 
 
 def test_copies_to_the_gpu_are_told_and_others_are_not(
@@ -313,10 +313,10 @@ def test_copies_to_the_gpu_are_told_and_others_are_not(
     tensor.to(tensor)
     device.catch_up()
     run.finish()
-    told = desk.newest.phases["host_copy"]
-    assert told.occurrences == 5
-    assert told.seconds == pytest.approx(5 * 0.125)
-    assert told.gpu_seconds == pytest.approx(5 * 0.5)
+    reported = desk.newest.phases["host_copy"]
+    assert reported.occurrences == 5
+    assert reported.seconds == pytest.approx(5 * 0.125)
+    assert reported.gpu_seconds == pytest.approx(5 * 0.5)
 
 
 def test_moving_the_model_before_the_loop_is_initialization(

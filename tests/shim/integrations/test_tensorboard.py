@@ -70,7 +70,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> SummaryWriter:
     return made
 
 
-def told(run: stallscope.Run, desk: Desk) -> Any:
+def reported(run: stallscope.Run, desk: Desk) -> Any:
     run.finish()
     return desk.newest
 
@@ -82,7 +82,7 @@ def test_scalars_become_values_and_are_written_as_before(
     assert writer.add_scalar("accuracy", 0.5, 7, walltime=1.0, new_style=True) == "written"
     writer.add_scalars("score", {"a": 1, "b": np.float32(2)}, 7)
     assert writer.written == [("accuracy", 0.5, 7, 1.0, True), ("score", {"a": 1, "b": np.float32(2)}, 7)]
-    assert told(run, desk).values == {"accuracy": 0.5, "score/a": 1, "score/b": 2}
+    assert reported(run, desk).values == {"accuracy": 0.5, "score/a": 1, "score/b": 2}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_conventional_tags_are_known(
 ) -> None:
     stallscope.sync_tensorboard(run)
     writer.add_scalar(tag, 0.25)
-    assert told(run, desk).gauges[gauge] == 0.25
+    assert reported(run, desk).gauges[gauge] == 0.25
     assert desk.newest.values == {}
 
 
@@ -116,7 +116,7 @@ def test_conventional_tags_are_known(
 def test_other_tags_are_values_of_their_name(tag: str, run: stallscope.Run, writer: SummaryWriter, desk: Desk) -> None:
     stallscope.sync_tensorboard(run)
     writer.add_scalar(tag, 0.25)
-    assert told(run, desk).values == {tag: 0.25}
+    assert reported(run, desk).values == {tag: 0.25}
     assert "loss" not in desk.newest.gauges
 
 
@@ -126,7 +126,7 @@ def test_a_tag_that_report_has_for_something_else_is_a_value(
 ) -> None:
     stallscope.sync_tensorboard(run)
     writer.add_scalar(tag, 99)
-    assert told(run, desk).values == {tag: 99}
+    assert reported(run, desk).values == {tag: 99}
     assert desk.newest.gauges["step"] == 0
     assert "samples" not in desk.newest.counters
 
@@ -139,7 +139,7 @@ def test_only_numbers_are_read(
     for tag in ("loss", "accuracy"):
         writer.add_scalar(tag, value, 3)
     assert len(writer.written) == 2
-    assert told(run, desk).values == {}
+    assert reported(run, desk).values == {}
     assert "loss" not in desk.newest.gauges
     assert caplog.text.count("TensorBoard scalar is given a") == 1
 
@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_finite_is_counted(run: stallscope.Run, writer: Summa
     stallscope.sync_tensorboard(run)
     writer.add_scalar("train/loss", float("nan"))
     writer.add_scalar("accuracy", float("nan"))
-    assert told(run, desk).counters["nonfinite_losses"] == 1
+    assert reported(run, desk).counters["nonfinite_losses"] == 1
     assert desk.newest.values == {}
 
 
@@ -156,7 +156,7 @@ def test_a_step_that_is_ahead_is_the_step(run: stallscope.Run, writer: SummaryWr
     stallscope.sync_tensorboard(run)
     writer.add_scalar("train/loss", 1.0, 5000)
     run.step()
-    assert told(run, desk).gauges["step"] == 5001
+    assert reported(run, desk).gauges["step"] == 5001
 
 
 def test_an_epoch_written_as_the_step_is_not_the_step(run: stallscope.Run, writer: SummaryWriter, desk: Desk) -> None:
@@ -165,7 +165,7 @@ def test_an_epoch_written_as_the_step_is_not_the_step(run: stallscope.Run, write
         run.step()
     writer.add_scalar("Loss/train", 1.0, 3)
     writer.add_scalar("accuracy", 1.0, 10_000)  # of whatever it counts
-    assert told(run, desk).gauges["step"] == 100
+    assert reported(run, desk).gauges["step"] == 100
 
 
 def test_at_most_32_tags_become_values(
@@ -174,7 +174,7 @@ def test_at_most_32_tags_become_values(
     stallscope.sync_tensorboard(run)
     for number in range(1000):
         writer.add_scalar(f"layer {number}", number)
-    assert len(told(run, desk).values) == 32
+    assert len(reported(run, desk).values) == 32
     assert caplog.text.count("more than 32 scalars") == 1
 
 
@@ -182,14 +182,14 @@ def test_at_most_32_tags_become_values(
 def test_a_tag_may_be_anything(tag: Any, run: stallscope.Run, writer: SummaryWriter, desk: Desk) -> None:
     stallscope.sync_tensorboard(run)
     writer.add_scalar(tag, 1.0)
-    assert all(len(name) <= 128 for name in told(run, desk).values)
+    assert all(len(name) <= 128 for name in reported(run, desk).values)
 
 
 def test_a_writer_that_raises_still_does(run: stallscope.Run, writer: SummaryWriter, desk: Desk) -> None:
     stallscope.sync_tensorboard(run)
     with pytest.raises(TypeError):
         writer.add_scalar()  # type: ignore[call-arg]
-    assert told(run, desk).values == {}
+    assert reported(run, desk).values == {}
 
 
 def test_a_writer_imported_later_is_heard(
@@ -204,7 +204,7 @@ def test_a_writer_imported_later_is_heard(
     clock.advance(1.0)
     run.step()
     kind().add_scalar("accuracy", 0.5)
-    assert told(run, desk).values == {"accuracy": 0.5}
+    assert reported(run, desk).values == {"accuracy": 0.5}
 
 
 def test_a_writer_is_wrapped_once(run: stallscope.Run, writer: SummaryWriter) -> None:
@@ -224,7 +224,7 @@ def test_a_finished_run_hears_nothing_and_the_next_does(
     second = stallscope.Run("second", clock=clock, sender=desk)
     tensorboard._bridge.serve(second)
     writer.add_scalar("accuracy", 0.75)
-    assert told(second, desk).values == {"accuracy": 0.75}
+    assert reported(second, desk).values == {"accuracy": 0.75}
 
 
 def test_without_a_run_there_is_nobody_to_tell(caplog: pytest.LogCaptureFixture) -> None:
@@ -243,7 +243,7 @@ def test_tf_summary_is_heard(run: stallscope.Run, desk: Desk, monkeypatch: pytes
     tensorflow.summary.scalar("loss", 0.5, step=3, description="x")
     tensorflow.summary.scalar("loss", data=Tensor(), step=4)
     assert [entry[2] for entry in written] == [3, 4]
-    assert told(run, desk).gauges["loss"] == 0.5
+    assert reported(run, desk).gauges["loss"] == 0.5
 
 
 def test_the_real_tensorboardx(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ class Reports(list[Report]):
 def assert_phases_are_the_time(reports: Reports) -> None:
     """All phases together are the session's time, as far as two clocks agree: nothing is reported twice or left out."""
     newest = reports.newest
-    told = sum(phase.seconds for phase in newest.phases.values())
-    assert newest.sent - newest.start - 0.25 < told <= newest.sent - newest.start + 0.02
+    shown = sum(phase.seconds for phase in newest.phases.values())
+    assert newest.sent - newest.start - 0.25 < shown <= newest.sent - newest.start + 0.02
 
 
 def held(

@@ -72,7 +72,7 @@ def differences(truth: Measured, reports: Reports, *phases: str) -> list[str]:
     if (samples := newest.counters.get("samples", 0.0)) != truth.samples:
         found.append(f"{truth.samples} samples, reported {samples:g}")
     for phase in phases or truth.seconds:
-        seconds, told = truth.seconds[phase], reports.seconds(phase)
-        if abs(seconds - told) > max(_SHARE * seconds, _SECONDS):
-            found.append(f"{phase} {seconds:.3f} s, reported {told:.3f} s")
+        seconds, shown = truth.seconds[phase], reports.seconds(phase)
+        if abs(seconds - shown) > max(_SHARE * seconds, _SECONDS):
+            found.append(f"{phase} {seconds:.3f} s, reported {shown:.3f} s")
     return found

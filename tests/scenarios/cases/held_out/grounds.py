@@ -258,7 +258,7 @@ def scene(
     more: dict[str, Any] | None = None,
     **run: Any,
 ) -> Story:
-    """One run on machines of one kind, ordinary until the onset; as `told` of the other cases, on these machines."""
+    """One run on machines of one kind, ordinary until the onset; as `run_on` of the other cases, on these machines."""
     work: tuple[From[Work], ...] = (From(ALWAYS, ground.work if before is None else before),)
     if after is not None:
         work = (*work, From(onset, after, only))

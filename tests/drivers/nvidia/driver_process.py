@@ -44,15 +44,15 @@ names = globals()
 for line in sys.stdin:
     try:
         kind, text = json.loads(line)
-        answer = plain(eval(text, names)) if kind == "ask" else exec(text, names)
+        answer = plain(eval(text, names)) if kind == "evaluate" else exec(text, names)
     except DriverError as problem:
         answer = [type(problem).__name__, problem.reason]
     print(json.dumps(answer), flush=True)
 """
 
 
-class Asking:
-    """The child; `driver` is there from the beginning, and `gpu` once `meet` was called."""
+class DriverProcess:
+    """The child; `driver` is there from the beginning, and `gpu` after `open`."""
 
     def __init__(self, node: NvmlStandIn | None = None, **environment: str) -> None:
         """Start it where the node is, with these variables on top of the environment."""
@@ -70,19 +70,19 @@ class Asking:
         self._process.kill()
         self._process.communicate()
 
-    def meet(self) -> None:
+    def open(self) -> None:
         """Open the driver and take its first GPU."""
-        assert self.do("driver.open(); gpu = driver.devices()[0]") is None
+        assert self.execute("driver.open(); gpu = driver.devices()[0]") is None
 
-    def ask(self, expression: str) -> Any:
+    def evaluate(self, expression: str) -> Any:
         """Its value, structures as dictionaries; a DriverError as its kind and reason."""
-        return self._say("ask", expression)
+        return self._send("evaluate", expression)
 
-    def do(self, statements: str) -> Any:
-        """Return None, or a DriverError in the form that `ask` returns."""
-        return self._say("do", statements)
+    def execute(self, statements: str) -> Any:
+        """Return None, or a DriverError in the form that `evaluate` returns."""
+        return self._send("execute", statements)
 
-    def _say(self, kind: str, text: str) -> Any:
+    def _send(self, kind: str, text: str) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([kind, text]) + "\n")

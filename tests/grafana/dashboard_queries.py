@@ -101,7 +101,7 @@ def choose(server: Prometheus, page: Json, window: Window, wanted: Mapping[str, 
     for variable in variables(page):
         name = variable["name"]
         if sentence(variable):
-            found = server.ask(
+            found = server.get(
                 "query",
                 query=Chosen(page, window, values, options).put_in(sentence(variable), SCRAPE_SECONDS),
                 time=f"{window.end}",
@@ -122,7 +122,7 @@ def _options(server: Prometheus, variable: Json, chosen: Chosen) -> tuple[str, .
     limits = {"start": f"{chosen.window.start}", "end": f"{chosen.window.end}"}
     if series:
         limits["match[]"] = chosen.put_in(series, SCRAPE_SECONDS)
-    found = server.ask(f"label/{label}/values", **limits)["data"]
+    found = server.get(f"label/{label}/values", **limits)["data"]
     if variable.get("regex"):
         raise ValueError(f"variable {variable['name']} has a regular expression, which is not followed here")
     return tuple(sorted(found))
@@ -139,7 +139,7 @@ def step_of(target: Json, window: Window) -> int:
     return max(least, next((nice for nice in _NICE if nice >= raw), _NICE[-1]))
 
 
-def ask(server: Prometheus, chosen: Chosen, target: Json, panel: Json | None = None) -> dict[str, Any]:
+def run_query(server: Prometheus, chosen: Chosen, target: Json, panel: Json | None = None) -> dict[str, Any]:
     """Run one query of a panel as Grafana does, and return the whole response.
 
     Args:
@@ -156,10 +156,10 @@ def ask(server: Prometheus, chosen: Chosen, target: Json, panel: Json | None = N
     step = step_of(limited, window)
     expression = chosen.put_in(target["expr"], step)
     if target["instant"]:
-        return server.ask("query", query=expression, time=f"{window.end}")
+        return server.get("query", query=expression, time=f"{window.end}")
     # Grafana begins at a whole step, so that a reload moves no point.
     start, end = (int(moment // step) * step for moment in (window.start, window.end))
-    return server.ask("query_range", query=expression, start=f"{start}", end=f"{end}", step=f"{step}")
+    return server.get("query_range", query=expression, start=f"{start}", end=f"{end}", step=f"{step}")
 
 
 def legend(target: Json, labels: Mapping[str, str]) -> str:
