@@ -20,7 +20,6 @@ class PassedFile:
     __slots__ = ("descriptor",)
 
     def __init__(self, descriptor: int) -> None:
-        """Take the descriptor."""
         self.descriptor = descriptor
 
     def __del__(self) -> None:

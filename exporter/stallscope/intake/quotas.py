@@ -130,7 +130,6 @@ class Totals:
     """Usage of every rank, and its sums by run, by sender and in total. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.all = Usage()
         self._ranks: dict[Key, tuple[Sender, Usage]] = {}
         self._by_run: dict[str, Usage] = {}

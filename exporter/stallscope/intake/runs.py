@@ -195,6 +195,11 @@ class Held(NamedTuple):
     ones."""
 
     @property
+    def key(self) -> Key:
+        """Run and rank."""
+        return self.report.run, self.report.rank
+
+    @property
     def state(self) -> str:
         """One of RUN_STATES."""
         return "lost" if self.lost else self.report.state
@@ -244,6 +249,11 @@ class RunRegistry:
     def held(self) -> tuple[Held, ...]:
         """Every rank."""
         return tuple(self._held.values())
+
+    @property
+    def alive(self) -> list[Held]:
+        """Every rank that has not ended."""
+        return [held for held in self._held.values() if held.ended is None]
 
     def holding(self, report: Report) -> Held | None:
         """Return the rank that holds the session of an accepted report, or None if another session has its place."""
@@ -353,7 +363,7 @@ class RunRegistry:
         now = self._clock.monotonic()
         with self._writing:
             for held in holdings:
-                key = (held.report.run, held.report.rank)
+                key = held.key
                 if held.ended is None and held.process is None:
                     if now - held.last_seen >= 2.0 * self.expiry:
                         continue

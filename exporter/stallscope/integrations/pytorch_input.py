@@ -68,7 +68,6 @@ class InputCalls:
     """Observes the intervals between phases, and finds the calls that draw batches."""
 
     def __init__(self) -> None:
-        """Know no function that draws batches yet."""
         self._hook = self._profile
         self.functions: set[CodeType] = set()
         """Functions that draw batches."""
@@ -230,7 +229,6 @@ class LoopInput(InputCalls):
     """The intervals of a loop."""
 
     def __init__(self, run: Run) -> None:
-        """Observe this run's loop."""
         super().__init__()
         self._timeline = run.timeline
         self._other = run.timeline.other
@@ -285,7 +283,6 @@ class FirstInput(InputCalls):
     """
 
     def __init__(self) -> None:
-        """Observe nothing yet."""
         super().__init__()
         self.seconds = 0.0
         """Seconds in which the first batch was drawn, by the end of the newest interval."""

@@ -304,7 +304,6 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _MAX_WHOLE = 2**53
-_MISSING = object()
 
 
 def _shown(value: object) -> str:
@@ -318,25 +317,20 @@ def _bad(field: str, value: object, expected: str) -> ReportError:
 
 
 def _required(document: dict[str, Any], key: str) -> Any:
-    value = document.get(key, _MISSING)
-    if value is _MISSING:
+    if key not in document:
         raise ReportError("missing_field", f"{key} is missing")
-    return value
+    return document[key]
 
 
 def _object(document: dict[str, Any], key: str) -> dict[str, Any]:
-    value = document.get(key, _MISSING)
-    if value is _MISSING:
-        return {}
+    value = document.get(key, {})
     if type(value) is not dict:
         raise _bad(key, value, "an object")
     return value
 
 
 def _list(document: dict[str, Any], key: str) -> list[Any]:
-    value = document.get(key, _MISSING)
-    if value is _MISSING:
-        return []
+    value = document.get(key, [])
     if type(value) is not list:
         raise _bad(key, value, "a list")
     return value

@@ -58,7 +58,6 @@ class Line:
     __slots__ = ("function", "location", "share", "workers")
 
     def __init__(self, location: str, function: str, share: float, workers: int) -> None:
-        """Store file and line, the function with the library function that it calls, the share, and the workers."""
         self.location = location
         self.function = function
         self.share = share

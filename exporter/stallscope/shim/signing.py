@@ -24,7 +24,6 @@ class Signing:
     """Signs documents; without a token they stay as they are."""
 
     def __init__(self, token: str, file: str = "", monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Take the token, or the path of a file to read it from."""
         self._key = key(token) if token else None
         self._file = file
         self._monotonic = monotonic

@@ -133,7 +133,6 @@ class Watch:
     """Both timers and the memory file of this process."""
 
     def __init__(self) -> None:
-        """Create them; no timer is set yet."""
         self._sessions: dict[str, RequestFile] = {}
         self._due = 0.0
         self._set_at: float | None = None
