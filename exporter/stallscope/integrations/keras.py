@@ -65,11 +65,9 @@ class Training:
         self._batches = 0
         self._batches_before = 0
         self._first_batch = 0
-        self._counts_samples = True
         self._counter: _LossCount | None = None
         self._largest = 0.0
         self._leader = 0  # the model whose batches are steps, of several that the program trains in turn
-        self._watched: Run | None = None
 
     @property
     def here(self) -> bool:
@@ -85,11 +83,7 @@ class Training:
         self._backend = backend
         self.fit.framework = {"torch": "pytorch"}.get(backend, backend)
         policy = getattr(getattr(model, "dtype_policy", None), "compute_dtype", "")
-        run = self.fit.begin(precision=_PRECISIONS.get(policy, ()))
-        if run is not self._watched:
-            self._watched = run
-            self._counts_samples = run.batch_size is None  # else the program has set it
-            run.watch(self.report_logs)
+        run = self.fit.begin(self.report_logs, precision=_PRECISIONS.get(policy, ()))
         if run.timeline.looping:
             self.fit.enter("initialization")
         optimizer = getattr(model, "optimizer", None)
@@ -98,7 +92,7 @@ class Training:
         self._largest = 0.0
         if self._accumulation > 1:  # an update that an earlier fit left unfinished goes on
             self._batches = _integer(getattr(optimizer, "_iterations", 0)) % self._accumulation
-        self._counter = _LossCount(model) if backend == "tensorflow" and self._counts_samples else None
+        self._counter = _LossCount(model) if backend == "tensorflow" and self.fit.counts_samples else None
 
     def end(self) -> None:
         """End the fit."""
@@ -141,10 +135,7 @@ class Training:
         if self._backend == "torch":
             with run.phase("data_wait"):
                 found = following(iterator)
-            try:
-                self.add_samples(found[2])
-            except Exception as error:
-                tolerate(error, "reading the size of a batch")
+            self.add_samples(found[2])
             return found
         found = following(iterator)
         if self._backend == "jax":
@@ -166,8 +157,7 @@ class Training:
         called = max(batch - self._first_batch + 1, 1)
         self._batches += called
         if self._counter is not None:
-            self._add(self._counter.returned(called))
-            self._describe_batch(self._counter.batch_size or 0)
+            self._add(self._counter.returned(called), self._counter.batch_size or 0)
 
     def step(self) -> None:
         """End the step, if the weights were updated."""
@@ -198,7 +188,7 @@ class Training:
         finally:
             run.claimed_by = ""
         before = run.timeline.steps
-        if self._counts_samples and self._leader in (0, id(model)):
+        if self.fit.counts_samples and self._leader in (0, id(model)):
             found = samples(arguments[0] if arguments else options.get("x"))
             if found and run.batch_size != found:
                 run.plan(found, None, None, None)  # with it, samples of data loaders are not counted as well
@@ -211,8 +201,7 @@ class Training:
     def settle_samples(self) -> None:
         """Count the samples that Keras has counted since the epoch began."""
         if self._counter is not None and self._fetching:
-            self._add(self._counter.settle())
-            self._describe_batch(self._counter.batch_size or 0)
+            self._add(self._counter.settle(), self._counter.batch_size or 0)
 
     @tolerant
     def report_logs(self) -> None:
@@ -221,13 +210,12 @@ class Training:
         if logs and self.fit.run is not None:
             self.fit.run.report(loss=scalar(logs, "loss"), learning_rate=scalar(logs, "learning_rate", "lr"))
 
+    @tolerant
     def add_samples(self, batch: Any) -> None:
         """Count the samples of a batch, or of a list of batches."""
-        if not self._counts_samples:
-            return
-        found = sum(map(samples, batch)) if isinstance(batch, list) else samples(batch)
-        self._add(found)
-        self._describe_batch(found)
+        if self.fit.counts_samples:
+            found = sum(map(samples, batch)) if isinstance(batch, list) else samples(batch)
+            self._add(found, found)
 
     def _forget(self) -> None:
         if self.reader is not None and self.reader in self.callbacks.callbacks:
@@ -235,15 +223,14 @@ class Training:
         self.model = self.callbacks = self.reader = None
         self.computing = self._fetching = False
 
-    def _add(self, count: float) -> None:
-        if count and self.fit.run is not None:
-            self.fit.run.report(samples=count)
-
-    def _describe_batch(self, size: float) -> None:
-        """Report the size of full batches: the largest one."""
-        if size > self._largest and self.fit.run is not None:
-            self._largest = size
-            self.fit.run.gauge("batch_size", size * self._accumulation)
+    def _add(self, count: float, batch_size: float) -> None:
+        """Report samples, and the size of full batches: the largest one."""
+        run = self.fit.run
+        if run is not None and count:
+            run.report(samples=count)
+        if run is not None and batch_size > self._largest:
+            self._largest = batch_size
+            run.gauge("batch_size", batch_size * self._accumulation)
 
     def _plan(self, run: Run, first_epoch: int) -> None:
         parameters = getattr(self.callbacks, "params", None) or {}
@@ -275,10 +262,7 @@ class _TimedBatches:
     def __next__(self) -> Any:
         with self._wait:
             batch = next(self._batches)
-        try:
-            self._training.add_samples(batch)
-        except Exception as error:
-            tolerate(error, "reading the size of a batch")
+        self._training.add_samples(batch)
         return batch
 
 
@@ -394,7 +378,7 @@ def _attach(keras: Any) -> None:
         _wrap(_owner(keras.Model, name), name, _stored(phase))
     for module, names in _LOADERS.items():
         for name in names:
-            _wrap(sys.modules.get(module), name, _loaded)
+            _wrap(sys.modules.get(module), name, _stored("restore"))
     _wrap(getattr(keras.callbacks, "OrbaxCheckpoint", None), "_save_checkpoint", _stored("checkpoint"))
     for name, wrap in (
         ("on_train_begin", _training_begun),
@@ -546,10 +530,6 @@ def _stored(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return store
 
     return make
-
-
-def _loaded(original: Callable[..., Any]) -> Callable[..., Any]:
-    return _stored("restore")(original)
 
 
 def _training_begun(original: Callable[..., Any]) -> Callable[..., Any]:

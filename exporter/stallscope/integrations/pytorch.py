@@ -76,7 +76,7 @@ def watch(
         steps_planned: steps of the whole run.
     """
     global _loop, _patches
-    found = run if isinstance(run, Run) else _open_run(run)
+    found = run if isinstance(run, Run) else lifetime.open_run(run) or Run(run)
     try:
         models = _several(model, torch.nn.Module)
         if found.silent:
@@ -198,13 +198,6 @@ def _observed(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> L
     )
     loop.gpu_found = _patches.on_gpu
     return loop
-
-
-def _open_run(name: str | None) -> Run:
-    for session in (*lifetime.watched(), *lifetime.inherited()):
-        if isinstance(session, Run) and name in (None, session.name):
-            return session
-    return Run(name)
 
 
 def _is_worker() -> bool:

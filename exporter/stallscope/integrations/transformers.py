@@ -40,7 +40,6 @@ class TrainerEvents:
         self._computing = False
         self._in_forward = False
         self._in_epoch = False
-        self._counts_samples = True
         self._micro_batch = 0.0
         self._floating_point_operations = 0.0
         self._tokens = 0.0
@@ -63,7 +62,7 @@ class TrainerEvents:
         if getattr(getattr(args, "accelerator_config", None), "split_batches", False):
             size /= max(args.world_size, 1)
         self._micro_batch = size
-        if self._counts_samples:
+        if self.fit.counts_samples:
             run.gauge("batch_size", size * args.gradient_accumulation_steps)
         self.fit.plan(steps_planned=state.max_steps)
         run.report(step=state.global_step)
@@ -154,11 +153,7 @@ class TrainerEvents:
                 "local_rank": max(args.local_process_index, 0),
                 "world_size": args.world_size,
             }
-        before = self.fit.run
-        run = self.fit.begin(precision=precision, **place)
-        if run is not before:
-            self._counts_samples = run.batch_size is None  # else the program has set it
-        return run
+        return self.fit.begin(precision=precision, **place)
 
     def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Begin `forward`; return whether `end_forward` is to follow."""
@@ -190,7 +185,7 @@ class TrainerEvents:
     @tolerant
     def _trained(self, inputs: Any) -> None:
         """Count the samples of a micro-batch."""
-        if self._counts_samples and self.fit.run is not None:
+        if self.fit.counts_samples and self.fit.run is not None:
             self.fit.run.report(samples=samples(inputs) or self._micro_batch)
 
     @tolerant

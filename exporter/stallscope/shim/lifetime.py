@@ -132,6 +132,18 @@ def current() -> Run | None:
     return next((session for session in _open if isinstance(session, Run) and not session.silent), None)
 
 
+def open_run(name: str | None) -> Run | None:
+    """Return the open run of that name; without a name, the oldest open run.
+
+    In a forked worker that is the run of its parent, which is silent: another one would replace it at the exporter.
+    """
+    from stallscope.shim.run import Run
+
+    runs = [session for session in _open if isinstance(session, Run) and not session.silent]
+    runs += [session for session in inherited() if isinstance(session, Run)]
+    return next((run for run in runs if name in (None, run.name)), None)
+
+
 def inherited() -> tuple[Session, ...]:
     """Return the sessions that were open when this process was forked, if it works for them.
 
