@@ -19,7 +19,7 @@ from contextlib import suppress
 from math import inf
 
 from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH
-from stallscope.shim.tolerance import label, switched_off, switched_on, tolerate
+from stallscope.shim.tolerance import is_same_file, label, switched_off, switched_on, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,11 +103,7 @@ class Channel:
         return found
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor still belongs to the memory: the program may have closed it."""
-        try:
-            return os.fstat(self._file).st_ino == self._inode
-        except OSError:
-            return False
+        return is_same_file(self._file, self._inode)
 
 
 class Follower:
