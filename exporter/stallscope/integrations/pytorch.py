@@ -186,18 +186,17 @@ def _begin(since: float, in_backward: bool) -> Loop:
 def _observed(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> Loop:
     if _patches is None:
         raise RuntimeError("PyTorch is not observed")
-    loop = Loop(
+    return Loop(
         run,
         *parts,
         calls=_patches.calls,
         reduced=_patches.reduced,
         before=_patches.before,
         direct=_patches.direct,
+        gpu_found=_patches.on_gpu,
         has_optimizers=_patches.has_optimizers or _waiting_since is None,
         counts_samples=counts_samples,
     )
-    loop.gpu_found = _patches.on_gpu
-    return loop
 
 
 def _is_worker() -> bool:
