@@ -16,6 +16,7 @@ Models stay as they are: methods of classes are wrapped, and module calls are ob
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from threading import get_ident
 from typing import Any
@@ -57,6 +58,8 @@ class TrainerEvents:
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Report the batch size, the planned steps and the current step."""
         run = self._begin(args)
+        if run is None:
+            return
         self._thread = get_ident()
         size = state.train_batch_size or args.train_batch_size
         if getattr(getattr(args, "accelerator_config", None), "split_batches", False):
@@ -144,7 +147,8 @@ class TrainerEvents:
         self._look_away()
         self.fit.end()
 
-    def _begin(self, args: Any) -> Run:
+    @tolerant
+    def _begin(self, args: Any) -> Run | None:
         precision = "bf16" if args.bf16 else "fp16" if args.fp16 else ()
         place = {}
         if args.world_size > 1:  # alone, the trainer knows less than the launcher's variables may
@@ -195,10 +199,6 @@ class TrainerEvents:
             self.fit.enter("data_wait")
 
     @tolerant
-    def _started(self, args: Any) -> None:
-        self._begin(args)
-
-    @tolerant
     def _failed(self, error: BaseException) -> None:
         self._look_away()
         self.fit.fail(error)
@@ -237,9 +237,14 @@ _training: TrainerEvents | None = None
 """The callback of the trainer that trains."""
 
 
+def _callback_of(trainer: Any) -> TrainerEvents | None:
+    callbacks = getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
+    return next((each for each in callbacks if isinstance(each, TrainerEvents)), None)
+
+
 def _events(trainer: Any) -> TrainerEvents | None:
-    handler = getattr(trainer, "callback_handler", None)
-    found = next((each for each in getattr(handler, "callbacks", ()) if isinstance(each, TrainerEvents)), None)
+    """Return the trainer's callback, if its run is open."""
+    found = _callback_of(trainer)
     return None if found is None or found.fit.run is None or found.fit.run.silent else found
 
 
@@ -275,10 +280,7 @@ def _reporting_maintenance(method: Callable[..., Any]) -> Callable[..., Any]:
         events = _events(self)
         if events is None or events.fit.run is None:
             return method(self, *args, **kwargs)
-        if self.control.should_log:
-            with events.fit.run.phase("logging"):
-                result = method(self, *args, **kwargs)
-        else:
+        with events.fit.run.phase("logging") if self.control.should_log else nullcontext():
             result = method(self, *args, **kwargs)
         events._maintained()  # noqa: SLF001
         return result
@@ -302,11 +304,10 @@ def _reporting_training(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _training
-        callbacks = getattr(getattr(self, "callback_handler", None), "callbacks", ())
-        events = next((each for each in callbacks if isinstance(each, TrainerEvents)), None)
+        events = _callback_of(self)
         if events is None:
             return method(self, *args, **kwargs)
-        events._started(self.args)  # noqa: SLF001
+        events._begin(self.args)  # noqa: SLF001
         before, _training = _training, events
         try:
             return method(self, *args, **kwargs)
