@@ -637,9 +637,9 @@ class Run:
 
     def _succeed(self) -> None:
         """End the run whose place this one takes, as a notebook's cell that runs again leaves one behind."""
-        for session in lifetime.watched():
-            if isinstance(session, Run) and (session.name, session.rank) == (self.name, self.rank):
-                session.finish()
+        for run in lifetime.watched():
+            if (run.name, run.rank) == (self.name, self.rank):
+                run.finish()
 
     def _other_phase(self, name: str) -> Phase:
         """A phase that isn't there yet, or of a run that is off."""
