@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stallscope.intake.runs import RunRegistry
-from stallscope.protocol.report import STEP_BUCKET_COUNT
+from stallscope.protocol.vocabulary import STEP_BUCKET_COUNT
 from stallscope.sampling.clock import ScriptedClock
 
 MakeReport = Callable[..., bytes]

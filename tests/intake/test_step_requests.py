@@ -12,8 +12,9 @@ import pytest
 from stallscope.intake.runs import RunRegistry
 from stallscope.intake.step_requests import StepRequests
 from stallscope.protocol import step_request
-from stallscope.protocol.report import STEP_BUCKET_COUNT, Report
+from stallscope.protocol.report import Report
 from stallscope.protocol.request_name import request_name
+from stallscope.protocol.vocabulary import STEP_BUCKET_COUNT
 from stallscope.sampling.clock import ScriptedClock
 
 MakeReport = Callable[..., bytes]

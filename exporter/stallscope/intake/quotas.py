@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from stallscope.catalogue.metrics import ACTIVITIES, RUN_STATES
-from stallscope.protocol.report import COUNTERS, GAUGES, PRECISIONS, STEP_BUCKET_COUNT, Report
+from stallscope.protocol.report import Report
+from stallscope.protocol.vocabulary import COUNTERS, GAUGES, PRECISIONS, STEP_BUCKET_COUNT
 
 Key = tuple[str, int]
 """Run and rank."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from stallscope.intake.pending import Datagram, PassedFile, sessions_terminated
 from stallscope.intake.runs import Transport
-from stallscope.protocol.report import MAX_BYTES
 from stallscope.protocol.signature import is_signed
+from stallscope.protocol.vocabulary import MAX_BYTES
 
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 """Data, ancillary data, flags and the sender's address, as `recvmsg` returns them."""

@@ -53,7 +53,8 @@ from stallscope.intake.authentication import Authentication
 from stallscope.intake.processes import Process, Processes
 from stallscope.intake.quotas import Key, Sender, Totals, Usage, has_new_names, names_of, usage_of, without_new_names
 from stallscope.protocol import signature
-from stallscope.protocol.report import (
+from stallscope.protocol.report import REASONS, CodeLine, Phase, Report, ReportError, parse
+from stallscope.protocol.vocabulary import (
     COUNTERS,
     GAUGES,
     INFO_KEYS,
@@ -61,13 +62,7 @@ from stallscope.protocol.report import (
     MAX_BYTES,
     MAX_NAME_LENGTH,
     MAX_VALUES,
-    REASONS,
     TRIAL_RUN,
-    CodeLine,
-    Phase,
-    Report,
-    ReportError,
-    parse,
 )
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Distribution, Sample

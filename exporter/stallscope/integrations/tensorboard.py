@@ -18,7 +18,7 @@ from functools import wraps
 from math import isfinite
 from typing import Any
 
-from stallscope.protocol.report import MAX_LABEL_LENGTH, MAX_VALUES
+from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_VALUES
 from stallscope.shim.lifetime import current
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import complain, label, number, tolerate, warn

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         """Source of process metrics for a run."""
 
         def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-            """Counters and gauges, by the names of `report.COUNTERS` and `report.GAUGES`; called for each report."""
+            """Return counters and gauges, named as in `vocabulary`; called for each report."""
 
         def close(self) -> None:
             """Called when the run ends."""
@@ -143,7 +143,7 @@ class Run:
             world_size: number of ranks, from the same source.
             gpus: what this rank computes on, `{"gpu": NVML index, "uuid": …}` each; one of the two may be empty.
             precision: of the model's arithmetic: fp32, tf32, fp16, bf16, fp8, or several of them.
-            info: replaces what was found out, by the names of `report.INFO_KEYS`.
+            info: replaces what was found out, by the names of `vocabulary.INFO_KEYS`.
             interval: fewest seconds between two reports.
             clock: another clock than the machine's.
             sender: takes an encoded report and returns None, or the cause why it was dropped.
@@ -409,11 +409,11 @@ class Run:
             self._gauges["steps_planned"] = planned
 
     def gauge(self, key: str, value: object) -> None:
-        """Set one of `report.GAUGES`."""
+        """Set one of `vocabulary.GAUGES`."""
         if self.silent:
             return
         if type(key) is not str or key not in vocabulary.GAUGES:
-            complain(f"{shown(key)} is not a gauge that can be reported; expected one of report.GAUGES", "gauge: key")
+            complain(f"{shown(key)} is not a gauge; expected one of vocabulary.GAUGES", "gauge: key")
         elif (found := finite(key, value)) is not None:
             self._gauges[key] = found
 
@@ -427,7 +427,7 @@ class Run:
             tolerate(error, "reporting")
 
     def count(self, key: str, total: float) -> None:
-        """Set one of `report.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
+        """Set one of `vocabulary.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
         if self.silent:
             return
         try:
@@ -439,7 +439,7 @@ class Run:
             tolerate(error, "counting")
 
     def add(self, key: str, amount_added: float) -> None:
-        """Add to one of `report.COUNTERS`."""
+        """Add to one of `vocabulary.COUNTERS`."""
         if self.silent:
             return
         try:
@@ -881,7 +881,7 @@ class Run:
 def _is_countable(key: str) -> bool:
     if type(key) is str and key in vocabulary.COUNTERS and key not in _OWN_COUNTERS:
         return True
-    complain(f"{shown(key)} is not a counter that can be reported; expected one of report.COUNTERS", "count: key")
+    complain(f"{shown(key)} is not a counter that can be set; expected one of vocabulary.COUNTERS", "count: key")
     return False
 
 
