@@ -711,7 +711,6 @@ class RunRegistry:
             self._keep(kept)
 
     def _keep(self, kept: dict[Key, Held]) -> None:
-        """Drop all other ranks."""
         for key in self._held.keys() - kept.keys():
             self._totals.remove(key)
             self._known_names.pop(key, None)

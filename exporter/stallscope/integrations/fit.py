@@ -185,6 +185,16 @@ def tolerant(method: Method) -> Method:
     return safe  # type: ignore[return-value]  # the same arguments
 
 
+def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a function of a class or module, unless a version lacks it or it is replaced already."""
+    original = getattr(owner, name, None)
+    if original is None or getattr(vars(owner).get(name), "_by_stallscope", False):
+        return
+    replacement = wraps(original)(make(original))
+    replacement._by_stallscope = True  # type: ignore[attr-defined]  # noqa: SLF001
+    setattr(owner, name, replacement)
+
+
 def require(module: str, package: str) -> ModuleType:
     """Import a framework's module.
 
@@ -197,6 +207,11 @@ def require(module: str, package: str) -> ModuleType:
         if error.name not in (module, module.partition(".")[0]):
             raise  # it is there, and lacks something itself
         raise ImportError(f"stallscope's integration needs {module}: pip install {package} ({error})") from error
+
+
+def place(rank: int, local_rank: int, world_size: int) -> dict[str, int]:
+    """Return a trainer's ranks as arguments of `Run`; none for a single rank, which the launcher may know better."""
+    return {"rank": rank, "local_rank": local_rank, "world_size": world_size} if world_size > 1 else {}
 
 
 def scalar(values: Mapping[str, Any], *names: str) -> float | None:

@@ -86,7 +86,7 @@ class TrackedStep(Generic[Arguments, Result]):
             self.run.gauge("batch_size", self._samples * self._calls_per_step)
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        """Call the function."""
+        """Call the function, and report the call."""
         run = self._fit.run or self.run
         calls = self._calls
         every = self._device_time_every

@@ -24,12 +24,11 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
 from inspect import signature
 from threading import get_ident
 from typing import Any
 
-from stallscope.integrations.fit import Fit, require, samples, scalar, tolerant
+from stallscope.integrations.fit import Fit, require, samples, scalar, tolerant, wrap
 from stallscope.shim import lifetime
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import tolerate
@@ -224,7 +223,6 @@ class Training:
         self.computing = self._fetching = False
 
     def _add(self, count: float, batch_size: float) -> None:
-        """Report samples, and the size of full batches: the largest one."""
         run = self.fit.run
         if run is not None and count:
             run.report(samples=count)
@@ -367,46 +365,36 @@ def watch_fits(since: float) -> None:
 
 def _attach(keras: Any) -> None:
     """Wrap the methods of Keras' classes, once in a process."""
-    for name, wrap in (
+    for name, make in (
         ("fit", _fitted),
         ("evaluate", _evaluated),
         ("predict", _evaluated),
         ("train_on_batch", _trained_on_batch),
     ):
-        _wrap(_owner(keras.Model, name), name, wrap)
+        wrap(_owner(keras.Model, name), name, make)
     for name, phase in _STORES.items():
-        _wrap(_owner(keras.Model, name), name, _stored(phase))
+        wrap(_owner(keras.Model, name), name, _stored(phase))
     for module, names in _LOADERS.items():
         for name in names:
-            _wrap(sys.modules.get(module), name, _stored("restore"))
-    _wrap(getattr(keras.callbacks, "OrbaxCheckpoint", None), "_save_checkpoint", _stored("checkpoint"))
-    for name, wrap in (
+            wrap(sys.modules.get(module), name, _stored("restore"))
+    wrap(getattr(keras.callbacks, "OrbaxCheckpoint", None), "_save_checkpoint", _stored("checkpoint"))
+    for name, make in (
         ("on_train_begin", _training_begun),
         ("on_epoch_begin", _epoch_begun),
         ("on_epoch_end", _epoch_ended),
         ("on_train_batch_begin", _batch_begun),
         ("on_train_batch_end", _batch_ended),
     ):
-        _wrap(keras.callbacks.CallbackList, name, wrap)
+        wrap(keras.callbacks.CallbackList, name, make)
     iterators = sys.modules.get("keras.src.trainers.epoch_iterator")
     base = getattr(iterators, "EpochIterator", None)
     for owner in () if base is None else (base, *base.__subclasses__()):
         if "__next__" in vars(owner):
-            _wrap(owner, "__next__", _next_batches)
+            wrap(owner, "__next__", _next_batches)
     if keras.backend.backend() == "torch":
-        _wrap(keras.Model, "__call__", _called(keras.Model))
-        _wrap(_owner(keras.optimizers.Optimizer, "apply"), "apply", _in_phase("optimizer"))
-        _wrap(sys.modules["torch"].autograd, "backward", _in_phase("backward"))
-
-
-def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a function of a class or module, unless a version lacks it or it is replaced already."""
-    original = getattr(owner, name, None)
-    if original is None or getattr(vars(owner).get(name), "_by_stallscope_keras", False):
-        return
-    replacement = wraps(original)(make(original))
-    replacement._by_stallscope_keras = True  # type: ignore[attr-defined]  # noqa: SLF001
-    setattr(owner, name, replacement)
+        wrap(keras.Model, "__call__", _called(keras.Model))
+        wrap(_owner(keras.optimizers.Optimizer, "apply"), "apply", _in_phase("optimizer"))
+        wrap(sys.modules["torch"].autograd, "backward", _in_phase("backward"))
 
 
 def _owner(kind: type, name: str) -> type | None:

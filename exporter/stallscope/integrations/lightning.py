@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from math import isfinite
 from typing import Any
 
-from stallscope.integrations.fit import Fit, require, samples, scalar, tolerant
+from stallscope.integrations.fit import Fit, place, require, samples, scalar, tolerant
 from stallscope.shim.run import Run
 from stallscope.shim.timeline import Phase
 from stallscope.shim.tolerance import number, tolerate
@@ -60,14 +60,8 @@ class TrainerEvents:
         if stage != "fit":
             return
         word = str(trainer.precision).split("-")[0]
-        place = {}
-        if trainer.world_size > 1:  # alone, the trainer knows less than the launcher's variables may
-            place = {
-                "rank": trainer.global_rank,
-                "local_rank": trainer.local_rank,
-                "world_size": trainer.world_size,
-            }
-        run = self.fit.begin(self._read_learning_rate, precision=_PRECISIONS.get(word, ()), **place)
+        ranks = place(trainer.global_rank, trainer.local_rank, trainer.world_size)
+        run = self.fit.begin(self._read_learning_rate, precision=_PRECISIONS.get(word, ()), **ranks)
         self._listen(trainer, run)
 
     @tolerant

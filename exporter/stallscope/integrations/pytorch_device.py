@@ -34,7 +34,6 @@ class DeviceClock:
     """
 
     def __init__(self, cuda: Any, run: Run) -> None:
-        """Take `torch.cuda`, or what answers like it."""
         self._cuda = cuda
         self._run = run
         self._free: list[Any] = []

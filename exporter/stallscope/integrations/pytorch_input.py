@@ -163,7 +163,6 @@ class InputCalls:
         raise NotImplementedError
 
     def _settle(self, *, is_call: bool) -> None:
-        """End the interval."""
         self._began = None
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:

@@ -307,7 +307,6 @@ class Loop:
         self._end_wait()
 
     def _evaluated_batch(self, found: Pass, iterator: Any, following: Callable[[Any], Any]) -> Any:
-        """Return a batch of an evaluation."""
         self._pass = None
         self._exhausted = False
         try:

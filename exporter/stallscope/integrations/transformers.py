@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import wraps
 from threading import get_ident
 from typing import Any
 
-from stallscope.integrations.fit import Fit, require, samples, scalar, tolerant
+from stallscope.integrations.fit import Fit, place, require, samples, scalar, tolerant, wrap
 from stallscope.shim.run import Run
 
 
@@ -150,14 +149,8 @@ class TrainerEvents:
     @tolerant
     def _begin(self, args: Any) -> Run | None:
         precision = "bf16" if args.bf16 else "fp16" if args.fp16 else ()
-        place = {}
-        if args.world_size > 1:  # alone, the trainer knows less than the launcher's variables may
-            place = {
-                "rank": args.process_index,
-                "local_rank": max(args.local_process_index, 0),
-                "world_size": args.world_size,
-            }
-        return self.fit.begin(precision=precision, **place)
+        ranks = place(args.process_index, max(args.local_process_index, 0), args.world_size)
+        return self.fit.begin(precision=precision, **ranks)
 
     def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Begin `forward`; return whether `end_forward` is to follow."""
@@ -188,7 +181,6 @@ class TrainerEvents:
 
     @tolerant
     def _trained(self, inputs: Any) -> None:
-        """Count the samples of a micro-batch."""
         if self.fit.counts_samples and self.fit.run is not None:
             self.fit.run.report(samples=samples(inputs) or self._micro_batch)
 
@@ -220,17 +212,12 @@ _BETWEEN = {
 
 def _widen(trainer: type) -> None:
     """Have trainers call their own StallscopeCallback, if they have one, where callbacks are not called."""
-    if getattr(trainer.train, "reports_to_stallscope", False):  # type: ignore[attr-defined]
-        return
-    trainer.train = _reporting_training(trainer.train)  # type: ignore[attr-defined]
-    wrappers = {name: _in_phase(phase) for name, phase in _BETWEEN.items()}
-    wrappers.update(training_step=_counting, _maybe_log_save_evaluate=_reporting_maintenance)
-    for name, wrapper in wrappers.items():
-        if hasattr(trainer, name):
-            setattr(trainer, name, wrapper(getattr(trainer, name)))
-    accelerator = getattr(require("accelerate", "accelerate"), "Accelerator", None)
-    if accelerator is not None:
-        accelerator.backward = _reporting_backward(accelerator.backward)
+    wrap(trainer, "train", _reporting_training)
+    for name, phase in _BETWEEN.items():
+        wrap(trainer, name, _in_phase(phase))
+    wrap(trainer, "training_step", _counting)
+    wrap(trainer, "_maybe_log_save_evaluate", _reporting_maintenance)
+    wrap(getattr(require("accelerate", "accelerate"), "Accelerator", None), "backward", _reporting_backward)
 
 
 _training: TrainerEvents | None = None
@@ -249,8 +236,7 @@ def _events(trainer: Any) -> TrainerEvents | None:
 
 
 def _in_phase(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
+    def make(method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
             events = _events(self)
             if events is None:
@@ -260,11 +246,10 @@ def _in_phase(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         return wrapped
 
-    return wrap
+    return make
 
 
 def _counting(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
     def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, model, inputs, *args, **kwargs)
         if (events := _events(self)) is not None:
@@ -275,7 +260,6 @@ def _counting(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reporting_maintenance(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
     def maybe_log_save_evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
         events = _events(self)
         if events is None or events.fit.run is None:
@@ -289,7 +273,6 @@ def _reporting_maintenance(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reporting_backward(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         events = _training
         if events is None or events.fit.run is None or get_ident() != events._thread:  # noqa: SLF001
@@ -301,7 +284,6 @@ def _reporting_backward(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reporting_training(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _training
         events = _callback_of(self)
@@ -317,7 +299,6 @@ def _reporting_training(method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _training = before
 
-    train.reports_to_stallscope = True  # type: ignore[attr-defined]
     return train
 
 

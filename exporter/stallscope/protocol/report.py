@@ -92,10 +92,9 @@ REASONS = (
 
 
 class ReportError(ValueError):
-    """A report was refused."""
+    """A report was refused: `reason` is one of `REASONS`, `message` has the problem and the remedy."""
 
     def __init__(self, reason: str, message: str) -> None:
-        """Take the reason, one word that is counted, and the message, which says what to mend in one line."""
         super().__init__(message)
         self.reason = reason
         self.message = message

@@ -202,7 +202,6 @@ class HotLines:
         return phase.opened or not phase.announced
 
     def _take(self, burst: Burst) -> None:
-        """Take the results of a burst."""
         burst.stop()
         self.cost += burst.cost
         found = burst.lines()

@@ -108,6 +108,15 @@ class Run:
     drops the run to simulate a process that was killed), and reports only the probe's process metrics.
     """
 
+    silent = True
+    name = ""
+    rank = 0
+    batch_size: float | None = None
+    claimed_by = ""
+    """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
+    hot_lines: HotLines | None = None
+    """The lines of the program in which it loses time; None for a run with a clock of its own."""
+
     def __init__(
         self,
         name: str | None = None,
@@ -152,15 +161,7 @@ class Run:
             head_start: seconds that this process has worked for the run already, which are initialization.
             prepare: called before the first report, to book what happened in these seconds.
         """
-        self.silent = True
-        self.name = ""
-        self.rank = 0
-        self.batch_size: float | None = None
-        self.claimed_by = ""
-        """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
         self.timeline = Timeline(time.monotonic, self._publish, interval)
-        self.hot_lines: HotLines | None = None
-        """The lines of the program in which it loses time; None for a run with a clock of its own."""
         self._phases: dict[str, Phase] = {}
         try:
             if switched_on("STALLSCOPE_DISABLE") or lifetime.importing_for_parent():
@@ -799,7 +800,6 @@ class Run:
         return fit(json.loads(payload), self._room)[0]
 
     def _written(self, now: float) -> str:
-        """The report as it travels."""
         timeline = self.timeline
         timeline.book(now)
         timeline.slow_steps.judge()
@@ -903,11 +903,6 @@ def _precision(told: str | Sequence[str]) -> list[str]:
 def _silent_run() -> Run:
     """The result of copying a run: another process must not report in its name."""
     copy = Run.__new__(Run)
-    copy.name = ""
-    copy.rank = 0
-    copy.batch_size = None
-    copy.claimed_by = ""
-    copy.hot_lines = None
     copy.timeline = Timeline(time.monotonic, lambda _: None, inf)
     copy.silence()
     return copy

@@ -397,7 +397,6 @@ def _dump_traceback_later(*arguments: Any, **options: Any) -> None:
 
 
 def _cancel_dump_traceback_later() -> None:
-    """Replace `faulthandler.cancel_dump_traceback_later`."""
     global _programs_timer
     _cancel()
     _programs_timer = False

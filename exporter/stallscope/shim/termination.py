@@ -45,7 +45,6 @@ class _Reports:
         self._inode = os.fstat(descriptor).st_ino
 
     def is_open(self) -> bool:
-        """Return whether the descriptor is still this socket."""
         return is_same_file(self.descriptor, self._inode)
 
     def connect(self, path: str) -> None:
@@ -79,11 +78,9 @@ class _Line(_Reports):
             unread.recv(1)
 
     def connect(self, path: str) -> None:
-        """Write to the socket that is at this path now."""
         self._sockets[0].connect(path)
 
     def close(self) -> None:
-        """Close both sockets."""
         is_open = self.is_open() if self._sockets else False
         while self._sockets:
             if is_open:
@@ -103,7 +100,6 @@ class _File:
         self._line = line
 
     def fileno(self) -> int:
-        """Return the socket's file descriptor."""
         return self._line.descriptor
 
     def flush(self) -> None:
