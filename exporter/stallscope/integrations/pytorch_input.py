@@ -14,6 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -38,16 +39,14 @@ _DEVICE_WAITS = frozenset({"cpu", "item", "numpy", "print", "synchronize", "toli
 """Built-in calls of the loop itself that wait for the device or write logs."""
 
 
+@dataclass(slots=True)
 class _Call:
     """A Python call that is open."""
 
-    __slots__ = ("began", "code", "rest")
-
-    def __init__(self, code: CodeType, began: float) -> None:
-        self.code = code
-        self.began = began
-        self.rest = 0.0
-        """Seconds in calls made from it that drew nothing."""
+    code: CodeType
+    began: float
+    rest: float = 0.0
+    """Seconds in calls made from it that drew nothing."""
 
 
 class _Returned:

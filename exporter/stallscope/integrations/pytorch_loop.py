@@ -10,6 +10,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,18 +88,16 @@ class Module:
         """Trained modules that were known when `is_part` was set."""
 
 
+@dataclass
 class Evaluation:
     """An evaluation that is under way."""
 
-    __slots__ = ("in_context", "in_mode", "iterator")
-
-    def __init__(self, iterator: weakref.ref[Any] | None, in_context: bool, in_mode: bool) -> None:
-        self.iterator = iterator
-        """The iterator that its batches come from, if it began with one."""
-        self.in_context = in_context
-        """True if it is inside of a context without gradients, and ends with that."""
-        self.in_mode = in_mode
-        """True if a module was switched to evaluation mode for it."""
+    iterator: weakref.ref[Any] | None
+    """The iterator that its batches come from, if it began with one."""
+    in_context: bool
+    """True if it is inside of a context without gradients, and ends with that."""
+    in_mode: bool
+    """True if a module was switched to evaluation mode for it."""
 
 
 class Loop:

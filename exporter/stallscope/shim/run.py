@@ -116,6 +116,8 @@ class Run:
     """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
     hot_lines: HotLines | None = None
     """The lines of the program in which it loses time; None for a run with a clock of its own."""
+    is_scripted = False
+    """True if the run has a clock of its own, which does not include the shim's cost."""
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class Run:
             if switched_on("STALLSCOPE_DISABLE") or lifetime.importing_for_parent():
                 return
             self._clock: Clock = time if clock is None else clock
-            self._scripted = clock is not None
+            self.is_scripted = clock is not None
             interval = 0.5 if (every := amount("interval", interval)) is None else every
             self._interval = interval
             self._start = self._clock.time() - head_start
@@ -551,14 +553,9 @@ class Run:
     @property
     def booking_overhead(self) -> float:
         """Seconds that the booking of steps and phases has cost so far, as measured outside of the loop."""
-        step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
+        step_cost, phase_cost = (0.0, 0.0) if self.is_scripted else costs()
         occurrences = sum(phase.occurrences for phase in self.timeline.phases.values())
         return self.timeline.steps * step_cost + occurrences * phase_cost
-
-    @property
-    def is_scripted(self) -> bool:
-        """True if the run has a clock of its own, which does not include the shim's cost."""
-        return self._scripted
 
     @property
     def steps_done(self) -> int:
@@ -628,7 +625,7 @@ class Run:
             **(info or {}),
         }
         self._info = {key: label(known[key], vocabulary.MAX_LABEL_LENGTH) for key in vocabulary.INFO_KEYS}
-        self._restarts = 0 if self._scripted else identity.restarts(os.environ)
+        self._restarts = 0 if self.is_scripted else identity.restarts(os.environ)
         self._seeks_gpus = gpus is None
         self._gpu_position = identity.gpu_position()
         self._gpus = _gpus(gpus or ())
@@ -757,13 +754,13 @@ class Run:
                 payload = self._shortened(payload)
             if self._stored is not None:
                 self._stored.store(payload, timeline.steps >= WARM_UP)
-            if not last and not self._scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
+            if not last and not self.is_scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
                 self._sender.passed = max(
                     self._sender.passed,
                     stacks.attach(self._session, timeline.activity, self.name, self.rank, self.hot_lines),
                 )
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
-            if last and not self._scripted:
+            if last and not self.is_scripted:
                 patience = time.monotonic() + _LAST_WORDS
                 # One that was there and is not may be on its way back.
                 while (cause == "queue_full" or (cause == "absent" and self._heard)) and time.monotonic() < patience:

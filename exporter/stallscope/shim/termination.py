@@ -139,15 +139,16 @@ def announce(session: str, path: str, descriptor: int = -1) -> None:
 def withdraw(session: str) -> None:
     """Report no signal for this session from now on."""
     if _sessions.pop(session, None) is not None:
-        try:
-            _open_line()
-        except Exception as error:
-            tolerate(error, "preparing for SIGTERM")
+        _reopen_line()
 
 
 def forget() -> None:
     """Report no signal for any session from now on: this is a forked child."""
     _sessions.clear()
+    _reopen_line()
+
+
+def _reopen_line() -> None:
     try:
         _open_line()
     except Exception as error:
