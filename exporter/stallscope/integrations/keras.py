@@ -104,7 +104,7 @@ class Training:
         self._forget()
         self.fit.fail(error)
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int, logs: Any = None) -> None:
         """Begin an epoch, and with the first one the loop."""
         run = self.fit.run
         assert run is not None
@@ -119,7 +119,7 @@ class Training:
         if self._counter is not None:
             self._counter.begin()
 
-    def end_epoch(self, logs: Any) -> None:
+    def end_epoch(self, epoch: int, logs: Any = None) -> None:
         """End an epoch, after its validation."""
         self.settle_samples()
         self.computing = self._fetching = False
@@ -143,13 +143,13 @@ class Training:
             self._counter.source = getattr(iterator, "data_adapter", None)
         return found
 
-    def begin_batch(self, batch: int) -> None:
+    def begin_batch(self, batch: int, logs: Any = None) -> None:
         """The training function is about to be called."""
         self._first_batch = batch
         self._batches_before = self._batches
         self.computing = True
 
-    def end_batch(self, batch: int) -> None:
+    def end_batch(self, batch: int, logs: Any = None) -> None:
         """The training function returned."""
         self.computing = False
         self.fit.leave()
@@ -158,7 +158,7 @@ class Training:
         if self._counter is not None:
             self._add(self._counter.returned(called), self._counter.batch_size or 0)
 
-    def step(self) -> None:
+    def step(self, batch: int, logs: Any = None) -> None:
         """End the step, if the weights were updated."""
         run = self.fit.run
         if run is not None and self._batches // self._accumulation > self._batches_before // self._accumulation:
@@ -378,14 +378,14 @@ def _attach(keras: Any) -> None:
         for name in names:
             wrap(sys.modules.get(module), name, _stored("restore"))
     wrap(getattr(keras.callbacks, "OrbaxCheckpoint", None), "_save_checkpoint", _stored("checkpoint"))
-    for name, make in (
+    for name, hook in (
         ("on_train_begin", _training_begun),
-        ("on_epoch_begin", _epoch_begun),
-        ("on_epoch_end", _epoch_ended),
-        ("on_train_batch_begin", _batch_begun),
-        ("on_train_batch_end", _batch_ended),
+        ("on_epoch_begin", _hook(after=Training.begin_epoch)),
+        ("on_epoch_end", _hook(before=Training.end_epoch)),
+        ("on_train_batch_begin", _hook(after=Training.begin_batch)),
+        ("on_train_batch_end", _hook(before=Training.end_batch, after=Training.step)),
     ):
-        wrap(keras.callbacks.CallbackList, name, make)
+        wrap(keras.callbacks.CallbackList, name, hook)
     iterators = sys.modules.get("keras.src.trainers.epoch_iterator")
     base = getattr(iterators, "EpochIterator", None)
     for owner in () if base is None else (base, *base.__subclasses__()):
@@ -478,10 +478,10 @@ def _in_loop(callbacks: Any = None) -> Training | None:
     return training
 
 
-def _safely(training: Training | None, method: Callable[..., Any], *arguments: Any) -> None:
+def _safely(training: Training | None, method: Callable[..., Any], *arguments: Any, **options: Any) -> None:
     if training is not None:
         try:
-            method(training, *arguments)
+            method(training, *arguments, **options)
         except Exception as error:
             tolerate(error, "following a Keras training")
 
@@ -540,44 +540,24 @@ def _read_logs(training: Training, callbacks: Any) -> None:
         callbacks.callbacks.append(reader)
 
 
-def _epoch_begun(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_epoch_begin(callbacks: Any, epoch: int, *arguments: Any, **options: Any) -> Any:
-        try:
-            return original(callbacks, epoch, *arguments, **options)
-        finally:
-            _safely(_in_loop(callbacks), Training.begin_epoch, epoch)
+def _hook(
+    before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Call methods of the current training before and after a hook of Keras' callbacks, with the hook's arguments."""
 
-    return on_epoch_begin
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(callbacks: Any, *arguments: Any, **options: Any) -> Any:
+            if before is not None:
+                _safely(_in_loop(callbacks), before, *arguments, **options)
+            try:
+                return original(callbacks, *arguments, **options)
+            finally:
+                if after is not None:
+                    _safely(_in_loop(callbacks), after, *arguments, **options)
 
+        return hook
 
-def _epoch_ended(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_epoch_end(callbacks: Any, epoch: int, logs: Any = None, **options: Any) -> Any:
-        _safely(_in_loop(callbacks), Training.end_epoch, logs)
-        return original(callbacks, epoch, logs, **options)
-
-    return on_epoch_end
-
-
-def _batch_begun(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_train_batch_begin(callbacks: Any, batch: int, *arguments: Any, **options: Any) -> Any:
-        try:
-            return original(callbacks, batch, *arguments, **options)
-        finally:
-            _safely(_in_loop(callbacks), Training.begin_batch, batch)
-
-    return on_train_batch_begin
-
-
-def _batch_ended(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_train_batch_end(callbacks: Any, batch: int, *arguments: Any, **options: Any) -> Any:
-        training = _in_loop(callbacks)
-        _safely(training, Training.end_batch, batch)
-        try:
-            return original(callbacks, batch, *arguments, **options)
-        finally:
-            _safely(training, Training.step)
-
-    return on_train_batch_end
+    return make
 
 
 def _next_batches(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -322,9 +322,8 @@ class Run:
     def trace(self, **selection: Any) -> None:
         """Write traces of selected steps; takes the keywords of `stallscope.trace`."""
         try:
-            from stallscope.shim.tracing.trace import (
-                trace,  # most runs never need it, and the single file hasn't got it
-            )
+            # Most runs never need it, and the single file does not contain it.
+            from stallscope.shim.tracing.trace import trace
         except ImportError as error:
             tolerate(error, "tracing")
         else:
