@@ -8,7 +8,7 @@ import time
 from math import inf, isfinite
 
 from stallscope.protocol import vocabulary
-from stallscope.shim import identity, lifetime, stacks, termination, worker_samples
+from stallscope.shim import devices, identity, launchers, lifetime, stacks, termination, worker_samples
 from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.hot_lines import HotLines
 from stallscope.shim.overhead import costs
@@ -604,7 +604,7 @@ class Run:
         precision: str | Sequence[str],
         info: Mapping[str, str] | None,
     ) -> None:
-        found_rank, found_local, found_world = identity.ranks(os.environ)
+        found_rank, found_local, found_world = launchers.ranks(os.environ)
         self.rank = found_rank if rank is None else int(rank)
         if not 0 <= self.rank <= vocabulary.MAX_RANK:
             raise ValueError(f"rank is {shown(self.rank)}; expected a whole number from 0 to {vocabulary.MAX_RANK}")
@@ -614,7 +614,7 @@ class Run:
         if name is not None and type(name) is not str:
             complain(f"a run is called {shown(name)}; expected text", "run: name")
         self.name = label("" if name is None else name, vocabulary.MAX_NAME_LENGTH) or label(
-            identity.run_name(os.environ, world, script, self._start), vocabulary.MAX_NAME_LENGTH
+            launchers.run_name(os.environ, world, script, self._start), vocabulary.MAX_NAME_LENGTH
         )
         local = self._local_rank if self._local_rank is not None else 0
         known = {
@@ -624,9 +624,9 @@ class Run:
             **(info or {}),
         }
         self._info = {key: label(known[key], vocabulary.MAX_LABEL_LENGTH) for key in vocabulary.INFO_KEYS}
-        self._restarts = 0 if self.is_scripted else identity.restarts(os.environ)
+        self._restarts = 0 if self.is_scripted else launchers.restarts(os.environ)
         self._seeks_gpus = gpus is None
-        self._gpu_position = identity.gpu_position()
+        self._gpu_position = devices.gpu_position()
         self._gpus = _gpus(gpus or ())
         if gpus is None:
             self._find_gpus()
@@ -650,7 +650,7 @@ class Run:
 
     def _find_gpus(self) -> None:
         try:
-            self._gpus = _gpus(identity.gpus(os.environ, self._local_rank))
+            self._gpus = _gpus(devices.gpus(os.environ, self._local_rank))
             self._heading = ""
         except Exception as error:
             tolerate(error, "looking for the rank's GPU")
@@ -805,7 +805,7 @@ class Run:
         if not self._info["framework"] and (framework := identity.framework()):
             self._info["framework"] = framework
             self._heading = ""
-        if self._seeks_gpus and (position := identity.gpu_position()) != self._gpu_position:
+        if self._seeks_gpus and (position := devices.gpu_position()) != self._gpu_position:
             self._gpu_position = position  # the program may only now have chosen its device
             self._find_gpus()
         counters, gauges = self._read_process()

@@ -138,7 +138,8 @@ class Datagrams:
     def _send_once(self, position: int, family: int, address: Address, payload: bytes) -> None:
         sender = self._sockets[position]
         if sender is None:
-            sender = self._sockets[position] = _opened(family)
+            sender = self._sockets[position] = socket.socket(family, socket.SOCK_DGRAM)
+            sender.setblocking(False)
         if family == socket.AF_UNIX:  # by path each time, because a restarted exporter has a new socket
             if self.passed < 0 or not self._sent_with_descriptor(sender, address, payload):
                 sender.sendto(payload, address)
@@ -326,12 +327,6 @@ def _signing(environment: Mapping[str, str]) -> Signing | None:
     from stallscope.shim.signing import Signing  # imports hashlib, which most runs do not need
 
     return Signing(token, "" if token else file)
-
-
-def _opened(family: int) -> socket.socket:
-    opened = socket.socket(family, socket.SOCK_DGRAM)
-    opened.setblocking(False)
-    return opened
 
 
 def _host_and_port(place: str, default: int) -> tuple[str, int]:
