@@ -52,6 +52,11 @@ class Fit:
         # In another process it starts again; a given run is silent there.
         return Fit, (self._told, self.integration, self.framework, self._settings)
 
+    @property
+    def open_run(self) -> Run | None:
+        """The run; None before it begins and after it ends."""
+        return None if self.run is None or self.run.silent else self.run
+
     def begin(self, refresh: Callable[[], object] | None = None, /, **found: Any) -> Run:
         """Attach to the run, or start one.
 
@@ -62,8 +67,8 @@ class Fit:
         self.leave()
         self.active = True
         settings = {**found, **self._settings}
-        run = self.run
-        if run is None or run.silent:
+        run = self.open_run
+        if run is None:
             told = self._told
             run = told if isinstance(told, Run) else lifetime.open_run(told)
             self._owned = run is None
@@ -116,8 +121,8 @@ class Fit:
     @contextmanager
     def booked(self, name: str) -> Iterator[None]:
         """Book the block to a phase, also between two fits; framework calls in it are not a loop of their own."""
-        run = self.run
-        if run is None or run.silent:
+        run = self.open_run
+        if run is None:
             yield
             return
         paused = self.phase == "paused"

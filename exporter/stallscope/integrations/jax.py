@@ -64,8 +64,7 @@ class TrackedStep(Generic[Arguments, Result]):
     @property
     def run(self) -> Run:
         """The run; it begins at its first use, at the latest with the first call."""
-        run = self._fit.run
-        return run if run is not None and not run.silent else self._begin()
+        return self._fit.open_run or self._begin()
 
     def batches(self, loader: Iterable[Batch]) -> Tracked[Batch]:
         """Iterate over a loader, booking the wait for each batch; every pass is an epoch."""

@@ -71,7 +71,7 @@ class Training:
     @property
     def here(self) -> bool:
         """True in the loop's thread, until the run ends."""
-        return self.fit.run is not None and not self.fit.run.silent and get_ident() == self._thread
+        return self.fit.open_run is not None and get_ident() == self._thread
 
     def begin(self, model: Any, backend: str) -> None:
         """Attach to the run; preparations are initialization."""
@@ -449,7 +449,7 @@ def _automatic() -> Training | None:
     global _since, _latest
     if _since is None or multiprocessing.current_process().daemon:
         return None
-    if _latest is not None and _latest.fit.run is not None and not _latest.fit.run.silent:
+    if _latest is not None and _latest.fit.open_run is not None:
         return _latest
     run = lifetime.current()
     if run is None:
@@ -465,7 +465,7 @@ def _automatic() -> Training | None:
 def _around() -> Training | None:
     """Return the training for an event outside of steps: the current one, the last one, or one that begins now."""
     found = _active or _latest
-    if found is None or found.fit.run is None or found.fit.run.silent:
+    if found is None or found.fit.open_run is None:
         found = _active or _automatic()
     return found if found is not None and found.here else None
 

@@ -232,7 +232,7 @@ def _callback_of(trainer: Any) -> TrainerEvents | None:
 def _events(trainer: Any) -> TrainerEvents | None:
     """Return the trainer's callback, if its run is open."""
     found = _callback_of(trainer)
-    return None if found is None or found.fit.run is None or found.fit.run.silent else found
+    return None if found is None or found.fit.open_run is None else found
 
 
 def _in_phase(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -124,6 +124,12 @@ def library_function_of(code: CodeType) -> str:
     return f"{module}.{name}" if module else name
 
 
+def entry_of(spot: Spot) -> tuple[str, str, str]:
+    """Return location, function, and the library function that the line called; the last one may be empty."""
+    code, _, beneath = spot
+    return location_of(spot), function_of(code), "" if beneath is None else library_function_of(beneath)
+
+
 def shortened(file: str) -> str:
     """Return a file's path as seen from the program's folder, the working directory or the libraries' folder.
 

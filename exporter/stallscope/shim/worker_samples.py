@@ -135,14 +135,12 @@ class Follower:
         """Append the seconds of each line."""
         import json
 
-        from stallscope.shim.code_location import function_of, library_function_of, location_of
+        from stallscope.shim.code_location import entry_of
 
         if not counted:
             return
-        entries = []
-        for spot in sorted(counted, key=counted.__getitem__, reverse=True)[:_MOST_LINES]:
-            beneath = "" if spot[2] is None else library_function_of(spot[2])
-            entries.append((location_of(spot), function_of(spot[0]), beneath, round(counted[spot], 3)))
+        spots = sorted(counted, key=counted.__getitem__, reverse=True)[:_MOST_LINES]
+        entries = [(*entry_of(spot), round(counted[spot], 3)) for spot in spots]
         file = self._opened(os.O_WRONLY | os.O_APPEND)
         try:
             if os.fstat(file).st_size < _MOST_BYTES:
