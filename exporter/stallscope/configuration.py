@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from stallscope.common.address import Address, parse_address
 from stallscope.common.formatting import without_password
 from stallscope.common.logs import FORMATS, LEVELS
-from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET
+from stallscope.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET
 
 if TYPE_CHECKING:
     import yaml

@@ -16,7 +16,7 @@ from deploy import generate
 from stallscope.collectors.base import available
 from stallscope.common.version import __version__
 from stallscope.configuration import OWN_PATHS, Configuration, ConfigurationError, load
-from stallscope.protocol.report import DEFAULT_PORT
+from stallscope.protocol.vocabulary import DEFAULT_PORT
 from stallscope.shim.launchers import ranks
 from stallscope.shim.transport import Datagrams, transport
 from tests.deploy import pod_security

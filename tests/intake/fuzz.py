@@ -31,16 +31,9 @@ from stallscope.intake.pending import Datagram, newest
 from stallscope.intake.runs import STEP_SECONDS, Limits, Transport
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol import signature
-from stallscope.protocol.report import (
-    COUNTERS,
-    GAUGES,
-    INFO_KEYS,
-    MAX_BYTES,
-    PRECISIONS,
-    STEP_BUCKET_COUNT,
-    ReportError,
-)
+from stallscope.protocol.report import ReportError
 from stallscope.protocol.step_request import ACTIONS
+from stallscope.protocol.vocabulary import COUNTERS, GAUGES, INFO_KEYS, MAX_BYTES, PRECISIONS, STEP_BUCKET_COUNT
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.exposition import Renderer
 from stallscope.sampling.reading import Distribution, checked

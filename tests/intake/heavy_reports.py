@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from stallscope.protocol.report import (
+from stallscope.protocol.vocabulary import (
     COUNTERS,
     GAUGES,
     INFO_KEYS,

@@ -20,7 +20,8 @@ from stallscope.intake.receivers import UdpReceiver
 from stallscope.intake.runs import REJECTION_REASONS
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol import signature
-from stallscope.protocol.report import MAX_BYTES, ReportError, parse
+from stallscope.protocol.report import ReportError, parse
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.sampling.clock import ScriptedClock
 from tests.intake.reports import make_report
 from tests.waiting import until

@@ -19,7 +19,8 @@ import pytest
 from stallscope.intake.dispatcher import BatchLimits, Dispatcher
 from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.intake.runs import Transport
-from stallscope.protocol.report import MAX_BYTES, ReportError
+from stallscope.protocol.report import ReportError
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.sampling.clock import ScriptedClock
 from tests.waiting import until
 

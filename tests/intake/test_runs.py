@@ -11,7 +11,8 @@ import pytest
 from stallscope.catalogue.metrics import RUN_STATES, TRAINING_FAMILIES
 from stallscope.intake.quotas import usage_of
 from stallscope.intake.runs import REJECTION_REASONS, Limits, RunRegistry
-from stallscope.protocol.report import TRIAL_RUN, ReportError
+from stallscope.protocol.report import ReportError
+from stallscope.protocol.vocabulary import TRIAL_RUN
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample, checked
 from tests.intake.reports import make_report

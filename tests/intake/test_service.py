@@ -17,7 +17,7 @@ from stallscope.intake.dispatcher import BatchLimits
 from stallscope.intake.receivers import UdpReceiver
 from stallscope.intake.runs import REJECTION_REASONS, Limits
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.protocol.report import MAX_BYTES
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample, checked
 from tests.intake.reports import make_report

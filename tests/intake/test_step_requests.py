@@ -12,7 +12,9 @@ import pytest
 from stallscope.intake.runs import RunRegistry
 from stallscope.intake.step_requests import StepRequests
 from stallscope.protocol import step_request
-from stallscope.protocol.report import STEP_BUCKET_COUNT, Report
+from stallscope.protocol.report import Report
+from stallscope.protocol.request_name import request_name
+from stallscope.protocol.vocabulary import STEP_BUCKET_COUNT
 from stallscope.sampling.clock import ScriptedClock
 from tests.intake.reports import make_report
 
@@ -85,7 +87,7 @@ def test_the_request_is_next_to_the_socket_readable_for_all_and_writable_for_its
 ) -> None:
     report()
     _status, reported = ask(requests, run="resnet50", steps=2, ranks=[0], first_step=7000)
-    file = tmp_path / step_request.file_name("trace", "resnet50")
+    file = tmp_path / request_name("trace", "resnet50")
     request = step_request.parse(file.read_bytes())
     assert (request.run, request.first_step, request.steps, request.ranks) == ("resnet50", 7000, 2, (0,))
     assert request.expires == reported["expires"]
@@ -132,7 +134,7 @@ def test_a_link_in_place_of_the_file_is_not_followed(
     report()
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    file = tmp_path / step_request.file_name("trace", "resnet50")
+    file = tmp_path / request_name("trace", "resnet50")
     for each in (file, file.with_suffix(".part")):
         each.symlink_to(victim)
     assert ask(requests, run="resnet50", steps=2)[1]["problem"] == ""

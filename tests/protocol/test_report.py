@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallscope.catalogue import metrics as catalogue
-from stallscope.protocol import report
+from stallscope.protocol import report, vocabulary
 from stallscope.protocol.report import (
     CodeLine,
     Gpu,
@@ -46,8 +46,8 @@ def document(**changes: Any) -> dict[str, Any]:
         "last_step": 1700000099.5,
         "step_seconds": {"counts": [0] * 8 + [100] + [0] * 11, "sum": 93.1, "count": 100},
         "phases": {"data_wait": {"seconds": 3.5, "occurrences": 100, "max": 0.5, "gpu_seconds": 3.0}},
-        "counters": dict.fromkeys(report.COUNTERS, 1.5),
-        "gauges": dict.fromkeys(report.GAUGES, 2.5),
+        "counters": dict.fromkeys(vocabulary.COUNTERS, 1.5),
+        "gauges": dict.fromkeys(vocabulary.GAUGES, 2.5),
         "values": {"accuracy": 0.875},
         "precision": ["bf16"],
         "dropped": {"queue_full": 2},
@@ -85,8 +85,8 @@ def test_every_field_is_read() -> None:
     assert found.gpus == (Gpu("3", "GPU-3"),)
     assert found.step_seconds == StepSeconds((0,) * 8 + (100,) + (0,) * 11, 93.1, 100)
     assert found.phases == {"data_wait": Phase(3.5, 100, 0.5, 3.0)}
-    assert set(found.counters) == set(report.COUNTERS)
-    assert set(found.gauges) == set(report.GAUGES)
+    assert set(found.counters) == set(vocabulary.COUNTERS)
+    assert set(found.gauges) == set(vocabulary.GAUGES)
     assert found.values == {"accuracy": 0.875}
     assert found.precision == ("bf16",)
     assert found.dropped == {"queue_full": 2.0}
@@ -150,7 +150,7 @@ def test_another_version_is_refused(version: object) -> None:
         ("rank", True),
         ("rank", -1),
         ("rank", 1.0),
-        ("rank", report.MAX_RANK + 1),
+        ("rank", vocabulary.MAX_RANK + 1),
         ("sequence", "17"),
         ("sequence", 2**80),
         ("pid", -4),
@@ -242,7 +242,7 @@ def test_too_many_of_something_is_told_apart() -> None:
 
 def test_a_report_is_read_up_to_its_longest_size_only() -> None:
     short = encode(document())
-    padded = short[:-1] + b" " * (report.MAX_BYTES - len(short)) + b"}"
+    padded = short[:-1] + b" " * (vocabulary.MAX_BYTES - len(short)) + b"}"
     assert parse(padded) == parsed()
     assert refused(padded + b" ").reason == "too_large"
 
@@ -297,17 +297,17 @@ def test_a_damaged_report_is_read_or_refused_with_a_reason(data: st.DataObject) 
 
 
 def test_counters_and_gauges_are_the_catalogues() -> None:
-    for key in report.COUNTERS:
+    for key in vocabulary.COUNTERS:
         found = catalogue.family(f"stallscope_training_{key}_total")
         assert (found.type, found.labels) == (catalogue.MetricType.COUNTER, ("run", "rank"))
-    for key in report.GAUGES:
+    for key in vocabulary.GAUGES:
         found = catalogue.family(f"stallscope_training_{key}")
         assert (found.type, found.labels) == (catalogue.MetricType.GAUGE, ("run", "rank"))
 
 
 def test_every_training_family_has_its_place_in_the_document() -> None:
-    reported = {f"stallscope_training_{key}_total" for key in report.COUNTERS}
-    reported |= {f"stallscope_training_{key}" for key in report.GAUGES}
+    reported = {f"stallscope_training_{key}_total" for key in vocabulary.COUNTERS}
+    reported |= {f"stallscope_training_{key}" for key in vocabulary.GAUGES}
     elsewhere = (
         "rank_info rank_gpu_info state activity start_timestamp_seconds first_step_timestamp_seconds "
         "last_step_timestamp_seconds last_push_timestamp_seconds restarts_total step_seconds phase_seconds_total "
@@ -350,13 +350,13 @@ def test_malformed_lines_of_code_are_refused(code: Any, reason: str) -> None:
 
 
 def test_closed_lists_are_the_catalogues() -> None:
-    assert catalogue.family("stallscope_training_rank_info").labels == ("run", "rank", *report.INFO_KEYS)
-    assert dict(catalogue.family("stallscope_training_rank_info").values)["job_class"] == report.JOB_CLASSES
-    assert dict(catalogue.family("stallscope_training_precision_info").values)["precision"] == report.PRECISIONS
-    assert report.ACTIVITIES == catalogue.ACTIVITIES
-    assert (*report.SHIM_STATES, "lost") == catalogue.RUN_STATES
-    assert len(catalogue.STEP_BUCKETS) + 1 == report.STEP_BUCKET_COUNT
-    assert len({*catalogue.PHASES, *catalogue.OUTSIDE_PHASES}) <= report.MAX_PHASES
+    assert catalogue.family("stallscope_training_rank_info").labels == ("run", "rank", *vocabulary.INFO_KEYS)
+    assert dict(catalogue.family("stallscope_training_rank_info").values)["job_class"] == vocabulary.JOB_CLASSES
+    assert dict(catalogue.family("stallscope_training_precision_info").values)["precision"] == vocabulary.PRECISIONS
+    assert vocabulary.ACTIVITIES == catalogue.ACTIVITIES
+    assert (*vocabulary.SHIM_STATES, "lost") == catalogue.RUN_STATES
+    assert len(catalogue.STEP_BUCKETS) + 1 == vocabulary.STEP_BUCKET_COUNT
+    assert len({*catalogue.PHASES, *catalogue.OUTSIDE_PHASES}) <= vocabulary.MAX_PHASES
 
 
 def test_report_needs_the_standard_library_alone() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from stallscope.protocol.step_request import MAX_BYTES, StepRequest, encode, file_name, parse
+from stallscope.protocol.request_name import request_name
+from stallscope.protocol.step_request import MAX_BYTES, StepRequest, encode, parse
 
 REQUEST = StepRequest("trace", "resnet50", 20_012, 5, (0, 3), 1_700_000_100.0, 1_700_000_700.0)
 
@@ -50,11 +51,12 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("run", ["resnet50", "../../etc/passwd", "a/b", "\udcff", "x" * 1000, "日本"])
 def test_any_run_has_a_plain_file_name(run: str) -> None:
-    name = file_name("trace", run)
+    name = request_name("trace", run)
     assert "/" not in name
     assert name.startswith("trace-")
-    assert len(name) == len(file_name("trace", "a"))
+    assert len(name) == len(request_name("trace", "a"))
 
 
 def test_runs_have_files_of_their_own() -> None:
-    assert len({file_name(action, f"run {number}") for number in range(1000) for action in ("trace", "stop")}) == 2000
+    names = {request_name(action, f"run {number}") for number in range(1000) for action in ("trace", "stop")}
+    assert len(names) == 2000

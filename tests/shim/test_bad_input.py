@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stallscope
-from stallscope.protocol.report import COUNTERS, GAUGES, MAX_PHASES
+from stallscope.protocol.vocabulary import COUNTERS, GAUGES, MAX_PHASES
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import tolerance
 from tests.shim.conftest import Desk

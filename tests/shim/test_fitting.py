@@ -6,15 +6,8 @@ from typing import Any
 
 import pytest
 
-from stallscope.protocol.report import (
-    MAX_BYTES,
-    MAX_GPUS,
-    MAX_PHASES,
-    MAX_VALUES,
-    STEP_BUCKET_COUNT,
-    from_document,
-    parse,
-)
+from stallscope.protocol.report import from_document, parse
+from stallscope.protocol.vocabulary import MAX_BYTES, MAX_GPUS, MAX_PHASES, MAX_VALUES, STEP_BUCKET_COUNT
 from stallscope.shim.fitting import fit
 from stallscope.shim.timeline import OUTSIDE_PHASES, STEP_PHASES
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stallscope
-from stallscope.protocol.report import MAX_VALUES
+from stallscope.protocol.vocabulary import MAX_VALUES
 from stallscope.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
 

@@ -7,7 +7,8 @@ import pytest
 
 from stallscope import Run
 from stallscope.protocol import signature
-from stallscope.protocol.report import MAX_BYTES, MAX_VALUES, parse
+from stallscope.protocol.report import parse
+from stallscope.protocol.vocabulary import MAX_BYTES, MAX_VALUES
 from stallscope.shim.signing import Signing
 
 FIRST, SECOND = "the first token", "the second token"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import stallscope
-from stallscope.protocol.step_request import StepRequest, encode, file_name
+from stallscope.protocol.request_name import request_name
+from stallscope.protocol.step_request import StepRequest, encode
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import stopping
 from stallscope.shim.request_file import beside_socket, mistrust
@@ -48,7 +49,7 @@ def trace_request(**changes: Any) -> bytes:
 
 def put(room: Path, data: bytes, mode: int = 0o644, action: str = "trace") -> Path:
     """As the exporter does: a new file each time."""
-    path = room / file_name(action, "job")
+    path = room / request_name(action, "job")
     draft = room / "draft"
     draft.write_bytes(data)
     draft.chmod(mode)
@@ -153,12 +154,12 @@ def test_a_folder_that_everybody_may_write_is_not_trusted(room: Path, run: stall
 
 def test_no_link_is_followed(room: Path, run: stallscope.Run, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(trace_request())
-    (room / file_name("trace", "job")).symlink_to(tmp_path / "elsewhere")
+    (room / request_name("trace", "job")).symlink_to(tmp_path / "elsewhere")
     assert Taken(run).look() == []
 
 
 def test_a_pipe_in_the_file_s_place_delays_nobody(room: Path, run: stallscope.Run) -> None:
-    os.mkfifo(room / file_name("trace", "job"))
+    os.mkfifo(room / request_name("trace", "job"))
     assert Taken(run).look() == []
 
 
@@ -191,8 +192,8 @@ def test_whom_a_request_is_taken_from(
     [("", "/run/stallscope"), ("unix:///a/b.sock", "/a"), ("udp://localhost", ""), ("http://localhost:19400", "")],
 )
 def test_requests_stand_beside_the_socket_that_takes_reports(address: str, folder: str) -> None:
-    assert beside_socket(address, file_name("stop", "job")) == (
-        f"{folder}/{file_name('stop', 'job')}" if folder else ""
+    assert beside_socket(address, request_name("stop", "job")) == (
+        f"{folder}/{request_name('stop', 'job')}" if folder else ""
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallscope.catalogue import metrics as catalogue
-from stallscope.protocol.report import MAX_PHASES
+from stallscope.protocol.vocabulary import MAX_PHASES
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import timeline as module
 from stallscope.shim.timeline import NO_PHASE, Timeline

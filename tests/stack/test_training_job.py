@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.protocol import report
+from stallscope.protocol import report, vocabulary
 from stallscope.stack.training_job import Classifier, Glyphs, loss_of
 
 
@@ -49,7 +49,7 @@ def door(tmp_path: Path) -> Iterator[socket.socket]:
 
 def received(door: socket.socket) -> report.Report:
     """Return the next report; skip the datagram that announces SIGTERM."""
-    while not (payload := door.recv(report.MAX_BYTES)).startswith(b"{"):
+    while not (payload := door.recv(vocabulary.MAX_BYTES)).startswith(b"{"):
         pass
     return report.parse(payload)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from stallscope.catalogue.metrics import FAMILIES
 from stallscope.intake.runs import Held, samples_of
-from stallscope.protocol.report import STEP_BUCKET_COUNT, parse
+from stallscope.protocol.report import parse
+from stallscope.protocol.vocabulary import STEP_BUCKET_COUNT
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sampling.sampler import SOURCE_UP, CollectorStatus

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stallscope.common.address import Address
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.protocol.report import MAX_BYTES
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 from stallscope.sampling.sampler import Sampler
 from stallscope.web.application import Application, is_loopback

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stallscope.common.address import Address
-from stallscope.protocol.report import MAX_BYTES
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.web.http.request import MAX_HEAD_BYTES, Request
 from stallscope.web.http.response import TEXT, Response
 from stallscope.web.http.server import Server

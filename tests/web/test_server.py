@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from stallscope.common.address import Address, sender_of
-from stallscope.protocol.report import MAX_BYTES
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.web.http import server as server_module
 from stallscope.web.http.request import Request
 from stallscope.web.http.response import TEXT, Response

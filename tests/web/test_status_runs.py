@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallscope.intake.runs import Held
-from stallscope.protocol.report import STEP_BUCKET_COUNT, StepSeconds
+from stallscope.protocol.report import StepSeconds
+from stallscope.protocol.vocabulary import STEP_BUCKET_COUNT
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.view.verdicts import CodeLine, Culprit, RunName, Verdict, Verdicts
 from stallscope.web.status.history import MARK_SECONDS, History

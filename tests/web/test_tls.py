@@ -16,7 +16,7 @@ import pytest
 
 from stallscope.common.address import Address
 from stallscope.configuration import ConfigurationError
-from stallscope.protocol.report import MAX_BYTES
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.web.http import openssl
 from stallscope.web.http import server as server_module
 from stallscope.web.http.configuration_file import CIPHER_SUITES, CURVES, Tls

@@ -334,7 +334,7 @@ class Exporter:
                 deliver_with_file=deliver_with_file,
                 host_tree=tree,
                 onset=configuration.onset,
-                reports=lambda: [held.report for held in registry.held if held.ended is None],
+                reports=lambda: [held.report for held in registry.alive],
             )
         except ValueError as problem:
             self._remove_host_tree()

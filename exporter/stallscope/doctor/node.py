@@ -19,7 +19,7 @@ from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, 
 from stallscope.doctor.drivers import drivers, text_of
 from stallscope.doctor.exporter import client_of
 from stallscope.owners.pod_resources import SOCKET as POD_RESOURCES_SOCKET
-from stallscope.protocol.report import DEFAULT_SOCKET
+from stallscope.protocol.vocabulary import DEFAULT_SOCKET
 
 _READ, _WRITE, _SEARCH = 4, 2, 1
 _LISTENING = "0A"

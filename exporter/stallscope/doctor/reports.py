@@ -16,7 +16,8 @@ from typing import NamedTuple
 from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, skipped, warning
 from stallscope.doctor.exporter import REPORTS, REPORTS_REJECTED, client_of, read
-from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, TRIAL_RUN, VERSION, encode
+from stallscope.protocol.report import encode
+from stallscope.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, TRIAL_RUN, VERSION
 from stallscope.shim.transport import Post, transport
 
 _DEFAULT = f"unix://{DEFAULT_SOCKET} or udp://127.0.0.1:{DEFAULT_PORT}"

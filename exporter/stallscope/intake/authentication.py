@@ -154,7 +154,6 @@ class Authentication:
 
 
 def _read(file: Path) -> Mapping[bytes, bytes]:
-    """Return the keys by name."""
     try:
         with file.open("rb") as opened:
             exposed = secret_problem(os.fstat(opened.fileno()))

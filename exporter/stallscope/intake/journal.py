@@ -32,7 +32,6 @@ class Journal:
     """A state file."""
 
     def __init__(self, path: Path, *, clock: Clock | None = None, root: Path = Path("/")) -> None:
-        """Take the path of the file, the clock, and the folder that contains `proc`."""
         self._path = path
         self._clock = clock or SystemClock()
         self._boot_id = Processes(root).boot_id()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from stallscope.protocol.report import LAST_STATES, SESSION_LENGTH, TERMINATION_ADDRESS, VERSION
+from stallscope.protocol.vocabulary import LAST_STATES, SESSION_LENGTH, TERMINATION_ADDRESS, VERSION
 
 _BEGINNING = re.compile(rb'\{"version":%d,"run":"[^"]*","rank":\d+,"session":"' % VERSION)
 _NUMBER = re.compile(rb',"sequence":(\d{1,16}),"start":')
@@ -20,7 +20,6 @@ class PassedFile:
     __slots__ = ("descriptor",)
 
     def __init__(self, descriptor: int) -> None:
-        """Take the descriptor."""
         self.descriptor = descriptor
 
     def __del__(self) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from stallscope.catalogue.metrics import ACTIVITIES, RUN_STATES
-from stallscope.protocol.report import COUNTERS, GAUGES, PRECISIONS, STEP_BUCKET_COUNT, Report
+from stallscope.protocol.report import Report
+from stallscope.protocol.vocabulary import COUNTERS, GAUGES, PRECISIONS, STEP_BUCKET_COUNT
 
 Key = tuple[str, int]
 """Run and rank."""
@@ -130,7 +131,6 @@ class Totals:
     """Usage of every rank, and its sums by run, by sender and in total. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.all = Usage()
         self._ranks: dict[Key, tuple[Sender, Usage]] = {}
         self._by_run: dict[str, Usage] = {}

@@ -12,8 +12,8 @@ from typing import Any
 
 from stallscope.intake.pending import Datagram, PassedFile, sessions_terminated
 from stallscope.intake.runs import Transport
-from stallscope.protocol.report import MAX_BYTES
 from stallscope.protocol.signature import is_signed
+from stallscope.protocol.vocabulary import MAX_BYTES
 
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 """Data, ancillary data, flags and the sender's address, as `recvmsg` returns them."""
@@ -34,7 +34,6 @@ class Receiver:
     """A datagram socket."""
 
     def __init__(self, transport: Transport, address: str) -> None:
-        """Take the transport's name, and the address for messages."""
         self.transport: Transport = transport
         self.address = address
         self.problem = ""
@@ -113,7 +112,6 @@ class UnixReceiver(Receiver):
     """A UNIX datagram socket; the kernel reports pid and uid of each sender."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
-        """Take the path and the file mode of the socket."""
         super().__init__("unix", str(path))
         self._path = path
         self._mode = mode

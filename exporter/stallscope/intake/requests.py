@@ -57,9 +57,9 @@ def live_ranks(registry: RunRegistry, run: str, wanted: Collection[int]) -> list
     Raises:
         Refusal: there are none.
     """
-    alive = [held for held in registry.held if held.report.run == run and held.ended is None]
+    alive = [held for held in registry.alive if held.report.run == run]
     if not alive:
-        runs = sorted({held.report.run for held in registry.held if held.ended is None})
+        runs = sorted({held.report.run for held in registry.alive})
         named = ", ".join(runs[:10]) or "none"
         raise Refusal(404, "unknown_run", f"no run {run!r:.150} is alive here; live runs: {named}")
     ranks = [held for held in alive if not wanted or held.report.rank in wanted]
@@ -76,8 +76,7 @@ def refuse_foreign(registry: RunRegistry, ranks: list[Held], owner: int | None, 
         Refusal: they do not. Runs of two users may share a reported name, and both would receive the request.
     """
     names = {held.reported_run or held.report.run for held in ranks}
-    alive = [held for held in registry.held if held.ended is None]
-    users = {held.uid for held in alive if held.uid is not None and (held.reported_run or held.report.run) in names}
+    users = {held.uid for held in registry.alive if (held.reported_run or held.report.run) in names} - {None}
     if owner is not None and users != {owner}:
         raise Refusal(
             403,
@@ -91,7 +90,6 @@ class RequestFolder:
     """The folder of the socket, where ranks that send datagrams find requests. None without a socket."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Take the folder; nothing is written yet."""
         self._folder = folder
 
     def write(self, name: str, data: bytes) -> str:

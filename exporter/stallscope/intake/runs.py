@@ -53,7 +53,8 @@ from stallscope.intake.authentication import Authentication
 from stallscope.intake.processes import Process, Processes
 from stallscope.intake.quotas import Key, Sender, Totals, Usage, has_new_names, names_of, usage_of, without_new_names
 from stallscope.protocol import signature
-from stallscope.protocol.report import (
+from stallscope.protocol.report import REASONS, CodeLine, Phase, Report, ReportError, parse
+from stallscope.protocol.vocabulary import (
     COUNTERS,
     GAUGES,
     INFO_KEYS,
@@ -61,13 +62,7 @@ from stallscope.protocol.report import (
     MAX_BYTES,
     MAX_NAME_LENGTH,
     MAX_VALUES,
-    REASONS,
     TRIAL_RUN,
-    CodeLine,
-    Phase,
-    Report,
-    ReportError,
-    parse,
 )
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Distribution, Sample
@@ -195,6 +190,11 @@ class Held(NamedTuple):
     ones."""
 
     @property
+    def key(self) -> Key:
+        """Run and rank."""
+        return self.report.run, self.report.rank
+
+    @property
     def state(self) -> str:
         """One of RUN_STATES."""
         return "lost" if self.lost else self.report.state
@@ -244,6 +244,11 @@ class RunRegistry:
     def held(self) -> tuple[Held, ...]:
         """Every rank."""
         return tuple(self._held.values())
+
+    @property
+    def alive(self) -> list[Held]:
+        """Every rank that has not ended."""
+        return [held for held in self._held.values() if held.ended is None]
 
     def holding(self, report: Report) -> Held | None:
         """Return the rank that holds the session of an accepted report, or None if another session has its place."""
@@ -353,7 +358,7 @@ class RunRegistry:
         now = self._clock.monotonic()
         with self._writing:
             for held in holdings:
-                key = (held.report.run, held.report.rank)
+                key = held.key
                 if held.ended is None and held.process is None:
                     if now - held.last_seen >= 2.0 * self.expiry:
                         continue
@@ -706,7 +711,6 @@ class RunRegistry:
             self._keep(kept)
 
     def _keep(self, kept: dict[Key, Held]) -> None:
-        """Drop all other ranks."""
         for key in self._held.keys() - kept.keys():
             self._totals.remove(key)
             self._known_names.pop(key, None)

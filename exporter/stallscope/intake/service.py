@@ -25,8 +25,9 @@ from stallscope.intake.refusal_log import RefusalLog
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
 from stallscope.intake.stacks import StackFiles, StackRequests
 from stallscope.intake.step_requests import StepRequests
-from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
+from stallscope.protocol.report import Report, ReportError
 from stallscope.protocol.request_name import STACKS
+from stallscope.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
 

@@ -24,6 +24,7 @@ from stallscope.intake.requests import Refusal, RequestFolder, answer, document_
 from stallscope.intake.runs import Held, RunRegistry
 from stallscope.protocol import stack_request, step_request
 from stallscope.protocol.report import Report
+from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.stack_request import StackRequest
 from stallscope.protocol.stacks import MAX_SAMPLES, Capture, Stack, parse, place_of
 from stallscope.protocol.vocabulary import STACKS_SIZE
@@ -87,7 +88,7 @@ class StackFiles:
         if held is None or held.ended is not None:
             return
         status = os.fstat(file.descriptor)
-        key, identity = (held.report.run, held.report.rank), (status.st_dev, status.st_ino)
+        key, identity = held.key, (status.st_dev, status.st_ino)
         with self._changing:
             known = self._entries.get(key)
             if known is not None and (known.session, known.identity) == (report.session, identity):
@@ -101,7 +102,7 @@ class StackFiles:
 
     def refresh(self) -> None:
         """Read the files that have changed, and close those of ranks that have ended."""
-        alive = {(held.report.run, held.report.rank): held.report.session for held in self._alive()}
+        alive = {held.key: held.report.session for held in self._registry.alive}
         with self._changing:
             self._entries = {key: entry for key, entry in self._entries.items() if alive.get(key) == entry.session}
             entries = self._entries
@@ -121,11 +122,10 @@ class StackFiles:
     def standstills(self) -> dict[Key, Stack]:
         """The stack of each rank at a standstill."""
         found = {}
-        for held in self._alive() if self._entries else ():
-            key = (held.report.run, held.report.rank)
-            left = self.of(key)
+        for held in self._registry.alive if self._entries else ():
+            left = self.of(held.key)
             if left is not None and left.is_standstill(held):
-                found[key] = left.capture.stacks[-1]
+                found[held.key] = left.capture.stacks[-1]
         return found
 
     def collect(self) -> list[Sample]:
@@ -133,9 +133,6 @@ class StackFiles:
         return [
             Sample(STACK_INFO, (run, str(rank), *place_of(stack)), 1) for (run, rank), stack in self.standstills.items()
         ]
-
-    def _alive(self) -> list[Held]:
-        return [held for held in self._registry.held if held.ended is None]
 
     def _read(self, key: Key, entry: _Entry) -> None:
         written = os.fstat(entry.file.descriptor).st_mtime_ns
@@ -233,7 +230,7 @@ class StackRequests:
         ends = now + seconds
         seconds += max(former.ends - now, 0.0)  # a rank completes one request after the other
         request = StackRequest(run, samples, interval, wanted, round(now + seconds, 3), round(begins, 3), lines)
-        trouble = self._folder.write(stack_request.file_name(run), stack_request.encode(request))
+        trouble = self._folder.write(request_name(STACKS, run), stack_request.encode(request))
         self._pending[run] = _Pending(now, ends, request.expires)
         fields = {"run": run, "samples": samples, "lines": lines, "ranks": len(ranks)}
         _logger.info("stacks requested", extra={"fields": fields})
@@ -241,8 +238,7 @@ class StackRequests:
 
     def _result(self, held: Held) -> dict[str, Any]:
         """Return the distinct stacks of a rank, and for each sample the index of its stack."""
-        key = (held.report.run, held.report.rank)
-        left = self._files.of(key)
+        left = self._files.of(held.key)
         samples = left.capture.stacks if left is not None else ()
         lines = left.capture.lines if left is not None else None
         stacks = list(dict.fromkeys(samples))
@@ -255,13 +251,13 @@ class StackRequests:
             "standstill": left is not None and left.is_standstill(held),
             "stacks": [[list(frame) for frame in stack] for stack in stacks],
             "samples": [stacks.index(stack) for stack in samples],
-            "reachable": self._files.has_file(key),
+            "reachable": self._files.has_file(held.key),
             "lines": None if lines is None else {phase: sampled._asdict() for phase, sampled in lines.items()},
         }
 
     def _drop(self, run: str) -> None:
         self._pending.pop(run, None)
-        self._folder.remove(stack_request.file_name(run))
+        self._folder.remove(request_name(STACKS, run))
 
 
 def _is_sealed(descriptor: int, status: os.stat_result) -> bool:

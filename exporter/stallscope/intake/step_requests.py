@@ -18,6 +18,7 @@ from stallscope.intake.requests import Refusal, RequestFolder, answer, document_
 from stallscope.intake.runs import Held, RunRegistry
 from stallscope.protocol import step_request
 from stallscope.protocol.report import Report, StepSeconds
+from stallscope.protocol.request_name import request_name
 from stallscope.protocol.step_request import MAX_STEPS, StepRequest
 from stallscope.sampling.clock import Clock, SystemClock
 
@@ -87,7 +88,7 @@ class StepRequests:
     def drop_expired(self) -> None:
         """Drop expired requests, and remove their files."""
         now = self._clock.time()
-        self._over_http &= {(held.report.run, held.report.rank) for held in self._registry.held}
+        self._over_http &= {held.key for held in self._registry.held}
         self._drop([key for key, request in self._requests.items() if now > request.expires])
 
     def close(self) -> None:
@@ -128,7 +129,7 @@ class StepRequests:
             "seconds": round(left, 1),
             "silent": round(max(now - (held.report.last_step or held.report.start) for held in ranks), 1),
             "world_size": max(_world_size(held) for held in ranks),
-            "problem": self._folder.write(step_request.file_name(action, run), step_request.encode(request)),
+            "problem": self._folder.write(request_name(action, run), step_request.encode(request)),
         }
 
     def _next_step(self, ranks: list[Held]) -> tuple[int, float]:
@@ -142,7 +143,7 @@ class StepRequests:
             report = held.report
             # A rank receives requests when it reports: every half second by datagrams, or every step if that is longer.
             interval = max(report.sent - report.start, 0.0) / max(report.sequence, 1)
-            if (report.run, report.rank) in self._over_http:
+            if held.key in self._over_http:
                 interval = max(interval, _HTTP_INTERVAL)
             notice = max(notice, min(2.0 * interval + _ALLOWANCE, _LONGEST_NOTICE))
             silent = min(now - held.last_seen, 2.0 * interval)
@@ -154,7 +155,7 @@ class StepRequests:
             return
         self._requests = {key: request for key, request in self._requests.items() if key not in keys}
         for action, run in keys:
-            self._folder.remove(step_request.file_name(action, run))
+            self._folder.remove(request_name(action, run))
 
 
 def _done(held: Held) -> int:

@@ -72,15 +72,11 @@ class StallscopeTracker(GeneralTracker):
         if self.run is None:
             return
         usual = {name: scalar(values, *names) for name, names in _USUAL.items()}
-        known = {name for names in _USUAL.values() for name in names}
-        others = {
-            name: value
-            for name, value in values.items()
-            if name not in known and (found := number(value)) is not None and isfinite(found)
-        }
         self.run.report(**usual)  # type: ignore[arg-type]  # none of them is what mypy takes them for
-        for name, value in others.items():
-            self.run.value(name, value)
+        known = {name for names in _USUAL.values() for name in names}
+        for name, value in values.items():
+            if name not in known and (found := number(value)) is not None and isfinite(found):
+                self.run.value(name, value)
 
     @tolerant
     def finish(self) -> None:

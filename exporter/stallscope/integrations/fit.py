@@ -41,39 +41,50 @@ class Fit:
         self._settings = dict(settings)
         self._owned = False
         self._phase: Phase | None = None
-        self._watched: Run | None = None
+        self._refreshed: tuple[Run | None, Callable[[], object] | None] = (None, None)
         self.run: Run | None = None
         self.active = False
         """True during a fit."""
+        self.counts_samples = True
+        """True unless the program has set how many samples a step has."""
 
     def __reduce__(self) -> tuple[type[Fit], tuple[Run | str | None, str, str, dict[str, Any]]]:
         # In another process it starts again; a given run is silent there.
         return Fit, (self._told, self.integration, self.framework, self._settings)
 
-    def begin(self, **found: Any) -> Run:
+    @property
+    def open_run(self) -> Run | None:
+        """The run; None before it begins and after it ends."""
+        return None if self.run is None or self.run.silent else self.run
+
+    def begin(self, refresh: Callable[[], object] | None = None, /, **found: Any) -> Run:
         """Attach to the run, or start one.
 
         Args:
+            refresh: called just before each report of the run.
             found: arguments of `Run` that the trainer provides.
         """
         self.leave()
         self.active = True
         settings = {**found, **self._settings}
-        run = self.run
-        if run is None or run.silent:
+        run = self.open_run
+        if run is None:
             told = self._told
-            run = told if isinstance(told, Run) else _open(told)
+            run = told if isinstance(told, Run) else lifetime.open_run(told)
             self._owned = run is None
             if run is None:
                 run = Run(told if isinstance(told, str) else None, **settings)
             self.run = run
-        if run is not self._watched:
-            self._watched = run
-            run.watch(self._tell_allocator)
         run.claimed_by = self.integration
         run.describe(framework=self.framework, precision=settings.get("precision") or None)
         if not self._owned:
             self.plan(**settings)
+        if (run, refresh) != self._refreshed:
+            self._refreshed = run, refresh
+            self.counts_samples = run.batch_size is None
+            run.watch(self._tell_allocator)
+            if refresh is not None:
+                run.watch(refresh)
         return run
 
     def plan(
@@ -110,8 +121,8 @@ class Fit:
     @contextmanager
     def booked(self, name: str) -> Iterator[None]:
         """Book the block to a phase, also between two fits; framework calls in it are not a loop of their own."""
-        run = self.run
-        if run is None or run.silent:
+        run = self.open_run
+        if run is None:
             yield
             return
         paused = self.phase == "paused"
@@ -173,10 +184,20 @@ def tolerant(method: Method) -> Method:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            tolerate(error, f"hearing of {method.__name__}")
+            tolerate(error, f"calling {method.__name__}")
             return None
 
     return safe  # type: ignore[return-value]  # the same arguments
+
+
+def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a function of a class or module, unless a version lacks it or it is replaced already."""
+    original = getattr(owner, name, None)
+    if original is None or getattr(vars(owner).get(name), "_by_stallscope", False):
+        return
+    replacement = wraps(original)(make(original))
+    replacement._by_stallscope = True  # type: ignore[attr-defined]  # noqa: SLF001
+    setattr(owner, name, replacement)
 
 
 def require(module: str, package: str) -> ModuleType:
@@ -191,6 +212,11 @@ def require(module: str, package: str) -> ModuleType:
         if error.name not in (module, module.partition(".")[0]):
             raise  # it is there, and lacks something itself
         raise ImportError(f"stallscope's integration needs {module}: pip install {package} ({error})") from error
+
+
+def place(rank: int, local_rank: int, world_size: int) -> dict[str, int]:
+    """Return a trainer's ranks as arguments of `Run`; none for a single rank, which the launcher may know better."""
+    return {"rank": rank, "local_rank": local_rank, "world_size": world_size} if world_size > 1 else {}
 
 
 def scalar(values: Mapping[str, Any], *names: str) -> float | None:
@@ -212,11 +238,3 @@ def samples(batch: Any) -> int:
         return int(batch.shape[0]) if batch.shape else 0
     except (TypeError, ValueError):  # not known before the step runs
         return 0
-
-
-def _open(name: str | None) -> Run | None:
-    """The open run of that name, or any; in a forked worker the parent's, which is silent."""
-    for session in (*lifetime.watched(), *lifetime.inherited()):
-        if isinstance(session, Run) and name in (None, session.name):
-            return session
-    return None

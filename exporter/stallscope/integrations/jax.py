@@ -24,9 +24,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from stallscope.integrations.fit import Fit, require, samples, tolerant
-from stallscope.shim.loader import Tracked, track
+from stallscope.shim.loader import Tracked, WrappedLoader, track
 from stallscope.shim.run import Run
-from stallscope.shim.tolerance import number, tolerate
+from stallscope.shim.tolerance import number
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -64,8 +64,7 @@ class TrackedStep(Generic[Arguments, Result]):
     @property
     def run(self) -> Run:
         """The run; it begins at its first use, at the latest with the first call."""
-        run = self._fit.run
-        return run if run is not None and not run.silent else self._begin()
+        return self._fit.open_run or self._begin()
 
     def batches(self, loader: Iterable[Batch]) -> Tracked[Batch]:
         """Iterate over a loader, booking the wait for each batch; every pass is an epoch."""
@@ -77,6 +76,7 @@ class TrackedStep(Generic[Arguments, Result]):
             run.gauge("dataloader_workers", workers)
         return Tracked(_Counted(loader, self), run, 0)
 
+    @tolerant
     def fetched(self, batch: object) -> None:
         """Take note of the batch that the next call is about."""
         self._samples = samples(batch)
@@ -85,7 +85,7 @@ class TrackedStep(Generic[Arguments, Result]):
             self.run.gauge("batch_size", self._samples * self._calls_per_step)
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        """Call the function."""
+        """Call the function, and report the call."""
         run = self._fit.run or self.run
         calls = self._calls
         every = self._device_time_every
@@ -125,9 +125,8 @@ class TrackedStep(Generic[Arguments, Result]):
 
     def _begin(self) -> Run:
         jax = sys.modules.get("jax")
-        run = self._fit.begin(**_place(jax))
+        run = self._fit.begin(self._read_memory, **_place(jax))
         _steps.add(self)
-        run.watch(self._read_memory)
         _listen(jax)
         return run
 
@@ -147,31 +146,17 @@ class TrackedStep(Generic[Arguments, Result]):
             run.gauge(key, total)
 
 
-class _Counted(Iterable[Batch]):
-    """A loader whose batches a step counts; it has the length and the attributes of what it wraps."""
+class _Counted(WrappedLoader[Batch]):
+    """A loader whose batches a step counts."""
 
     def __init__(self, loader: Iterable[Batch], step: TrackedStep[Any, Any]) -> None:
-        self._loader = loader
+        super().__init__(loader)
         self._step = step
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._loader:
-            try:
-                self._step.fetched(batch)
-            except Exception as error:
-                tolerate(error, "reading the size of a batch")
+            self._step.fetched(batch)
             yield batch
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # a loader without length raises that itself
-
-    def __bool__(self) -> bool:
-        return bool(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # not set yet, in a copy
-            raise AttributeError(name)
-        return getattr(self._loader, name)
 
 
 _steps: WeakSet[TrackedStep[Any, Any]] = WeakSet()

@@ -24,12 +24,11 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
 from inspect import signature
 from threading import get_ident
 from typing import Any
 
-from stallscope.integrations.fit import Fit, require, samples, scalar, tolerant
+from stallscope.integrations.fit import Fit, require, samples, scalar, tolerant, wrap
 from stallscope.shim import lifetime
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import tolerate
@@ -65,16 +64,14 @@ class Training:
         self._batches = 0
         self._batches_before = 0
         self._first_batch = 0
-        self._counts_samples = True
         self._counter: _LossCount | None = None
         self._largest = 0.0
         self._leader = 0  # the model whose batches are steps, of several that the program trains in turn
-        self._watched: Run | None = None
 
     @property
     def here(self) -> bool:
         """True in the loop's thread, until the run ends."""
-        return self.fit.run is not None and not self.fit.run.silent and get_ident() == self._thread
+        return self.fit.open_run is not None and get_ident() == self._thread
 
     def begin(self, model: Any, backend: str) -> None:
         """Attach to the run; preparations are initialization."""
@@ -85,11 +82,7 @@ class Training:
         self._backend = backend
         self.fit.framework = {"torch": "pytorch"}.get(backend, backend)
         policy = getattr(getattr(model, "dtype_policy", None), "compute_dtype", "")
-        run = self.fit.begin(precision=_PRECISIONS.get(policy, ()))
-        if run is not self._watched:
-            self._watched = run
-            self._counts_samples = run.batch_size is None  # else the program has set it
-            run.watch(self.report_logs)
+        run = self.fit.begin(self.report_logs, precision=_PRECISIONS.get(policy, ()))
         if run.timeline.looping:
             self.fit.enter("initialization")
         optimizer = getattr(model, "optimizer", None)
@@ -98,7 +91,7 @@ class Training:
         self._largest = 0.0
         if self._accumulation > 1:  # an update that an earlier fit left unfinished goes on
             self._batches = _integer(getattr(optimizer, "_iterations", 0)) % self._accumulation
-        self._counter = _LossCount(model) if backend == "tensorflow" and self._counts_samples else None
+        self._counter = _LossCount(model) if backend == "tensorflow" and self.fit.counts_samples else None
 
     def end(self) -> None:
         """End the fit."""
@@ -111,7 +104,7 @@ class Training:
         self._forget()
         self.fit.fail(error)
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int, logs: Any = None) -> None:
         """Begin an epoch, and with the first one the loop."""
         run = self.fit.run
         assert run is not None
@@ -126,7 +119,7 @@ class Training:
         if self._counter is not None:
             self._counter.begin()
 
-    def end_epoch(self, logs: Any) -> None:
+    def end_epoch(self, epoch: int, logs: Any = None) -> None:
         """End an epoch, after its validation."""
         self.settle_samples()
         self.computing = self._fetching = False
@@ -141,10 +134,7 @@ class Training:
         if self._backend == "torch":
             with run.phase("data_wait"):
                 found = following(iterator)
-            try:
-                self.add_samples(found[2])
-            except Exception as error:
-                tolerate(error, "reading the size of a batch")
+            self.add_samples(found[2])
             return found
         found = following(iterator)
         if self._backend == "jax":
@@ -153,23 +143,22 @@ class Training:
             self._counter.source = getattr(iterator, "data_adapter", None)
         return found
 
-    def begin_batch(self, batch: int) -> None:
+    def begin_batch(self, batch: int, logs: Any = None) -> None:
         """The training function is about to be called."""
         self._first_batch = batch
         self._batches_before = self._batches
         self.computing = True
 
-    def end_batch(self, batch: int) -> None:
+    def end_batch(self, batch: int, logs: Any = None) -> None:
         """The training function returned."""
         self.computing = False
         self.fit.leave()
         called = max(batch - self._first_batch + 1, 1)
         self._batches += called
         if self._counter is not None:
-            self._add(self._counter.returned(called))
-            self._describe_batch(self._counter.batch_size or 0)
+            self._add(self._counter.returned(called), self._counter.batch_size or 0)
 
-    def step(self) -> None:
+    def step(self, batch: int, logs: Any = None) -> None:
         """End the step, if the weights were updated."""
         run = self.fit.run
         if run is not None and self._batches // self._accumulation > self._batches_before // self._accumulation:
@@ -198,7 +187,7 @@ class Training:
         finally:
             run.claimed_by = ""
         before = run.timeline.steps
-        if self._counts_samples and self._leader in (0, id(model)):
+        if self.fit.counts_samples and self._leader in (0, id(model)):
             found = samples(arguments[0] if arguments else options.get("x"))
             if found and run.batch_size != found:
                 run.plan(found, None, None, None)  # with it, samples of data loaders are not counted as well
@@ -211,8 +200,7 @@ class Training:
     def settle_samples(self) -> None:
         """Count the samples that Keras has counted since the epoch began."""
         if self._counter is not None and self._fetching:
-            self._add(self._counter.settle())
-            self._describe_batch(self._counter.batch_size or 0)
+            self._add(self._counter.settle(), self._counter.batch_size or 0)
 
     @tolerant
     def report_logs(self) -> None:
@@ -221,13 +209,12 @@ class Training:
         if logs and self.fit.run is not None:
             self.fit.run.report(loss=scalar(logs, "loss"), learning_rate=scalar(logs, "learning_rate", "lr"))
 
+    @tolerant
     def add_samples(self, batch: Any) -> None:
         """Count the samples of a batch, or of a list of batches."""
-        if not self._counts_samples:
-            return
-        found = sum(map(samples, batch)) if isinstance(batch, list) else samples(batch)
-        self._add(found)
-        self._describe_batch(found)
+        if self.fit.counts_samples:
+            found = sum(map(samples, batch)) if isinstance(batch, list) else samples(batch)
+            self._add(found, found)
 
     def _forget(self) -> None:
         if self.reader is not None and self.reader in self.callbacks.callbacks:
@@ -235,15 +222,13 @@ class Training:
         self.model = self.callbacks = self.reader = None
         self.computing = self._fetching = False
 
-    def _add(self, count: float) -> None:
-        if count and self.fit.run is not None:
-            self.fit.run.report(samples=count)
-
-    def _describe_batch(self, size: float) -> None:
-        """Report the size of full batches: the largest one."""
-        if size > self._largest and self.fit.run is not None:
-            self._largest = size
-            self.fit.run.gauge("batch_size", size * self._accumulation)
+    def _add(self, count: float, batch_size: float) -> None:
+        run = self.fit.run
+        if run is not None and count:
+            run.report(samples=count)
+        if run is not None and batch_size > self._largest:
+            self._largest = batch_size
+            run.gauge("batch_size", batch_size * self._accumulation)
 
     def _plan(self, run: Run, first_epoch: int) -> None:
         parameters = getattr(self.callbacks, "params", None) or {}
@@ -275,10 +260,7 @@ class _TimedBatches:
     def __next__(self) -> Any:
         with self._wait:
             batch = next(self._batches)
-        try:
-            self._training.add_samples(batch)
-        except Exception as error:
-            tolerate(error, "reading the size of a batch")
+        self._training.add_samples(batch)
         return batch
 
 
@@ -383,46 +365,36 @@ def watch_fits(since: float) -> None:
 
 def _attach(keras: Any) -> None:
     """Wrap the methods of Keras' classes, once in a process."""
-    for name, wrap in (
+    for name, make in (
         ("fit", _fitted),
         ("evaluate", _evaluated),
         ("predict", _evaluated),
         ("train_on_batch", _trained_on_batch),
     ):
-        _wrap(_owner(keras.Model, name), name, wrap)
+        wrap(_owner(keras.Model, name), name, make)
     for name, phase in _STORES.items():
-        _wrap(_owner(keras.Model, name), name, _stored(phase))
+        wrap(_owner(keras.Model, name), name, _stored(phase))
     for module, names in _LOADERS.items():
         for name in names:
-            _wrap(sys.modules.get(module), name, _loaded)
-    _wrap(getattr(keras.callbacks, "OrbaxCheckpoint", None), "_save_checkpoint", _stored("checkpoint"))
-    for name, wrap in (
+            wrap(sys.modules.get(module), name, _stored("restore"))
+    wrap(getattr(keras.callbacks, "OrbaxCheckpoint", None), "_save_checkpoint", _stored("checkpoint"))
+    for name, hook in (
         ("on_train_begin", _training_begun),
-        ("on_epoch_begin", _epoch_begun),
-        ("on_epoch_end", _epoch_ended),
-        ("on_train_batch_begin", _batch_begun),
-        ("on_train_batch_end", _batch_ended),
+        ("on_epoch_begin", _hook(after=Training.begin_epoch)),
+        ("on_epoch_end", _hook(before=Training.end_epoch)),
+        ("on_train_batch_begin", _hook(after=Training.begin_batch)),
+        ("on_train_batch_end", _hook(before=Training.end_batch, after=Training.step)),
     ):
-        _wrap(keras.callbacks.CallbackList, name, wrap)
+        wrap(keras.callbacks.CallbackList, name, hook)
     iterators = sys.modules.get("keras.src.trainers.epoch_iterator")
     base = getattr(iterators, "EpochIterator", None)
     for owner in () if base is None else (base, *base.__subclasses__()):
         if "__next__" in vars(owner):
-            _wrap(owner, "__next__", _next_batches)
+            wrap(owner, "__next__", _next_batches)
     if keras.backend.backend() == "torch":
-        _wrap(keras.Model, "__call__", _called(keras.Model))
-        _wrap(_owner(keras.optimizers.Optimizer, "apply"), "apply", _in_phase("optimizer"))
-        _wrap(sys.modules["torch"].autograd, "backward", _in_phase("backward"))
-
-
-def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a function of a class or module, unless a version lacks it or it is replaced already."""
-    original = getattr(owner, name, None)
-    if original is None or getattr(vars(owner).get(name), "_by_stallscope_keras", False):
-        return
-    replacement = wraps(original)(make(original))
-    replacement._by_stallscope_keras = True  # type: ignore[attr-defined]  # noqa: SLF001
-    setattr(owner, name, replacement)
+        wrap(keras.Model, "__call__", _called(keras.Model))
+        wrap(_owner(keras.optimizers.Optimizer, "apply"), "apply", _in_phase("optimizer"))
+        wrap(sys.modules["torch"].autograd, "backward", _in_phase("backward"))
 
 
 def _owner(kind: type, name: str) -> type | None:
@@ -477,7 +449,7 @@ def _automatic() -> Training | None:
     global _since, _latest
     if _since is None or multiprocessing.current_process().daemon:
         return None
-    if _latest is not None and _latest.fit.run is not None and not _latest.fit.run.silent:
+    if _latest is not None and _latest.fit.open_run is not None:
         return _latest
     run = lifetime.current()
     if run is None:
@@ -493,7 +465,7 @@ def _automatic() -> Training | None:
 def _around() -> Training | None:
     """Return the training for an event outside of steps: the current one, the last one, or one that begins now."""
     found = _active or _latest
-    if found is None or found.fit.run is None or found.fit.run.silent:
+    if found is None or found.fit.open_run is None:
         found = _active or _automatic()
     return found if found is not None and found.here else None
 
@@ -506,10 +478,10 @@ def _in_loop(callbacks: Any = None) -> Training | None:
     return training
 
 
-def _safely(training: Training | None, method: Callable[..., Any], *arguments: Any) -> None:
+def _safely(training: Training | None, method: Callable[..., Any], *arguments: Any, **options: Any) -> None:
     if training is not None:
         try:
-            method(training, *arguments)
+            method(training, *arguments, **options)
         except Exception as error:
             tolerate(error, "following a Keras training")
 
@@ -548,10 +520,6 @@ def _stored(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return make
 
 
-def _loaded(original: Callable[..., Any]) -> Callable[..., Any]:
-    return _stored("restore")(original)
-
-
 def _training_begun(original: Callable[..., Any]) -> Callable[..., Any]:
     def on_train_begin(callbacks: Any, *arguments: Any, **options: Any) -> Any:
         training = _in_loop()
@@ -572,44 +540,24 @@ def _read_logs(training: Training, callbacks: Any) -> None:
         callbacks.callbacks.append(reader)
 
 
-def _epoch_begun(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_epoch_begin(callbacks: Any, epoch: int, *arguments: Any, **options: Any) -> Any:
-        try:
-            return original(callbacks, epoch, *arguments, **options)
-        finally:
-            _safely(_in_loop(callbacks), Training.begin_epoch, epoch)
+def _hook(
+    before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Call methods of the current training before and after a hook of Keras' callbacks, with the hook's arguments."""
 
-    return on_epoch_begin
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(callbacks: Any, *arguments: Any, **options: Any) -> Any:
+            if before is not None:
+                _safely(_in_loop(callbacks), before, *arguments, **options)
+            try:
+                return original(callbacks, *arguments, **options)
+            finally:
+                if after is not None:
+                    _safely(_in_loop(callbacks), after, *arguments, **options)
 
+        return hook
 
-def _epoch_ended(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_epoch_end(callbacks: Any, epoch: int, logs: Any = None, **options: Any) -> Any:
-        _safely(_in_loop(callbacks), Training.end_epoch, logs)
-        return original(callbacks, epoch, logs, **options)
-
-    return on_epoch_end
-
-
-def _batch_begun(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_train_batch_begin(callbacks: Any, batch: int, *arguments: Any, **options: Any) -> Any:
-        try:
-            return original(callbacks, batch, *arguments, **options)
-        finally:
-            _safely(_in_loop(callbacks), Training.begin_batch, batch)
-
-    return on_train_batch_begin
-
-
-def _batch_ended(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_train_batch_end(callbacks: Any, batch: int, *arguments: Any, **options: Any) -> Any:
-        training = _in_loop(callbacks)
-        _safely(training, Training.end_batch, batch)
-        try:
-            return original(callbacks, batch, *arguments, **options)
-        finally:
-            _safely(training, Training.step)
-
-    return on_train_batch_end
+    return make
 
 
 def _next_batches(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

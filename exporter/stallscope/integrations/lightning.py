@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from math import isfinite
 from typing import Any
 
-from stallscope.integrations.fit import Fit, require, samples, scalar, tolerant
+from stallscope.integrations.fit import Fit, place, require, samples, scalar, tolerant
 from stallscope.shim.run import Run
 from stallscope.shim.timeline import Phase
 from stallscope.shim.tolerance import number, tolerate
@@ -47,21 +47,12 @@ class TrainerEvents:
         self._phases: dict[str, Phase | None] = {}
         self._evaluation: Phase | None = None
         self._optimizer: Any = None
-        self._watched: Run | None = None
         self._global_step = 0
-        self._counts_samples = True
         self._batch_size = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # What a spawned rank gets: nothing of this process.
-        return {
-            **self.__dict__,
-            "_undo": [],
-            "_phases": {},
-            "_evaluation": None,
-            "_optimizer": None,
-            "_watched": None,
-        }
+        return {**self.__dict__, "_undo": [], "_phases": {}, "_evaluation": None, "_optimizer": None}
 
     @tolerant
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -69,21 +60,9 @@ class TrainerEvents:
         if stage != "fit":
             return
         word = str(trainer.precision).split("-")[0]
-        place = {}
-        if trainer.world_size > 1:  # alone, the trainer knows less than the launcher's variables may
-            place = {
-                "rank": trainer.global_rank,
-                "local_rank": trainer.local_rank,
-                "world_size": trainer.world_size,
-            }
-        before = self.fit.run
-        run = self.fit.begin(precision=_PRECISIONS.get(word, ()), **place)
-        if run is not before:
-            self._counts_samples = run.batch_size is None  # else the program has set it
+        ranks = place(trainer.global_rank, trainer.local_rank, trainer.world_size)
+        run = self.fit.begin(self._read_learning_rate, precision=_PRECISIONS.get(word, ()), **ranks)
         self._listen(trainer, run)
-        if run is not self._watched:
-            self._watched = run
-            run.watch(self._read_learning_rate)
 
     @tolerant
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -98,7 +77,7 @@ class TrainerEvents:
         self.fit.plan(steps_planned=planned if known and several == 1 else None)
         run = self.fit.run
         if run is not None:
-            if self._counts_samples and self._batch_size:
+            if self.fit.counts_samples and self._batch_size:
                 run.gauge("batch_size", self._batch_size * trainer.accumulate_grad_batches)
             run.report(step=trainer.global_step // several)
             workers = number(getattr(trainer.train_dataloader, "num_workers", None))
@@ -117,7 +96,7 @@ class TrainerEvents:
         run = self.fit.run
         if run is None:
             return
-        if self._counts_samples and (found := samples(batch) or self._batch_size):
+        if self.fit.counts_samples and (found := samples(batch) or self._batch_size):
             run.report(samples=found)
         stepped = trainer.global_step
         # Optimizers that a manual loop steps without Lightning are not counted: there each batch is a step.
@@ -127,39 +106,24 @@ class TrainerEvents:
 
     @tolerant
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Validation begins; outside of a fit it belongs to a run only if one is open."""
-        self._evaluate()
+        """Begin `evaluation`; outside of a fit it belongs to a run only if one is open."""
+        if self.fit.run is not None and self._evaluation is None:
+            self._evaluation = self.fit.run.phase("evaluation")
+            self._evaluation.__enter__()
 
     @tolerant
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Validation is over."""
-        self._evaluated()
+        """End `evaluation`."""
+        self._end_evaluation()
 
-    @tolerant
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """A test begins."""
-        self._evaluate()
-
-    @tolerant
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """A test is over."""
-        self._evaluated()
-
-    @tolerant
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """A prediction begins."""
-        self._evaluate()
-
-    @tolerant
-    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """A prediction is over."""
-        self._evaluated()
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
 
     @tolerant
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The training failed, or was interrupted."""
         self._restore()
-        self._evaluated()
+        self._end_evaluation()
         self.fit.fail(exception)
 
     @tolerant
@@ -169,12 +133,7 @@ class TrainerEvents:
             self._restore()
             self.fit.end()
 
-    def _evaluate(self) -> None:
-        if self.fit.run is not None and self._evaluation is None:
-            self._evaluation = self.fit.run.phase("evaluation")
-            self._evaluation.__enter__()
-
-    def _evaluated(self) -> None:
+    def _end_evaluation(self) -> None:
         if self._evaluation is not None:
             self._evaluation.__exit__()
             self._evaluation = None

@@ -76,7 +76,7 @@ def watch(
         steps_planned: steps of the whole run.
     """
     global _loop, _patches
-    found = run if isinstance(run, Run) else _open_run(run)
+    found = run if isinstance(run, Run) else lifetime.open_run(run) or Run(run)
     try:
         models = _several(model, torch.nn.Module)
         if found.silent:
@@ -186,25 +186,17 @@ def _begin(since: float, in_backward: bool) -> Loop:
 def _observed(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> Loop:
     if _patches is None:
         raise RuntimeError("PyTorch is not observed")
-    loop = Loop(
+    return Loop(
         run,
         *parts,
         calls=_patches.calls,
         reduced=_patches.reduced,
         before=_patches.before,
         direct=_patches.direct,
+        gpu_found=_patches.on_gpu,
         has_optimizers=_patches.has_optimizers or _waiting_since is None,
         counts_samples=counts_samples,
     )
-    loop.gpu_found = _patches.on_gpu
-    return loop
-
-
-def _open_run(name: str | None) -> Run:
-    for session in (*lifetime.watched(), *lifetime.inherited()):
-        if isinstance(session, Run) and name in (None, session.name):
-            return session
-    return Run(name)
 
 
 def _is_worker() -> bool:

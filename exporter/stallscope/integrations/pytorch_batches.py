@@ -28,27 +28,6 @@ class Pass:
     and its time is kept apart, so that it can be moved to `evaluation`.
     """
 
-    __slots__ = (
-        "before",
-        "dimension",
-        "ended",
-        "fetched",
-        "forwards",
-        "gradients",
-        "in_hand",
-        "is_evaluated",
-        "is_prefetched",
-        "is_proven",
-        "iterator",
-        "knows_samples",
-        "length",
-        "loader",
-        "nominal",
-        "predicted",
-        "trains",
-        "workers",
-    )
-
     def __init__(
         self, loader: Any, trains: bool | None, predicted: bool, gradients: bool, *, is_prefetched: bool = False
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from stallscope.shim.run import Run
@@ -12,17 +13,16 @@ _MOST_EVENTS = 512
 """Events that are made at most: where the GPU lags further behind than that, occurrences go untimed."""
 
 
+@dataclass(slots=True, eq=False)
 class Span:
     """One occurrence of a phase on the stream."""
 
-    __slots__ = ("began", "ended", "inner", "outer", "phase")
-
-    def __init__(self, phase: str, began: Any, outer: Span | None) -> None:
-        self.phase = phase
-        self.began = began
-        self.ended: Any = None
-        self.outer = outer
-        self.inner = 0.0  # seconds of spans opened inside this one, which are theirs alone
+    phase: str
+    began: Any
+    outer: Span | None
+    ended: Any = None
+    inner: float = 0.0
+    """Seconds of the spans that were opened inside this one."""
 
 
 class DeviceClock:
@@ -34,7 +34,6 @@ class DeviceClock:
     """
 
     def __init__(self, cuda: Any, run: Run) -> None:
-        """Take `torch.cuda`, or what answers like it."""
         self._cuda = cuda
         self._run = run
         self._free: list[Any] = []

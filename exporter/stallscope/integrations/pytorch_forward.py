@@ -32,7 +32,6 @@ class ModuleCalls:
     """The replaced `Module.__call__`."""
 
     def __init__(self) -> None:
-        """Replace it."""
         self.listener: Listener | None = None
         """Observes outermost calls."""
         self.ignored = False

@@ -14,6 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -38,16 +39,14 @@ _DEVICE_WAITS = frozenset({"cpu", "item", "numpy", "print", "synchronize", "toli
 """Built-in calls of the loop itself that wait for the device or write logs."""
 
 
+@dataclass(slots=True)
 class _Call:
     """A Python call that is open."""
 
-    __slots__ = ("began", "code", "rest")
-
-    def __init__(self, code: CodeType, began: float) -> None:
-        self.code = code
-        self.began = began
-        self.rest = 0.0
-        """Seconds in calls made from it that drew nothing."""
+    code: CodeType
+    began: float
+    rest: float = 0.0
+    """Seconds in calls made from it that drew nothing."""
 
 
 class _Returned:
@@ -68,7 +67,6 @@ class InputCalls:
     """Observes the intervals between phases, and finds the calls that draw batches."""
 
     def __init__(self) -> None:
-        """Know no function that draws batches yet."""
         self._hook = self._profile
         self.functions: set[CodeType] = set()
         """Functions that draw batches."""
@@ -164,7 +162,6 @@ class InputCalls:
         raise NotImplementedError
 
     def _settle(self, *, is_call: bool) -> None:
-        """End the interval."""
         self._began = None
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -230,7 +227,6 @@ class LoopInput(InputCalls):
     """The intervals of a loop."""
 
     def __init__(self, run: Run) -> None:
-        """Observe this run's loop."""
         super().__init__()
         self._timeline = run.timeline
         self._other = run.timeline.other
@@ -285,7 +281,6 @@ class FirstInput(InputCalls):
     """
 
     def __init__(self) -> None:
-        """Observe nothing yet."""
         super().__init__()
         self.seconds = 0.0
         """Seconds in which the first batch was drawn, by the end of the newest interval."""

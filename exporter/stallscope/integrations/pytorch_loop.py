@@ -10,6 +10,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,18 +88,16 @@ class Module:
         """Trained modules that were known when `is_part` was set."""
 
 
+@dataclass
 class Evaluation:
     """An evaluation that is under way."""
 
-    __slots__ = ("in_context", "in_mode", "iterator")
-
-    def __init__(self, iterator: weakref.ref[Any] | None, in_context: bool, in_mode: bool) -> None:
-        self.iterator = iterator
-        """The iterator that its batches come from, if it began with one."""
-        self.in_context = in_context
-        """True if it is inside of a context without gradients, and ends with that."""
-        self.in_mode = in_mode
-        """True if a module was switched to evaluation mode for it."""
+    iterator: weakref.ref[Any] | None
+    """The iterator that its batches come from, if it began with one."""
+    in_context: bool
+    """True if it is inside of a context without gradients, and ends with that."""
+    in_mode: bool
+    """True if a module was switched to evaluation mode for it."""
 
 
 class Loop:
@@ -117,11 +116,12 @@ class Loop:
         loaders: Iterable[Any] = (),
         *,
         calls: ModuleCalls,
-        reduced: Iterable[Any] = (),
-        before: Before | None = None,
-        direct: Callable[[Any], None] | None = None,
-        has_optimizers: bool = True,
-        counts_samples: bool = True,
+        reduced: Iterable[Any],
+        before: Before,
+        direct: Callable[[Any], None],
+        gpu_found: Callable[[], None],
+        has_optimizers: bool,
+        counts_samples: bool,
     ) -> None:
         """Begin to observe.
 
@@ -134,13 +134,13 @@ class Loop:
             reduced: models whose gradients `DistributedDataParallel` reduces over ranks.
             before: what happened before the loop began.
             direct: directs what happens to another observer for a while.
+            gpu_found: called once CUDA is initialised.
             has_optimizers: whether the program has optimizers of PyTorch.
             counts_samples: whether to count samples by the size of batches.
         """
         self.run = run
         self.device: DeviceClock | None = None
-        self.gpu_found: Callable[[], None] | None = None
-        """Called once CUDA is initialised."""
+        self._gpu_found = gpu_found
         self._thread = get_ident()
         self._is_owner = False  # whether gradients were computed in that thread
         self.is_closed = False
@@ -189,14 +189,12 @@ class Loop:
         self._called_for_evaluation = False
         self._is_evaluation_mode = False  # whether a module was switched to it since training
         self._called_between = 0  # steps at the newest call without gradients between two of them
-        self._callers: dict[
-            tuple[int, ...], tuple[int, int]
-        ] = {}  # functions around such calls: newest step, how often
+        # By the functions around such calls: the newest step, and how often.
+        self._callers: dict[tuple[int, ...], tuple[int, int]] = {}
         self._before = before
         self._input = LoopInput(run)
         run.timeline.input_functions = self._input.functions
-        if before is not None:
-            self._input.functions |= before.functions
+        self._input.functions |= before.functions
         # Optimizers
         self._cycle: set[int] = set()  # that stepped since the boundary
         self._of_one_batch = 0  # boundaries since the loop fetched a batch
@@ -218,13 +216,12 @@ class Loop:
         self._precision_known = bool(getattr(run, "_precision", ()))
         self._plain_steps = 0  # in a row
         self._ended = 0.0  # the newest step of an optimizer, in seconds of the run's clock
-        self._steady: SteadyLoop | None = None if direct is None else SteadyLoop(self, direct)
-        self._timed: TimedLoop | None = None if direct is None or run.is_scripted else TimedLoop(self, direct)
+        self._steady: SteadyLoop | None = SteadyLoop(self, direct)
+        self._timed: TimedLoop | None = None if run.is_scripted else TimedLoop(self, direct)
         self._measured = 0.0  # seconds that the loop's calls took
         self._added = 0.0  # of these, what was added to the run's overhead
         self._booked_before = run.booking_overhead
-        if direct is not None:
-            direct(self)
+        direct(self)
         if self._timed is not None:
             self._timed.added(self)
         run.watch(self._refresh)
@@ -309,7 +306,6 @@ class Loop:
         self._end_wait()
 
     def _evaluated_batch(self, found: Pass, iterator: Any, following: Callable[[Any], Any]) -> Any:
-        """Return a batch of an evaluation."""
         self._pass = None
         self._exhausted = False
         try:
@@ -1157,10 +1153,9 @@ class Loop:
             self._hint = timeline.snapshot()
         self._evaluated = None
         self._input.forget()
-        if self._before is not None:  # another thread may have fetched since
-            self._samples += self._before.samples
-            self._prefetching += self._before.prefetch_seconds
-            self._before.samples, self._before.prefetch_seconds = 0, 0.0
+        self._samples += self._before.samples  # another thread may have fetched since
+        self._prefetching += self._before.prefetch_seconds
+        self._before.samples, self._before.prefetch_seconds = 0, 0.0
         if self._samples and self._counts_samples and self.run.batch_size is None:
             self.run.add("samples", self._samples)
         self._samples = 0
@@ -1202,8 +1197,7 @@ class Loop:
     def _look_for_gpu(self) -> None:
         if self.device is None and torch.cuda.is_initialized():
             self.device = DeviceClock(torch.cuda, self.run)
-            if self.gpu_found is not None:
-                self.gpu_found()
+            self._gpu_found()
 
 
 _EVALUATED = (*STEP_PHASES, "initialization")

@@ -163,8 +163,8 @@ class Patches:
             self._replace(torch.distributed.Work, "wait", self._communicate)
             self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._distribute)
         if "replay" in vars(torch.cuda.CUDAGraph):
-            self._replace(torch.cuda.CUDAGraph, "capture_begin", self._capture)
-            self._replace(torch.cuda.CUDAGraph, "capture_end", self._captured)
+            self._replace(torch.cuda.CUDAGraph, "capture_begin", functools.partial(self._capture, True))
+            self._replace(torch.cuda.CUDAGraph, "capture_end", functools.partial(self._capture, False))
             self._replace(torch.cuda.CUDAGraph, "replay", self._replay)
         self._observed: set[tuple[str, str]] = set()
         self.observe_checkpoints()
@@ -188,8 +188,8 @@ class Patches:
         """Time copies to the GPU, now that there is one."""
         if not self._on_gpu:
             self._on_gpu = True
-            self._replace(torch.Tensor, "to", self._move)
-            self._replace(torch.Tensor, "cuda", self._copy)
+            self._replace(torch.Tensor, "to", functools.partial(self._copy, goes_to_gpu))
+            self._replace(torch.Tensor, "cuda", functools.partial(self._copy, lambda *_: True))
 
     def undo(self) -> None:
         """Put the originals back, except those that another library has replaced since."""
@@ -251,14 +251,12 @@ class Patches:
         return observed
 
     def _grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find = self._find
-
         def observed(*arguments: Any, **options: Any) -> Any:
             if is_compiling():
                 return original(*arguments, **options)
             self.computed_gradients = True
             begins = not self.has_optimizers and computes_update(arguments, options)
-            if (loop := find("backward" if begins else "")) is None:
+            if (loop := self._find("backward" if begins else "")) is None:
                 return original(*arguments, **options)
             return loop.gradients_of(original, arguments, options)
 
@@ -301,20 +299,16 @@ class Patches:
         return observed
 
     def _swap(self, original: Callable[..., None]) -> Callable[..., None]:
-        find, before = self._find, self.before
-
         def observed(*arguments: Any, **options: Any) -> None:
-            (find() or before).release_tensors()  # tensors with weak references can't be swapped
+            (self._find() or self.before).release_tensors()  # tensors with weak references can't be swapped
             original(*arguments, **options)
 
         return observed
 
     def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        calls = self.calls
-
         def observed(*arguments: Any, **options: Any) -> Any:
             compiled = original(*arguments, **options)
-            calls.pass_compiler()  # which was imported by now
+            self.calls.pass_compiler()  # which was imported by now
             return compiled
 
         return observed
@@ -328,10 +322,8 @@ class Patches:
         return observed
 
     def _scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find = self._find
-
         def observed(scaler: Any, *arguments: Any, **options: Any) -> Any:
-            loop = find("optimizer")
+            loop = self._find("optimizer")
             if loop is None:
                 return original(scaler, *arguments, **options)
             return loop.scaled_step(scaler, original, arguments, options)
@@ -339,81 +331,54 @@ class Patches:
         return observed
 
     def _communicate(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find = self._find
-
         def observed(*arguments: Any, **options: Any) -> Any:
-            if is_compiling() or (loop := find()) is None:
+            if is_compiling() or (loop := self._find()) is None:
                 return original(*arguments, **options)
             return loop.communicated(original, arguments, options)
 
         return observed
 
     def _distribute(self, original: Callable[..., None]) -> Callable[..., None]:
-        reduced = self.reduced
-
         def observed(model: Any, *arguments: Any, **options: Any) -> None:
             original(model, *arguments, **options)
-            reduced.add(model)
+            self.reduced.add(model)
 
         return observed
 
     def _store(self, phase: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        find, before = self._find, self.before
-
         def observed(*arguments: Any, **options: Any) -> Any:
             self._storing += 1
             try:
-                return (find() or before).stored(phase, original, arguments, options)
+                return (self._find() or self.before).stored(phase, original, arguments, options)
             finally:
                 self._storing -= 1
 
         return observed
 
-    def _capture(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find = self._find
-
+    def _capture(self, begins: bool, original: Callable[..., Any]) -> Callable[..., Any]:
         def observed(graph: Any, *arguments: Any, **options: Any) -> Any:
-            if (loop := find()) is not None:
-                loop.begin_capture(graph)
-            return original(graph, *arguments, **options)
-
-        return observed
-
-    def _captured(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find = self._find
-
-        def observed(graph: Any, *arguments: Any, **options: Any) -> Any:
-            if (loop := find()) is not None:
-                loop.end_capture()
+            if (loop := self._find()) is not None:
+                if begins:
+                    loop.begin_capture(graph)
+                else:
+                    loop.end_capture()
             return original(graph, *arguments, **options)
 
         return observed
 
     def _replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find = self._find
-
         def observed(graph: Any, *arguments: Any, **options: Any) -> Any:
-            if (loop := find()) is None:
+            if (loop := self._find()) is None:
                 return original(graph, *arguments, **options)
             return loop.replayed(graph, original, arguments, options)
 
         return observed
 
-    def _move(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _copy(self, is_to_gpu: Callable[..., bool], original: Callable[..., Any]) -> Callable[..., Any]:
         find = self._find
 
         def observed(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            if is_compiling() or (loop := find()) is None or not goes_to_gpu(arguments, options):
-                return original(tensor, *arguments, **options)
-            return loop.copied(tensor, original, arguments, options)
-
-        return observed
-
-    def _copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find = self._find
-
-        def observed(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            if is_compiling() or (loop := find()) is None:
+            if is_compiling() or (loop := find()) is None or not is_to_gpu(arguments, options):
                 return original(tensor, *arguments, **options)
             return loop.copied(tensor, original, arguments, options)
 

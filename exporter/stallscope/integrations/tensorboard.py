@@ -18,7 +18,7 @@ from functools import wraps
 from math import isfinite
 from typing import Any
 
-from stallscope.protocol.report import MAX_LABEL_LENGTH, MAX_VALUES
+from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_VALUES
 from stallscope.shim.lifetime import current
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import complain, label, number, tolerate, warn
@@ -50,7 +50,6 @@ class _Bridge:
         self.wrap()
 
     def wrap(self) -> None:
-        """Wrap the writers that are imported by now."""
         for module in _WRITERS:
             writer = getattr(sys.modules.get(module), "SummaryWriter", None)
             if writer is not None:
@@ -83,7 +82,6 @@ class _Bridge:
         self.tell(name, data, step)
 
     def tell(self, tag: object, value: object, step: object) -> None:
-        """Report one scalar."""
         run = self._run
         if run is None or run.silent or not isinstance(tag, str):
             return

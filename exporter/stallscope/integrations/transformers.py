@@ -16,11 +16,11 @@ Models stay as they are: methods of classes are wrapped, and module calls are ob
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from contextlib import nullcontext
 from threading import get_ident
 from typing import Any
 
-from stallscope.integrations.fit import Fit, require, samples, scalar, tolerant
+from stallscope.integrations.fit import Fit, place, require, samples, scalar, tolerant, wrap
 from stallscope.shim.run import Run
 
 
@@ -40,7 +40,6 @@ class TrainerEvents:
         self._computing = False
         self._in_forward = False
         self._in_epoch = False
-        self._counts_samples = True
         self._micro_batch = 0.0
         self._floating_point_operations = 0.0
         self._tokens = 0.0
@@ -58,12 +57,14 @@ class TrainerEvents:
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Report the batch size, the planned steps and the current step."""
         run = self._begin(args)
+        if run is None:
+            return
         self._thread = get_ident()
         size = state.train_batch_size or args.train_batch_size
         if getattr(getattr(args, "accelerator_config", None), "split_batches", False):
             size /= max(args.world_size, 1)
         self._micro_batch = size
-        if self._counts_samples:
+        if self.fit.counts_samples:
             run.gauge("batch_size", size * args.gradient_accumulation_steps)
         self.fit.plan(steps_planned=state.max_steps)
         run.report(step=state.global_step)
@@ -145,20 +146,11 @@ class TrainerEvents:
         self._look_away()
         self.fit.end()
 
-    def _begin(self, args: Any) -> Run:
+    @tolerant
+    def _begin(self, args: Any) -> Run | None:
         precision = "bf16" if args.bf16 else "fp16" if args.fp16 else ()
-        place = {}
-        if args.world_size > 1:  # alone, the trainer knows less than the launcher's variables may
-            place = {
-                "rank": args.process_index,
-                "local_rank": max(args.local_process_index, 0),
-                "world_size": args.world_size,
-            }
-        before = self.fit.run
-        run = self.fit.begin(precision=precision, **place)
-        if run is not before:
-            self._counts_samples = run.batch_size is None  # else the program has set it
-        return run
+        ranks = place(args.process_index, max(args.local_process_index, 0), args.world_size)
+        return self.fit.begin(precision=precision, **ranks)
 
     def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Begin `forward`; return whether `end_forward` is to follow."""
@@ -189,8 +181,7 @@ class TrainerEvents:
 
     @tolerant
     def _trained(self, inputs: Any) -> None:
-        """Count the samples of a micro-batch."""
-        if self._counts_samples and self.fit.run is not None:
+        if self.fit.counts_samples and self.fit.run is not None:
             self.fit.run.report(samples=samples(inputs) or self._micro_batch)
 
     @tolerant
@@ -198,10 +189,6 @@ class TrainerEvents:
         """A step's logging, evaluation and save are over: the trainer fetches the next batches."""
         if self._in_epoch and self.fit.active:
             self.fit.enter("data_wait")
-
-    @tolerant
-    def _started(self, args: Any) -> None:
-        self._begin(args)
 
     @tolerant
     def _failed(self, error: BaseException) -> None:
@@ -225,32 +212,31 @@ _BETWEEN = {
 
 def _widen(trainer: type) -> None:
     """Have trainers call their own StallscopeCallback, if they have one, where callbacks are not called."""
-    if getattr(trainer.train, "reports_to_stallscope", False):  # type: ignore[attr-defined]
-        return
-    trainer.train = _reporting_training(trainer.train)  # type: ignore[attr-defined]
-    wrappers = {name: _in_phase(phase) for name, phase in _BETWEEN.items()}
-    wrappers.update(training_step=_counting, _maybe_log_save_evaluate=_reporting_maintenance)
-    for name, wrapper in wrappers.items():
-        if hasattr(trainer, name):
-            setattr(trainer, name, wrapper(getattr(trainer, name)))
-    accelerator = getattr(require("accelerate", "accelerate"), "Accelerator", None)
-    if accelerator is not None:
-        accelerator.backward = _reporting_backward(accelerator.backward)
+    wrap(trainer, "train", _reporting_training)
+    for name, phase in _BETWEEN.items():
+        wrap(trainer, name, _in_phase(phase))
+    wrap(trainer, "training_step", _counting)
+    wrap(trainer, "_maybe_log_save_evaluate", _reporting_maintenance)
+    wrap(getattr(require("accelerate", "accelerate"), "Accelerator", None), "backward", _reporting_backward)
 
 
 _training: TrainerEvents | None = None
 """The callback of the trainer that trains."""
 
 
+def _callback_of(trainer: Any) -> TrainerEvents | None:
+    callbacks = getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
+    return next((each for each in callbacks if isinstance(each, TrainerEvents)), None)
+
+
 def _events(trainer: Any) -> TrainerEvents | None:
-    handler = getattr(trainer, "callback_handler", None)
-    found = next((each for each in getattr(handler, "callbacks", ()) if isinstance(each, TrainerEvents)), None)
-    return None if found is None or found.fit.run is None or found.fit.run.silent else found
+    """Return the trainer's callback, if its run is open."""
+    found = _callback_of(trainer)
+    return None if found is None or found.fit.open_run is None else found
 
 
 def _in_phase(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
+    def make(method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
             events = _events(self)
             if events is None:
@@ -260,11 +246,10 @@ def _in_phase(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         return wrapped
 
-    return wrap
+    return make
 
 
 def _counting(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
     def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, model, inputs, *args, **kwargs)
         if (events := _events(self)) is not None:
@@ -275,15 +260,11 @@ def _counting(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reporting_maintenance(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
     def maybe_log_save_evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
         events = _events(self)
         if events is None or events.fit.run is None:
             return method(self, *args, **kwargs)
-        if self.control.should_log:
-            with events.fit.run.phase("logging"):
-                result = method(self, *args, **kwargs)
-        else:
+        with events.fit.run.phase("logging") if self.control.should_log else nullcontext():
             result = method(self, *args, **kwargs)
         events._maintained()  # noqa: SLF001
         return result
@@ -292,7 +273,6 @@ def _reporting_maintenance(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reporting_backward(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         events = _training
         if events is None or events.fit.run is None or get_ident() != events._thread:  # noqa: SLF001
@@ -304,14 +284,12 @@ def _reporting_backward(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reporting_training(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _training
-        callbacks = getattr(getattr(self, "callback_handler", None), "callbacks", ())
-        events = next((each for each in callbacks if isinstance(each, TrainerEvents)), None)
+        events = _callback_of(self)
         if events is None:
             return method(self, *args, **kwargs)
-        events._started(self.args)  # noqa: SLF001
+        events._begin(self.args)  # noqa: SLF001
         before, _training = _training, events
         try:
             return method(self, *args, **kwargs)
@@ -321,7 +299,6 @@ def _reporting_training(method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _training = before
 
-    train.reports_to_stallscope = True  # type: ignore[attr-defined]
     return train
 
 

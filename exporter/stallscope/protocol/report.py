@@ -56,12 +56,9 @@ from typing import Any, NamedTuple, NoReturn
 from stallscope.protocol.vocabulary import (
     ACTIVITIES,
     COUNTERS,
-    DEFAULT_PORT,
-    DEFAULT_SOCKET,
     GAUGES,
     INFO_KEYS,
     JOB_CLASSES,
-    LAST_STATES,
     MAX_BYTES,
     MAX_CODE_LINES,
     MAX_DROP_CAUSES,
@@ -74,53 +71,10 @@ from stallscope.protocol.vocabulary import (
     MAX_TIMESTAMP,
     MAX_VALUES,
     PRECISIONS,
-    SESSION_LENGTH,
     SHIM_STATES,
     STEP_BUCKET_COUNT,
-    TERMINATION_ADDRESS,
-    TRIAL_RUN,
     VERSION,
 )
-
-__all__ = [
-    "ACTIVITIES",
-    "COUNTERS",
-    "DEFAULT_PORT",
-    "DEFAULT_SOCKET",
-    "GAUGES",
-    "INFO_KEYS",
-    "JOB_CLASSES",
-    "LAST_STATES",
-    "MAX_BYTES",
-    "MAX_CODE_LINES",
-    "MAX_DROP_CAUSES",
-    "MAX_GPUS",
-    "MAX_LABEL_LENGTH",
-    "MAX_NAME_LENGTH",
-    "MAX_PHASES",
-    "MAX_RANK",
-    "MAX_RESTARTS",
-    "MAX_TIMESTAMP",
-    "MAX_VALUES",
-    "PRECISIONS",
-    "REASONS",
-    "SESSION_LENGTH",
-    "SHIM_STATES",
-    "STEP_BUCKET_COUNT",
-    "TERMINATION_ADDRESS",
-    "TRIAL_RUN",
-    "VERSION",
-    "CodeLine",
-    "Gpu",
-    "Phase",
-    "Report",
-    "ReportError",
-    "StepSeconds",
-    "encode",
-    "from_document",
-    "parse",
-    "to_document",
-]
 
 REASONS = (
     "too_large",
@@ -138,10 +92,9 @@ REASONS = (
 
 
 class ReportError(ValueError):
-    """A report was refused."""
+    """A report was refused: `reason` is one of `REASONS`, `message` has the problem and the remedy."""
 
     def __init__(self, reason: str, message: str) -> None:
-        """Take the reason, one word that is counted, and the message, which says what to mend in one line."""
         super().__init__(message)
         self.reason = reason
         self.message = message
@@ -304,7 +257,6 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _MAX_WHOLE = 2**53
-_MISSING = object()
 
 
 def _shown(value: object) -> str:
@@ -318,25 +270,20 @@ def _bad(field: str, value: object, expected: str) -> ReportError:
 
 
 def _required(document: dict[str, Any], key: str) -> Any:
-    value = document.get(key, _MISSING)
-    if value is _MISSING:
+    if key not in document:
         raise ReportError("missing_field", f"{key} is missing")
-    return value
+    return document[key]
 
 
 def _object(document: dict[str, Any], key: str) -> dict[str, Any]:
-    value = document.get(key, _MISSING)
-    if value is _MISSING:
-        return {}
+    value = document.get(key, {})
     if type(value) is not dict:
         raise _bad(key, value, "an object")
     return value
 
 
 def _list(document: dict[str, Any], key: str) -> list[Any]:
-    value = document.get(key, _MISSING)
-    if value is _MISSING:
-        return []
+    value = document.get(key, [])
     if type(value) is not list:
         raise _bad(key, value, "a list")
     return value

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from stallscope.protocol import step_request
-from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.stacks import MAX_SAMPLES
 
 MAX_INTERVAL = 60.0
@@ -84,8 +83,3 @@ def flag(value: Any, name: str) -> bool:
     if type(value) is not bool:
         raise ValueError(f"{name} is {value!r:.80}; expected true or false")
     return value
-
-
-def file_name(run: str) -> str:
-    """Return the name of the file next to the socket with a run's request."""
-    return request_name(STACKS, run)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from stallscope.protocol.request_name import STOP, TRACE, request_name
+from stallscope.protocol.request_name import STOP, TRACE
 
 VERSION = 1
 ACTIONS = (TRACE, STOP)
@@ -122,8 +122,3 @@ def rank_numbers(value: Any) -> tuple[int, ...]:
     if type(value) is not list or len(value) > MAX_RANKS:
         raise ValueError(f"ranks is not a list of at most {MAX_RANKS} numbers")
     return tuple([whole(rank, "a rank", 0, _HIGHEST) for rank in value])
-
-
-def file_name(action: str, run: str) -> str:
-    """Return the name of the file next to the socket for a request to a run."""
-    return request_name(action, run)

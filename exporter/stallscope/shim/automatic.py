@@ -88,7 +88,6 @@ class _Finder:
         return None
 
     def imported(self, name: str) -> None:
-        """Call the function that belongs to a module."""
         function = self._functions.pop(name, None)
         if function is None:
             return
@@ -123,7 +122,6 @@ class _Loader:
         return self._loader.__reduce_ex__(1)  # a pickle holds the loader alone; newer protocols check the class
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module."""
         for holder, attribute in ((module.__spec__, "loader"), (module, "__loader__")):
             if getattr(holder, attribute, None) is self:
                 setattr(holder, attribute, self._loader)

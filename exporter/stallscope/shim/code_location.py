@@ -117,15 +117,17 @@ def function_of(code: CodeType) -> str:
 def library_function_of(code: CodeType) -> str:
     """Return the name of a library's function with its module, as `torchvision.transforms.functional.resize`."""
     parts = code.co_filename.replace("\\", "/").removesuffix(".py").split("/")
-    for position in range(len(parts) - 1, -1, -1):
-        if parts[position] in _LIBRARY_FOLDERS or parts[position].startswith("python3"):
-            parts = parts[position + 1 :]
-            break
-    else:
-        parts = parts[-1:]
+    folders = [index for index, part in enumerate(parts) if part in _LIBRARY_FOLDERS or part.startswith("python3")]
+    parts = parts[folders[-1] + 1 :] if folders else parts[-1:]
     module = ".".join([part for part in parts if part != "__init__"])
     name = function_of(code)
     return f"{module}.{name}" if module else name
+
+
+def entry_of(spot: Spot) -> tuple[str, str, str]:
+    """Return location, function, and the library function that the line called; the last one may be empty."""
+    code, _, beneath = spot
+    return location_of(spot), function_of(code), "" if beneath is None else library_function_of(beneath)
 
 
 def shortened(file: str) -> str:
@@ -139,10 +141,8 @@ def shortened(file: str) -> str:
         if file.startswith(folder):
             return file[len(folder) :]
     parts = file.split(os.sep)
-    for position in range(len(parts) - 1, -1, -1):
-        if parts[position] in _LIBRARY_FOLDERS:
-            return "/".join(parts[position + 1 :])
-    return "/".join(parts[-3:])
+    folders = [index for index, part in enumerate(parts) if part in _LIBRARY_FOLDERS]
+    return "/".join(parts[folders[-1] + 1 :] if folders else parts[-3:])
 
 
 def _folders() -> list[str]:

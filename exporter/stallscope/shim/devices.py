@@ -56,10 +56,10 @@ def gpus(environment: Mapping[str, str], local_rank: int | None, root: str = "/"
         if visible is not None and position is not None and position < len(visible):
             entry = visible[position]
             if entry.startswith("MIG-"):
-                return [{"gpu": "", "uuid": entry}]
+                return _gpu(uuid=entry)
         if uuid:
             index = next((each.place for each in _known(environment, root) if each.uuid == uuid), "")
-            return [{"gpu": index, "uuid": uuid}]
+            return _gpu(index, uuid)
     if visible is None:
         return _granted(environment, position, root)
     if len(visible) == 1:
@@ -74,6 +74,10 @@ def gpu_position() -> int | None:
     """Which of its GPUs PyTorch computes on; None until it uses one."""
     torch = _torch()
     return None if torch is None else int(torch.cuda.current_device())
+
+
+def _gpu(index: str = "", uuid: str = "") -> Gpus:
+    return [{"gpu": index, "uuid": uuid}]
 
 
 def _entries(environment: Mapping[str, str], variable: str) -> list[str] | None:
@@ -100,24 +104,24 @@ def _numbered(environment: Mapping[str, str], number: int, root: str) -> Gpus:
         if number >= len(usable) or not (by_address or len({each.model for each in usable}) == 1):
             return []
         found = usable[number]
-        return [{"gpu": found.place, "uuid": found.uuid}] if found.place or found.uuid else []
+        return _gpu(found.place, found.uuid) if found.place or found.uuid else []
     given = _given(environment)
     if given is None:
-        return [] if _in_container(environment, root) else [{"gpu": str(number), "uuid": ""}]
+        return [] if _in_container(environment, root) else _gpu(str(number))
     if all(entry.isdecimal() for entry in given):  # places in the host's list; here they count from 0, in its order
         given.sort(key=int)
-        return [{"gpu": given[number], "uuid": ""}] if number < len(given) else []
-    return [{"gpu": "", "uuid": given[0]}] if len(given) == 1 and number == 0 and _whole_name(given[0]) else []
+        return _gpu(given[number]) if number < len(given) else []
+    return _gpu(uuid=given[0]) if len(given) == 1 and number == 0 and _whole_name(given[0]) else []
 
 
 def _named(environment: Mapping[str, str], entry: str, root: str) -> Gpus:
     """The GPU of a UUID, which may be cut short as far as only one begins with it."""
     if entry.startswith("MIG-"):
-        return [{"gpu": "", "uuid": entry}]
+        return _gpu(uuid=entry)
     matches = [each for each in _known(environment, root) if each.uuid.startswith(entry)]
     if len(matches) == 1:
-        return [{"gpu": matches[0].place, "uuid": matches[0].uuid}]
-    return [{"gpu": "", "uuid": entry}] if len(entry) == _UUID_LENGTH else []
+        return _gpu(matches[0].place, matches[0].uuid)
+    return _gpu(uuid=entry) if len(entry) == _UUID_LENGTH else []
 
 
 def _granted(environment: Mapping[str, str], position: int | None, root: str) -> Gpus:
@@ -208,7 +212,7 @@ def _amd(environment: Mapping[str, str], torch: Any, position: int | None, root:
         with suppress(ValueError):  # the 16 bytes of its UUID are the digits of the number in the kernel's file
             number = bytes.fromhex(_torch_uuid(torch, position).removeprefix("GPU-").replace("-", "")).decode("ascii")
             if len(number) == 16 and int(number, 16):
-                return [{"gpu": "", "uuid": f"GPU-{number.lower()}"}]
+                return _gpu(uuid=f"GPU-{number.lower()}")
     chosen = _entries(environment, "HIP_VISIBLE_DEVICES")
     if chosen is None:
         chosen = _entries(environment, "CUDA_VISIBLE_DEVICES")
@@ -223,6 +227,6 @@ def _amd(environment: Mapping[str, str], torch: Any, position: int | None, root:
         if present is not None and chosen is not None and entry.isdecimal():
             entry = present[int(entry)] if int(entry) < len(present) else ""
     if entry.startswith("GPU-"):
-        return [{"gpu": "", "uuid": f"GPU-{entry[4:].lower()}"}]
+        return _gpu(uuid=f"GPU-{entry[4:].lower()}")
     # A container counts the GPUs that it was given, whichever they are.
-    return [{"gpu": entry, "uuid": ""}] if entry.isdecimal() and not _in_container(environment, root) else []
+    return _gpu(entry) if entry.isdecimal() and not _in_container(environment, root) else []

@@ -6,6 +6,12 @@ import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from stallscope.shim.transport import connected, wait_until
+
+if TYPE_CHECKING:
+    from stallscope.shim.transport import Address
 
 TIMEOUT = 1.0
 """Seconds that one question takes at most."""
@@ -41,7 +47,8 @@ class Exporter:
             raise ValueError(f"{shown!r:.200} is not an address of counters; expected http://host:port")
         if not colon:
             host, port = place, "80"
-        self._targets = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        self._targets: list[tuple[int, Address]] = [(family, address) for family, _, _, _, address in found]
         path = slash + path if path else "/metrics"
         self._request = f"GET {path} HTTP/1.0\r\nHost: {place}\r\nAccept: text/plain\r\n\r\n".encode()
 
@@ -72,25 +79,16 @@ class Exporter:
     def _answer(self) -> bytes:
         """Read until the other end closes, as HTTP/1.0 has it; all waits together have one second."""
         deadline = time.monotonic() + TIMEOUT
-        problem: OSError = ConnectionRefusedError("the host has no address")
-        for family, kind, _, _, address in self._targets:
-            with socket.socket(family, kind) as connection:
-                try:
-                    _wait_until(deadline, connection)
-                    connection.connect(address)
-                except OSError as error:
-                    problem = error
-                    continue
-                connection.sendall(self._request)
-                answer = bytearray()
-                while len(answer) < _MOST_BYTES:
-                    _wait_until(deadline, connection)
-                    part = connection.recv(65536)
-                    if not part:
-                        break
-                    answer += part
-                return bytes(answer)
-        raise problem
+        with connected(self._targets, deadline) as connection:
+            connection.sendall(self._request)
+            answer = bytearray()
+            while len(answer) < _MOST_BYTES:
+                wait_until(deadline, connection)
+                part = connection.recv(65536)
+                if not part:
+                    break
+                answer += part
+            return bytes(answer)
 
 
 def pick(page: str, gpus: Sequence[Mapping[str, str]]) -> dict[str, float]:
@@ -106,10 +104,3 @@ def pick(page: str, gpus: Sequence[Mapping[str, str]]) -> dict[str, float]:
         if mine and labels.get("clock", "sm") == "sm":
             found[f"GPU {number} {COUNTERS[matched[1]]}"] = float(matched[3])
     return found
-
-
-def _wait_until(deadline: float, connection: socket.socket) -> None:
-    left = deadline - time.monotonic()
-    if left <= 0.0:
-        raise TimeoutError("the exporter's page took more than a second")
-    connection.settimeout(left)

@@ -58,7 +58,6 @@ class Line:
     __slots__ = ("function", "location", "share", "workers")
 
     def __init__(self, location: str, function: str, share: float, workers: int) -> None:
-        """Store file and line, the function with the library function that it calls, the share, and the workers."""
         self.location = location
         self.function = function
         self.share = share
@@ -203,7 +202,6 @@ class HotLines:
         return phase.opened or not phase.announced
 
     def _take(self, burst: Burst) -> None:
-        """Take the results of a burst."""
         burst.stop()
         self.cost += burst.cost
         found = burst.lines()
@@ -282,11 +280,7 @@ class Burst:
 
     def lines(self) -> dict[str, list[Line]]:
         """Return the lines of each phase that was sampled for long enough, the largest share first."""
-        from stallscope.shim.code_location import function_of, library_function_of, location_of
-
-        def entry(spot: Spot) -> Entry:
-            beneath = "" if spot[2] is None else library_function_of(spot[2])
-            return location_of(spot), function_of(spot[0]), beneath
+        from stallscope.shim.code_location import entry_of
 
         workers = self._channel.counts() if self._channel is not None else {}
         found: dict[str, list[Line]] = {}
@@ -299,11 +293,11 @@ class Burst:
             waited = 0.0
             for sample in samples:
                 for spot in sample.helpers:
-                    _add(helping, entry(spot), sample.seconds)
+                    _add(helping, entry_of(spot), sample.seconds)
                 if sample.waits:
                     waited += sample.seconds
                 elif sample.spot is not None:
-                    _add(direct, entry(sample.spot), sample.seconds)
+                    _add(direct, entry_of(sample.spot), sample.seconds)
             helped = sum(seconds for seconds, _ in helping.values())
             for key, (seconds, number) in helping.items() if helped else ():
                 _add(direct, key, waited * seconds / helped, number)

@@ -6,16 +6,13 @@ import os
 import sys
 from contextlib import suppress
 
-from stallscope.shim.devices import gpu_position, gpus
-from stallscope.shim.launchers import in_pod, pod_name, ranks, restarts, run_name
+from stallscope.shim.launchers import in_pod, pod_name
 from stallscope.shim.repository import commit
 from stallscope.shim.tolerance import complain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["framework", "gpu_position", "gpus", "information", "ranks", "restarts", "run_name"]
 
 _FRAMEWORKS = {"torch": "pytorch", "tensorflow": "tensorflow", "jax": "jax"}
 _NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"

@@ -16,47 +16,33 @@ from stallscope.shim import termination
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, FrameType
-    from typing import NoReturn, Protocol
+    from typing import NoReturn
 
     from stallscope.shim.run import Run
 
-    class Session(Protocol):
-        """An object that ends with the process."""
-
-        @property
-        def moment(self) -> float:
-            """Time up to which its phases are counted."""
-
-        def finish(self, state: str = "finished") -> None:
-            """Report the end, and stop."""
-
-        def fail(self, error: BaseException | None = None) -> None:
-            """Report an end with an error, and stop."""
-
-        def silence(self) -> None:
-            """Stop without a report."""
-
-
-_open: list[Session] = []
-_inherited: tuple[Session, ...] = ()
-_everyone: weakref.WeakSet[Session] = weakref.WeakSet()
+_open: list[Run] = []
+_inherited: tuple[Run, ...] = ()
+_everyone: weakref.WeakSet[Run] = weakref.WeakSet()
+_has_fork_handler = False
 _watching = 0
 _observed = 0
 _failed = False
 _terminated = False
 _failure: BaseException | None = None
-_left: tuple[weakref.ref[Session], float, bool] | None = None
+_left: tuple[weakref.ref[Run], float, bool] | None = None
 _TERMINATION_STATUSES = (128 + 15, 128 + 1)
 """Exit statuses by which a program reports that SIGTERM or SIGHUP ended it."""
 _LIGHTNING_TERMINATION = "SIGTERMException"
 """Type of the exception that PyTorch Lightning raises in its loop after SIGTERM."""
 
 
-def know(session: Session) -> None:
-    """Stop this session in processes forked from this one."""
-    if not _everyone and hasattr(os, "register_at_fork"):
-        _register_fork_handler()
-    _everyone.add(session)
+def know(run: Run) -> None:
+    """Silence this run in processes forked from this one."""
+    global _has_fork_handler
+    if not _has_fork_handler and hasattr(os, "register_at_fork"):
+        _has_fork_handler = True
+        os.register_at_fork(after_in_child=_after_fork_in_child)
+    _everyone.add(run)
 
 
 def observe() -> None:
@@ -95,8 +81,8 @@ def is_termination(error: BaseException | None) -> bool:
     return False
 
 
-def watch(session: Session) -> None:
-    """Finish this session when the process ends; as failed if an uncaught exception ended it."""
+def watch(run: Run) -> None:
+    """Finish this run when the process ends; as failed if an uncaught exception ended it."""
     global _watching
     if _watching != os.getpid():
         _watching = os.getpid()
@@ -111,29 +97,36 @@ def watch(session: Session) -> None:
             util.Finalize(None, finish_all, exitpriority=100)
         else:
             atexit.register(finish_all)
-    _open.append(session)
+    _open.append(run)
 
 
-def forget(session: Session) -> None:
-    """Remove a session that has ended."""
-    if session in _open:
-        _open.remove(session)
+def forget(run: Run) -> None:
+    """Remove a run that has ended."""
+    if run in _open:
+        _open.remove(run)
 
 
-def watched() -> tuple[Session, ...]:
-    """Return the open sessions of this process."""
+def watched() -> tuple[Run, ...]:
+    """Return the open runs of this process."""
     return tuple(_open)
 
 
 def current() -> Run | None:
     """Return the open run of this process; the oldest if there are several."""
-    from stallscope.shim.run import Run
-
-    return next((session for session in _open if isinstance(session, Run) and not session.silent), None)
+    return next((run for run in _open if not run.silent), None)
 
 
-def inherited() -> tuple[Session, ...]:
-    """Return the sessions that were open when this process was forked, if it works for them.
+def open_run(name: str | None) -> Run | None:
+    """Return the open run of that name; without a name, the oldest open run.
+
+    In a forked worker that is the run of its parent, which is silent: another one would replace it at the exporter.
+    """
+    runs = (*[run for run in _open if not run.silent], *_inherited_runs())
+    return next((run for run in runs if name in (None, run.name)), None)
+
+
+def _inherited_runs() -> tuple[Run, ...]:
+    """Return the runs that were open when this process was forked, if it works for them.
 
     A process that multiprocessing started without `daemon` may be a rank, launched by a program with an open run.
     """
@@ -153,26 +146,26 @@ def importing_for_parent() -> bool:
 
 
 def finish_all() -> None:
-    """Finish all open sessions; called when the process ends."""
+    """Finish all open runs; called when the process ends."""
     error = sys.exc_info()[1]  # before Python 3.13, multiprocessing calls this while the exception is handled
     terminated = _terminated or is_termination(error)
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         error = _failure
     status = _status_of_child()
     failed = _failed or error is not None or status != 0
-    for session in watched():
-        left = _was_left(session)
+    for run in watched():
+        left = _was_left(run)
         if terminated or status in _TERMINATION_STATUSES or (left and _left is not None and _left[2]):
-            session.finish("terminated")
+            run.finish("terminated")
         elif failed or left:
-            session.fail(None if isinstance(error, SystemExit) else error)
+            run.fail(None if isinstance(error, SystemExit) else error)
         else:
-            session.finish()
+            run.finish()
 
 
-def _was_left(session: Session) -> bool:
-    """Return whether SystemExit left the loop of this session, and no time was counted since."""
-    return _left is not None and _left[0]() is session and session.moment == _left[1]
+def _was_left(run: Run) -> bool:
+    """Return whether SystemExit left the loop of this run, and no time was counted since."""
+    return _left is not None and _left[0]() is run and run.moment == _left[1]
 
 
 def _signal_handlers() -> set[CodeType]:
@@ -203,23 +196,13 @@ def _status_of_child() -> int:
     return 0
 
 
-_has_fork_handler = False
-
-
-def _register_fork_handler() -> None:
-    global _has_fork_handler
-    if not _has_fork_handler:
-        _has_fork_handler = True
-        os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
 def _after_fork_in_child() -> None:
     global _inherited
     termination.forget()
     _inherited = (*_inherited, *_open)
     _open.clear()
-    for session in list(_everyone):
-        session.silence()
+    for run in list(_everyone):
+        run.silence()
 
 
 def _chain_exception_hook() -> None:
@@ -284,14 +267,14 @@ def _chain_quitters() -> None:
     kind.__call__ = quit_noted  # type: ignore[method-assign]
 
 
-def loop_left(session: Session, moment: float) -> None:
+def loop_left(run: Run, moment: float) -> None:
     """Record whether `raise SystemExit(1)` has left a loop early. When the process ends, this is no longer known.
 
     The current exception can't be queried here, but it was just created, and is among the youngest objects.
 
     Args:
-        session: the session of the loop.
-        moment: time up to which the phases of the session are counted; it changes if the session continues.
+        run: the run of the loop.
+        moment: time up to which the phases of the run are counted; it changes if the run continues.
     """
     global _left
     handlers = _signal_handlers()
@@ -303,4 +286,4 @@ def loop_left(session: Session, moment: float) -> None:
         elif handlers and type(found) is TracebackType and found.tb_frame.f_code in handlers:
             terminated = True  # up to Python 3.11, an exception that is being raised has no traceback yet
     if left:
-        _left = (weakref.ref(session), moment, terminated)
+        _left = (weakref.ref(run), moment, terminated)

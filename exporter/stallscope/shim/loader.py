@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sized
 
-from stallscope.shim.lifetime import inherited, loop_left, watched
+from stallscope.shim.lifetime import loop_left, open_run
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import complain, number, shown, tolerate
 
@@ -16,21 +16,11 @@ if TYPE_CHECKING:
     Batch = TypeVar("Batch")
 
 
-class Tracked(Iterable["Batch"]):
-    """An iterable that reports to its run how long each step and each wait for data takes.
+class WrappedLoader(Iterable["Batch"]):
+    """An iterable with the length, the truth and the attributes of what it wraps."""
 
-    It has the length, the truth and the attributes of what it wraps.
-    """
-
-    def __init__(self, loader: Iterable[Batch], run: Run, batches_per_step: int) -> None:
+    def __init__(self, loader: Iterable[Batch]) -> None:
         self._loader = loader
-        self._run = run
-        self._batches_per_step = batches_per_step
-
-    def __iter__(self) -> Iterator[Batch]:
-        if self._run.silent:
-            return iter(self._loader)
-        return self._batches()
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # a loader without length says so itself
@@ -42,6 +32,20 @@ class Tracked(Iterable["Batch"]):
         if name.startswith("_"):  # while this object is being copied it has no loader yet
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+
+class Tracked(WrappedLoader["Batch"]):
+    """An iterable that reports to its run how long each step and each wait for data takes."""
+
+    def __init__(self, loader: Iterable[Batch], run: Run, batches_per_step: int) -> None:
+        super().__init__(loader)
+        self._run = run
+        self._batches_per_step = batches_per_step
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._run.silent:
+            return iter(self._loader)
+        return self._batches()
 
     def _batches(self) -> Iterator[Batch]:
         timeline = self._run.timeline
@@ -119,7 +123,7 @@ def track(
                 f"track() got the run {shown(run)}; expected a run or its name, the open run is used", "track: run"
             )
             run = None
-        found = run if isinstance(run, Run) else _open_run(run)
+        found = run if isinstance(run, Run) else open_run(run) or Run(run)
         if type(batches_per_step) is not int or batches_per_step < 0:
             complain(
                 f"batches_per_step is {shown(batches_per_step)}; expected a whole number, 1 is taken",
@@ -143,17 +147,3 @@ def track(
     except Exception as error:
         tolerate(error, "tracking a loader")
         return loader  # type: ignore[return-value]  # what the caller gave works as well, only untold
-
-
-def _open_run(name: str | None) -> Run:
-    """The open run of that name, or a new one; without a name, whichever run was opened first.
-
-    In a forked worker the run is the parent's, and silent: a new one would take its place at the exporter.
-    """
-    for session in watched():
-        if isinstance(session, Run) and not session.silent and name in (None, session.name):
-            return session
-    for session in inherited():
-        if isinstance(session, Run) and name in (None, session.name):
-            return session
-    return Run(name)

@@ -200,7 +200,6 @@ class ProcessProbe:
 
 
 def _cores() -> float:
-    """Return the number of CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return float(len(os.sched_getaffinity(0)))
     return float(os.cpu_count() or 1)

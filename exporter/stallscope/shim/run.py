@@ -8,7 +8,7 @@ import time
 from math import inf, isfinite
 
 from stallscope.protocol import vocabulary
-from stallscope.shim import identity, lifetime, stacks, termination, worker_samples
+from stallscope.shim import devices, identity, launchers, lifetime, stacks, termination, worker_samples
 from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.hot_lines import HotLines
 from stallscope.shim.overhead import costs
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         """Source of process metrics for a run."""
 
         def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-            """Counters and gauges, by the names of `report.COUNTERS` and `report.GAUGES`; called for each report."""
+            """Return counters and gauges, named as in `vocabulary`; called for each report."""
 
         def close(self) -> None:
             """Called when the run ends."""
@@ -108,6 +108,17 @@ class Run:
     drops the run to simulate a process that was killed), and reports only the probe's process metrics.
     """
 
+    silent = True
+    name = ""
+    rank = 0
+    batch_size: float | None = None
+    claimed_by = ""
+    """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
+    hot_lines: HotLines | None = None
+    """The lines of the program in which it loses time; None for a run with a clock of its own."""
+    is_scripted = False
+    """True if the run has a clock of its own, which does not include the shim's cost."""
+
     def __init__(
         self,
         name: str | None = None,
@@ -143,7 +154,7 @@ class Run:
             world_size: number of ranks, from the same source.
             gpus: what this rank computes on, `{"gpu": NVML index, "uuid": …}` each; one of the two may be empty.
             precision: of the model's arithmetic: fp32, tf32, fp16, bf16, fp8, or several of them.
-            info: replaces what was found out, by the names of `report.INFO_KEYS`.
+            info: replaces what was found out, by the names of `vocabulary.INFO_KEYS`.
             interval: fewest seconds between two reports.
             clock: another clock than the machine's.
             sender: takes an encoded report and returns None, or the cause why it was dropped.
@@ -152,21 +163,13 @@ class Run:
             head_start: seconds that this process has worked for the run already, which are initialization.
             prepare: called before the first report, to book what happened in these seconds.
         """
-        self.silent = True
-        self.name = ""
-        self.rank = 0
-        self.batch_size: float | None = None
-        self.claimed_by = ""
-        """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
         self.timeline = Timeline(time.monotonic, self._publish, interval)
-        self.hot_lines: HotLines | None = None
-        """The lines of the program in which it loses time; None for a run with a clock of its own."""
         self._phases: dict[str, Phase] = {}
         try:
             if switched_on("STALLSCOPE_DISABLE") or lifetime.importing_for_parent():
                 return
             self._clock: Clock = time if clock is None else clock
-            self._scripted = clock is not None
+            self.is_scripted = clock is not None
             interval = 0.5 if (every := amount("interval", interval)) is None else every
             self._interval = interval
             self._start = self._clock.time() - head_start
@@ -319,9 +322,8 @@ class Run:
     def trace(self, **selection: Any) -> None:
         """Write traces of selected steps; takes the keywords of `stallscope.trace`."""
         try:
-            from stallscope.shim.tracing.trace import (
-                trace,  # most runs never need it, and the single file hasn't got it
-            )
+            # Most runs never need it, and the single file does not contain it.
+            from stallscope.shim.tracing.trace import trace
         except ImportError as error:
             tolerate(error, "tracing")
         else:
@@ -409,11 +411,11 @@ class Run:
             self._gauges["steps_planned"] = planned
 
     def gauge(self, key: str, value: object) -> None:
-        """Set one of `report.GAUGES`."""
+        """Set one of `vocabulary.GAUGES`."""
         if self.silent:
             return
         if type(key) is not str or key not in vocabulary.GAUGES:
-            complain(f"{shown(key)} is not a gauge that can be reported; expected one of report.GAUGES", "gauge: key")
+            complain(f"{shown(key)} is not a gauge; expected one of vocabulary.GAUGES", "gauge: key")
         elif (found := finite(key, value)) is not None:
             self._gauges[key] = found
 
@@ -427,7 +429,7 @@ class Run:
             tolerate(error, "reporting")
 
     def count(self, key: str, total: float) -> None:
-        """Set one of `report.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
+        """Set one of `vocabulary.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
         if self.silent:
             return
         try:
@@ -439,7 +441,7 @@ class Run:
             tolerate(error, "counting")
 
     def add(self, key: str, amount_added: float) -> None:
-        """Add to one of `report.COUNTERS`."""
+        """Add to one of `vocabulary.COUNTERS`."""
         if self.silent:
             return
         try:
@@ -550,14 +552,9 @@ class Run:
     @property
     def booking_overhead(self) -> float:
         """Seconds that the booking of steps and phases has cost so far, as measured outside of the loop."""
-        step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
+        step_cost, phase_cost = (0.0, 0.0) if self.is_scripted else costs()
         occurrences = sum(phase.occurrences for phase in self.timeline.phases.values())
         return self.timeline.steps * step_cost + occurrences * phase_cost
-
-    @property
-    def is_scripted(self) -> bool:
-        """True if the run has a clock of its own, which does not include the shim's cost."""
-        return self._scripted
 
     @property
     def steps_done(self) -> int:
@@ -607,7 +604,7 @@ class Run:
         precision: str | Sequence[str],
         info: Mapping[str, str] | None,
     ) -> None:
-        found_rank, found_local, found_world = identity.ranks(os.environ)
+        found_rank, found_local, found_world = launchers.ranks(os.environ)
         self.rank = found_rank if rank is None else int(rank)
         if not 0 <= self.rank <= vocabulary.MAX_RANK:
             raise ValueError(f"rank is {shown(self.rank)}; expected a whole number from 0 to {vocabulary.MAX_RANK}")
@@ -617,7 +614,7 @@ class Run:
         if name is not None and type(name) is not str:
             complain(f"a run is called {shown(name)}; expected text", "run: name")
         self.name = label("" if name is None else name, vocabulary.MAX_NAME_LENGTH) or label(
-            identity.run_name(os.environ, world, script, self._start), vocabulary.MAX_NAME_LENGTH
+            launchers.run_name(os.environ, world, script, self._start), vocabulary.MAX_NAME_LENGTH
         )
         local = self._local_rank if self._local_rank is not None else 0
         known = {
@@ -627,9 +624,9 @@ class Run:
             **(info or {}),
         }
         self._info = {key: label(known[key], vocabulary.MAX_LABEL_LENGTH) for key in vocabulary.INFO_KEYS}
-        self._restarts = 0 if self._scripted else identity.restarts(os.environ)
+        self._restarts = 0 if self.is_scripted else launchers.restarts(os.environ)
         self._seeks_gpus = gpus is None
-        self._gpu_position = identity.gpu_position()
+        self._gpu_position = devices.gpu_position()
         self._gpus = _gpus(gpus or ())
         if gpus is None:
             self._find_gpus()
@@ -637,9 +634,9 @@ class Run:
 
     def _succeed(self) -> None:
         """End the run whose place this one takes, as a notebook's cell that runs again leaves one behind."""
-        for session in lifetime.watched():
-            if isinstance(session, Run) and (session.name, session.rank) == (self.name, self.rank):
-                session.finish()
+        for run in lifetime.watched():
+            if (run.name, run.rank) == (self.name, self.rank):
+                run.finish()
 
     def _other_phase(self, name: str) -> Phase:
         """A phase that isn't there yet, or of a run that is off."""
@@ -653,7 +650,7 @@ class Run:
 
     def _find_gpus(self) -> None:
         try:
-            self._gpus = _gpus(identity.gpus(os.environ, self._local_rank))
+            self._gpus = _gpus(devices.gpus(os.environ, self._local_rank))
             self._heading = ""
         except Exception as error:
             tolerate(error, "looking for the rank's GPU")
@@ -756,13 +753,13 @@ class Run:
                 payload = self._shortened(payload)
             if self._stored is not None:
                 self._stored.store(payload, timeline.steps >= WARM_UP)
-            if not last and not self._scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
+            if not last and not self.is_scripted and isinstance(self._sender, Datagrams) and self._sender.passes:
                 self._sender.passed = max(
                     self._sender.passed,
                     stacks.attach(self._session, timeline.activity, self.name, self.rank, self.hot_lines),
                 )
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
-            if last and not self._scripted:
+            if last and not self.is_scripted:
                 patience = time.monotonic() + _LAST_WORDS
                 # One that was there and is not may be on its way back.
                 while (cause == "queue_full" or (cause == "absent" and self._heard)) and time.monotonic() < patience:
@@ -799,7 +796,6 @@ class Run:
         return fit(json.loads(payload), self._room)[0]
 
     def _written(self, now: float) -> str:
-        """The report as it travels."""
         timeline = self.timeline
         timeline.book(now)
         timeline.slow_steps.judge()
@@ -809,7 +805,7 @@ class Run:
         if not self._info["framework"] and (framework := identity.framework()):
             self._info["framework"] = framework
             self._heading = ""
-        if self._seeks_gpus and (position := identity.gpu_position()) != self._gpu_position:
+        if self._seeks_gpus and (position := devices.gpu_position()) != self._gpu_position:
             self._gpu_position = position  # the program may only now have chosen its device
             self._find_gpus()
         counters, gauges = self._read_process()
@@ -881,7 +877,7 @@ class Run:
 def _is_countable(key: str) -> bool:
     if type(key) is str and key in vocabulary.COUNTERS and key not in _OWN_COUNTERS:
         return True
-    complain(f"{shown(key)} is not a counter that can be reported; expected one of report.COUNTERS", "count: key")
+    complain(f"{shown(key)} is not a counter that can be set; expected one of vocabulary.COUNTERS", "count: key")
     return False
 
 
@@ -903,11 +899,6 @@ def _precision(told: str | Sequence[str]) -> list[str]:
 def _silent_run() -> Run:
     """The result of copying a run: another process must not report in its name."""
     copy = Run.__new__(Run)
-    copy.name = ""
-    copy.rank = 0
-    copy.batch_size = None
-    copy.claimed_by = ""
-    copy.hot_lines = None
     copy.timeline = Timeline(time.monotonic, lambda _: None, inf)
     copy.silence()
     return copy

@@ -24,7 +24,6 @@ class Signing:
     """Signs documents; without a token they stay as they are."""
 
     def __init__(self, token: str, file: str = "", monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Take the token, or the path of a file to read it from."""
         self._key = key(token) if token else None
         self._file = file
         self._monotonic = monotonic
@@ -36,7 +35,7 @@ class Signing:
                 complain(f"STALLSCOPE_TOKEN_FILE names {file!r:.200}, which holds no token; reports are not signed")
 
     def __call__(self, document: bytes) -> bytes:
-        """The document with its signature."""
+        """Return the document with its signature."""
         if self._file and (now := self._monotonic()) - self._looked >= _LOOK_EVERY:
             self._look(now)
         return document if self._key is None else signed(document, *self._key, time.time())

@@ -66,8 +66,7 @@ class SlowSteps:
 
     def _judge_by_length(self, fresh: Sequence[float], window: Sequence[float]) -> None:
         ordered = sorted(window)
-        half = (len(ordered) - 1) // 2
-        usual = (ordered[half] + ordered[len(ordered) // 2]) / 2.0
+        usual = _median(ordered)
         if max(fresh) <= 1.1 * usual:
             return
         for duration in fresh:

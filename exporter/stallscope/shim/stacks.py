@@ -32,7 +32,7 @@ from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.vocabulary import LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
 from stallscope.shim.request_file import RequestFile
 from stallscope.shim.termination import is_default
-from stallscope.shim.tolerance import switched_off, tolerate, warn
+from stallscope.shim.tolerance import is_same_file, switched_off, tolerate, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,7 +133,6 @@ class Watch:
     """Both timers and the memory file of this process."""
 
     def __init__(self) -> None:
-        """Create them; no timer is set yet."""
         self._sessions: dict[str, RequestFile] = {}
         self._due = 0.0
         self._set_at: float | None = None
@@ -143,7 +142,7 @@ class Watch:
         self._keep_until = 0.0
         """Time until which the requested stacks are kept for the exporter."""
         self._file = memory_file()
-        self._identity = os.fstat(self._file).st_ino
+        self._inode = os.fstat(self._file).st_ino
         signal.signal(SIGNAL, self._handle)
         self._timer = _timer(SIGNAL)
         _install_hooks()
@@ -228,10 +227,7 @@ class Watch:
         return self._is_same_file() and signal.getsignal(SIGNAL) == self._handle
 
     def _is_same_file(self) -> bool:
-        try:
-            return os.fstat(self._file).st_ino == self._identity
-        except OSError:  # the program has closed all descriptors
-            return False
+        return is_same_file(self._file, self._inode)
 
     def _handle(self, _number: int, frame: FrameType | None) -> None:
         """Handle the signal of the first timer: write the stack of the training thread."""
@@ -401,7 +397,6 @@ def _dump_traceback_later(*arguments: Any, **options: Any) -> None:
 
 
 def _cancel_dump_traceback_later() -> None:
-    """Replace `faulthandler.cancel_dump_traceback_later`."""
     global _programs_timer
     _cancel()
     _programs_timer = False

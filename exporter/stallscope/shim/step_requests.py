@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from stallscope.protocol import step_request
+from stallscope.protocol.request_name import request_name
 from stallscope.shim.request_file import RequestFile
 from stallscope.shim.tolerance import tolerate, warn
 
@@ -24,7 +25,6 @@ class StepRequests:
     """Requests to one run. The files are checked before each report, so at most twice a second."""
 
     def __init__(self, run: Run) -> None:
-        """Nothing is read until a handler is added."""
         self._run = run
         self._handlers: dict[str, Callable[[StepRequest], object]] = {}
         self._files: list[RequestFile] = []
@@ -37,7 +37,7 @@ class StepRequests:
     def handle(self, action: str, handler: Callable[[StepRequest], object]) -> None:
         """Call this with each new request of an action to this rank."""
         if action not in self._handlers:
-            name = step_request.file_name(action, self._run.name)
+            name = request_name(action, self._run.name)
             self._files.append(RequestFile(name, step_request.MAX_BYTES, action))
         self._handlers[action] = handler
 

@@ -46,7 +46,6 @@ class Stopper:
     """Waits for a stop request to one run, and for its step."""
 
     def __init__(self, run: Run) -> None:
-        """Take requests from now on."""
         self._run = run
         self._began = run.wall_time()
         self._step: int | None = None

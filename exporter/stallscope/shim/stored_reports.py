@@ -84,8 +84,7 @@ def hold(folder: str) -> None:
     try:
         import fcntl
 
-        descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the descriptor stays open
+        fcntl.lockf(_open_lock(folder), fcntl.LOCK_SH | fcntl.LOCK_NB)  # the descriptor stays open
         _held = os.getpid(), folder
     except (ImportError, OSError):
         pass
@@ -129,7 +128,7 @@ def lock_alone(folder: str) -> int:
     try:
         import fcntl
 
-        descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _open_lock(folder)
         # The own lock is released first: of processes that end together, the last to try finds no other lock.
         fcntl.lockf(descriptor, fcntl.LOCK_UN)
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,6 +137,10 @@ def lock_alone(folder: str) -> int:
             os.close(descriptor)
         return -1
     return descriptor
+
+
+def _open_lock(folder: str) -> int:
+    return os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def has_reports(folder: str) -> bool:

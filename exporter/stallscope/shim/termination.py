@@ -22,7 +22,7 @@ import socket
 import weakref
 
 from stallscope.protocol.vocabulary import TERMINATION_ADDRESS
-from stallscope.shim.tolerance import tolerate
+from stallscope.shim.tolerance import is_same_file, tolerate
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals whose default action ends a process, and by which schedulers and terminals end one."""
@@ -32,12 +32,29 @@ _MOST_FILLING = 64
 """Datagrams that fill a send buffer of the kernel's minimum, and more."""
 _sessions: dict[str, tuple[str, int]] = {}
 """By session: path of the exporter's UNIX socket, or else the descriptor of the UDP socket that sends the reports."""
-_line: _Line | _Reports | None = None
+_line: _Reports | None = None
 _registered: dict[int, tuple[weakref.ref[_File], bool]] = {}
 """By signal: the file given to faulthandler, and whether a Python function handled the signal at that time."""
 
 
-class _Line:
+class _Reports:
+    """The UDP socket that sends the reports. It belongs to the session and stays open."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._inode = os.fstat(descriptor).st_ino
+
+    def is_open(self) -> bool:
+        return is_same_file(self.descriptor, self._inode)
+
+    def connect(self, path: str) -> None:
+        """Do nothing: each report connects again."""
+
+    def close(self) -> None:
+        """Do nothing: the session closes its socket."""
+
+
+class _Line(_Reports):
     """A socket from which at most one datagram at a time waits in the exporter's queue.
 
     faulthandler writes dozens of times, and the queue of a UNIX socket is short. So the send buffer is filled with
@@ -49,7 +66,7 @@ class _Line:
         for _ in range(2):
             self._sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         line, unread = self._sockets
-        self._identity = os.fstat(line.fileno()).st_ino
+        super().__init__(line.fileno())
         line.setblocking(False)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel takes its minimum
         line.bind(TERMINATION_ADDRESS + sessions.encode())
@@ -60,23 +77,10 @@ class _Line:
         except BlockingIOError:
             unread.recv(1)
 
-    def is_open(self) -> bool:
-        """Return whether the descriptor is still this socket: a program may close all, and open its own instead."""
-        try:
-            return os.fstat(self._sockets[0].fileno()).st_ino == self._identity
-        except OSError:
-            return False
-
     def connect(self, path: str) -> None:
-        """Write to the socket that is at this path now."""
         self._sockets[0].connect(path)
 
-    def fileno(self) -> int:
-        """Return the file descriptor to write to."""
-        return self._sockets[0].fileno()
-
     def close(self) -> None:
-        """Close both sockets."""
         is_open = self.is_open() if self._sockets else False
         while self._sockets:
             if is_open:
@@ -87,42 +91,16 @@ class _Line:
     __del__ = close
 
 
-class _Reports:
-    """The UDP socket that sends the reports. It belongs to the session and stays open."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._identity = os.fstat(descriptor).st_ino
-
-    def is_open(self) -> bool:
-        """Return whether the descriptor is still the same socket."""
-        try:
-            return os.fstat(self._descriptor).st_ino == self._identity
-        except OSError:
-            return False
-
-    def connect(self, path: str) -> None:
-        """Do nothing: each report connects again."""
-
-    def fileno(self) -> int:
-        """Return the file descriptor to write to."""
-        return self._descriptor
-
-    def close(self) -> None:
-        """Do nothing: the session closes its socket."""
-
-
 class _File:
     """File object of one signal. Only faulthandler refers to it, so a program that registers its own file frees it."""
 
     __slots__ = ("__weakref__", "_line")
 
-    def __init__(self, line: _Line | _Reports) -> None:
+    def __init__(self, line: _Reports) -> None:
         self._line = line
 
     def fileno(self) -> int:
-        """Return the socket's file descriptor."""
-        return self._line.fileno()
+        return self._line.descriptor
 
     def flush(self) -> None:
         """Do nothing: faulthandler calls this."""
@@ -161,15 +139,16 @@ def announce(session: str, path: str, descriptor: int = -1) -> None:
 def withdraw(session: str) -> None:
     """Report no signal for this session from now on."""
     if _sessions.pop(session, None) is not None:
-        try:
-            _open_line()
-        except Exception as error:
-            tolerate(error, "preparing for SIGTERM")
+        _reopen_line()
 
 
 def forget() -> None:
     """Report no signal for any session from now on: this is a forked child."""
     _sessions.clear()
+    _reopen_line()
+
+
+def _reopen_line() -> None:
     try:
         _open_line()
     except Exception as error:
@@ -195,7 +174,7 @@ def _open_line() -> None:
             previous.close()
 
 
-def _register(number: int, line: _Line | _Reports) -> None:
+def _register(number: int, line: _Reports) -> None:
     import faulthandler
 
     if number in _registered:

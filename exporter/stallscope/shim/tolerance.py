@@ -115,6 +115,14 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+def is_same_file(descriptor: int, inode: int) -> bool:
+    """Return whether a descriptor still belongs to its file: a program may close all, and open others instead."""
+    try:
+        return os.fstat(descriptor).st_ino == inode
+    except OSError:
+        return False
+
+
 def forget_warnings() -> None:
     """Log again what was logged before."""
     _told.clear()

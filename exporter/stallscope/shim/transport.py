@@ -138,7 +138,8 @@ class Datagrams:
     def _send_once(self, position: int, family: int, address: Address, payload: bytes) -> None:
         sender = self._sockets[position]
         if sender is None:
-            sender = self._sockets[position] = _opened(family)
+            sender = self._sockets[position] = socket.socket(family, socket.SOCK_DGRAM)
+            sender.setblocking(False)
         if family == socket.AF_UNIX:  # by path each time, because a restarted exporter has a new socket
             if self.passed < 0 or not self._sent_with_descriptor(sender, address, payload):
                 sender.sendto(payload, address)
@@ -246,16 +247,16 @@ class Post:
             OSError: no response in time.
         """
         deadline = time.monotonic() + self._timeout
-        connection = self._connected(deadline)
+        connection = connected(self._targets, deadline)
         try:
-            _wait_until(deadline, connection)
+            wait_until(deadline, connection)
             if self._tls is not None:
                 connection = self._tls.wrap_socket(connection, server_hostname=self._host)
-                _wait_until(deadline, connection)
+                wait_until(deadline, connection)
             connection.sendall(request)
             answer = b""
             while len(answer) < _MAX_RESPONSE:
-                _wait_until(deadline, connection)
+                wait_until(deadline, connection)
                 part = connection.recv(_MAX_RESPONSE)
                 if not part:
                     break
@@ -265,20 +266,6 @@ class Post:
             return answer
         finally:
             connection.close()
-
-    def _connected(self, deadline: float) -> socket.socket:
-        problem: OSError = ConnectionRefusedError("the host is not known")
-        for family, address in self._targets:
-            connection = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                _wait_until(deadline, connection)
-                connection.connect(address)
-            except OSError as error:
-                connection.close()
-                problem = error
-            else:
-                return connection
-        raise problem
 
 
 def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagrams | Post:
@@ -342,12 +329,6 @@ def _signing(environment: Mapping[str, str]) -> Signing | None:
     return Signing(token, "" if token else file)
 
 
-def _opened(family: int) -> socket.socket:
-    opened = socket.socket(family, socket.SOCK_DGRAM)
-    opened.setblocking(False)
-    return opened
-
-
 def _host_and_port(place: str, default: int) -> tuple[str, int]:
     """Split host:port or [address]:port.
 
@@ -376,10 +357,35 @@ def _is_whole(answer: bytes) -> bool:
     return bool(end) and len(body) >= int(announced[1])
 
 
-def _wait_until(deadline: float, connection: socket.socket) -> None:
+def connected(targets: list[tuple[int, Address]], deadline: float) -> socket.socket:
+    """Connect to the first of several addresses that accepts.
+
+    Raises:
+        OSError: none of them has accepted by the deadline.
+    """
+    problem: OSError = ConnectionRefusedError("the host is not known")
+    for family, address in targets:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            wait_until(deadline, connection)
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            problem = error
+        else:
+            return connection
+    raise problem
+
+
+def wait_until(deadline: float, connection: socket.socket) -> None:
+    """Limit the next wait of a connection to the time up to the deadline.
+
+    Raises:
+        TimeoutError: the deadline is over.
+    """
     left = deadline - time.monotonic()
     if left <= 0.0:
-        raise TimeoutError
+        raise TimeoutError("the exporter took too long to respond")
     connection.settimeout(left)
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from math import inf
 
 from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH
-from stallscope.shim.tolerance import label, switched_off, switched_on, tolerate
+from stallscope.shim.tolerance import is_same_file, label, switched_off, switched_on, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,11 +103,7 @@ class Channel:
         return found
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor still belongs to the memory: the program may have closed it."""
-        try:
-            return os.fstat(self._file).st_ino == self._inode
-        except OSError:
-            return False
+        return is_same_file(self._file, self._inode)
 
 
 class Follower:
@@ -139,14 +135,12 @@ class Follower:
         """Append the seconds of each line."""
         import json
 
-        from stallscope.shim.code_location import function_of, library_function_of, location_of
+        from stallscope.shim.code_location import entry_of
 
         if not counted:
             return
-        entries = []
-        for spot in sorted(counted, key=counted.__getitem__, reverse=True)[:_MOST_LINES]:
-            beneath = "" if spot[2] is None else library_function_of(spot[2])
-            entries.append((location_of(spot), function_of(spot[0]), beneath, round(counted[spot], 3)))
+        spots = sorted(counted, key=counted.__getitem__, reverse=True)[:_MOST_LINES]
+        entries = [(*entry_of(spot), round(counted[spot], 3)) for spot in spots]
         file = self._opened(os.O_WRONLY | os.O_APPEND)
         try:
             if os.fstat(file).st_size < _MOST_BYTES:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from stallscope.configuration import parse_release_time
-from stallscope.protocol.report import MAX_BYTES
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 from stallscope.web.control import Control
 from stallscope.web.http.negotiation import accepts_gzip, accepts_openmetrics

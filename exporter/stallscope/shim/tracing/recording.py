@@ -7,6 +7,7 @@ read exactly where one phase gives way to another.
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
 
 MAX_MOMENTS = 200_000
 """Most changes of phase, and most spans, of one recording; the rest of the step is left out."""
-
-
-class _NoSpan:
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 class Span:
@@ -121,7 +112,7 @@ class Recording:
         return now
 
 
-_NO_SPAN = _NoSpan()
+_NO_SPAN: Interval = nullcontext()
 _recording: Recording | None = None
 
 

@@ -38,7 +38,6 @@ class Tracer:
     """
 
     def __init__(self, run: Run) -> None:
-        """Trace nothing yet."""
         self._run = run
         self._every_steps = 0
         self._every_seconds = 0.0

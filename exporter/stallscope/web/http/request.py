@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import h11
 
-from stallscope.protocol.report import MAX_BYTES
+from stallscope.protocol.vocabulary import MAX_BYTES
 
 if TYPE_CHECKING:
     from stallscope.web.http.peer import Peer

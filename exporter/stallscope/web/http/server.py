@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 
 from stallscope.common.address import Address, sender_of
-from stallscope.protocol.report import MAX_BYTES
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.web.http import response
 from stallscope.web.http.peer import Peer
 from stallscope.web.http.refusals import Reason, Refusals
