@@ -33,6 +33,7 @@ def test_a_request_reads_as_it_was_written() -> None:
         {"ranks": ["3"]},
         {"ranks": [0] * 1025},
         {"created": None},
+        {"created": True},
         {"expires": "soon"},
         {"expires": float("nan")},
     ],

@@ -63,10 +63,11 @@ class _Line(_Reports):
 
     def __init__(self, sessions: str) -> None:
         self._sockets: list[socket.socket] = []
-        for _ in range(2):
-            self._sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        line, unread = self._sockets
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         super().__init__(line.fileno())
+        self._sockets.append(line)
+        unread = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sockets.append(unread)
         line.setblocking(False)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel takes its minimum
         line.bind(TERMINATION_ADDRESS + sessions.encode())
