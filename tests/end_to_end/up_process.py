@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -34,7 +34,11 @@ class Up:
 
     def left_over(self) -> list[str]:
         """Command lines of what it started and what still lives."""
-        return [" ".join(child.cmdline()) for child in self.children()]
+        lines = []
+        for child in self.children():
+            with suppress(psutil.NoSuchProcess):  # also a zombie: it has ended meanwhile
+                lines.append(" ".join(child.cmdline()))
+        return lines
 
     def wait_for(self, words: str, seconds: float) -> None:
         """Wait until the screen shows the words."""
@@ -56,7 +60,8 @@ class Up:
         self.process.kill()
         self.process.wait()
         for child in self.children():
-            child.kill()
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
     def children(self) -> Iterator[psutil.Process]:
         """Every living process of it, the launcher among them."""
