@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue.metrics import FAMILIES, OPTIONAL_SIGNALS, UNITS, Family, MetricType
+from stallscope.catalogue.metrics import FAMILIES, GPU_FAMILIES, UNITS, Family, MetricType
 
 TESTS = Path(__file__).parents[1]
 FROZEN = TESTS / "frozen_names.txt"
@@ -99,8 +99,9 @@ def test_a_unit_is_recognised_by_its_whole_name() -> None:
 
 
 def test_every_optional_signal_is_a_gpu_family() -> None:
-    assert OPTIONAL_SIGNALS
-    assert all(signal.name == f"stallscope_gpu_{signal.signal}" for signal in OPTIONAL_SIGNALS)
+    signals = [family for family in GPU_FAMILIES if family.optional]
+    assert signals
+    assert all(signal.name == f"stallscope_gpu_{signal.signal}" for signal in signals)
 
 
 @pytest.mark.parametrize(("page", "function"), [("METRICS.md", "page"), ("FRAMES.md", "frames_page")])

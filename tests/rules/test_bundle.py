@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from stallscope.catalogue.causes import CAUSES, TIERS, Cause
+from stallscope.catalogue.causes import CAUSES, Cause, Tier
 from tests.known_names import LABELS, RECORDED, groups_of, is_known, rules, selects_something
 from tests.promql_names import names_in
 from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, run_tool
@@ -131,7 +131,7 @@ def test_every_tier_has_a_weight_in_the_order_of_the_table() -> None:
         for rule in rules()
         if rule.get("record") == "stallscope:verdict_tier:weight"
     }
-    assert sorted(weights, key=weights.__getitem__, reverse=True) == list(TIERS)
+    assert sorted(weights, key=weights.__getitem__, reverse=True) == list(get_args(Tier))
 
 
 def thresholds_read(rule_set: list[dict[str, Any]]) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stallscope.catalogue.metrics import OPTIONAL_SIGNALS, THROTTLE_REASONS, UTILIZATION_BUCKETS
+from stallscope.catalogue.metrics import GPU_FAMILIES, THROTTLE_REASONS, UTILIZATION_BUCKETS
 from tests.scenarios.disturbance import Floats
 from tests.scenarios.sheet import Mask, Sheet
 from tests.scenarios.story import GIB, Gpu, Run
@@ -164,7 +164,7 @@ class _Page:
             *_NEVER,
             *(("busy_seconds_total", "memory_busy_seconds_total") if self._whole else ()),
         }
-        for each in OPTIONAL_SIGNALS:
+        for each in (family for family in GPU_FAMILIES if family.optional):
             gone_missing = each.name.startswith(self._world.story.absent) if self._world.story.absent else False
             of_instance = not card.mig or each.signal.startswith(_INSTANCE)
             supported = each.signal not in lacking and of_instance and not gone_missing

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
+from stallscope.analysis import ranges
 from stallscope.analysis.ranges import Ranges, joined
 from stallscope.clients.expressions import any_of, quoted
 from stallscope.clients.prometheus import RangeSeries, Series
@@ -30,19 +31,13 @@ _FLAGS = {"--cluster": 0, "--namespace": 1}
 """Flags of commands that take a run, and the part of the run's place that each selects."""
 
 
-class Server(Protocol):
-    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
+class Server(ranges.Server, Protocol):
+    """A server with runs; `stallscope.clients.prometheus.Prometheus` is one."""
 
     name: str
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
         """Evaluate an expression at one time."""
-
-    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
-        """Evaluate an expression over a range."""
-
-    def samples(self, selector: str, start: float, end: float) -> list[RangeSeries]:
-        """Return the raw samples of series."""
 
     def label_values(
         self, label: str, selector: str, start: float | None = None, end: float | None = None
@@ -150,7 +145,6 @@ def find_run(
     *,
     cluster: str | None = None,
     namespace: str | None = None,
-    reader: Ranges | None = None,
 ) -> Run:
     """Find a run by its name.
 
@@ -162,7 +156,6 @@ def find_run(
         end: Unix time; inclusive.
         cluster: selects one of several runs of that name.
         namespace: selects one of several runs of that name.
-        reader: performs range queries; created if left out.
 
     Raises:
         UnknownRunError: there is none in that time; the message suggests similar names.
@@ -170,7 +163,7 @@ def find_run(
         NoDataError: there is no run at all in that time.
         PrometheusError: the server gave no valid response.
     """
-    reader = reader or Ranges(server)
+    reader = Ranges(server)
     window = ceil(max(_SHORTEST_WINDOW, (end - start) / _MAX_WINDOWS))
     known_names = _references(name, cluster, namespace)
     info = f"stallscope_training_rank_info{{run=~{any_of(each.name for each in known_names)}}}"

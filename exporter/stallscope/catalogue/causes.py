@@ -18,7 +18,6 @@ Severity = Literal["critical", "warning", "info"]
 Domain = Literal["input", "device", "memory", "time", "ranks", "hardware", "use", "host"]
 """Kind of cause, and the name of its file in `prometheus/rules/`."""
 
-TIERS: tuple[Tier, ...] = ("hardware", "progress", "performance", "device", "use", "harmless")
 _SUBJECTS: dict[Domain, Subject] = {"hardware": "gpu", "use": "gpu", "host": "host"}
 
 
@@ -1617,8 +1616,6 @@ SHADES: dict[Domain, tuple[str, ...]] = {
 """Three shades of one hue for each kind of cause. Their contrast with a white and with a black page is at least 3:1.
 They can be distinguished with red-green blindness, except those of memory and host, which never share a chart with the
 kinds that they borrow from."""
-COLOURS: dict[Domain, str] = {domain: shades[0] for domain, shades in SHADES.items()}
-"""One colour for each kind of cause."""
 REMAINDER_COLOURS: dict[str, str] = {"healthy": "#37872D", "insufficient_data": "#808080"}
 PHASE_COLOURS: dict[str, str] = {
     "data_wait": "#2A69BE",

@@ -984,8 +984,6 @@ FAMILIES: dict[str, Family] = {
 }
 """Every family by name, in the order of the exposition."""
 
-OPTIONAL_SIGNALS: tuple[Family, ...] = tuple(family for family in GPU_FAMILIES if family.optional)
-
 
 def family(name: str) -> Family:
     """Look up a family by its full name.

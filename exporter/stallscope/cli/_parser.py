@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         usage: str,
         description: str,
         examples: Mapping[str, str],
-        notes: str = "",
+        notes: str,
     ) -> None:
         """Set the texts of the help; flags are added as with argparse.
 
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
             prog=f"stallscope {command}",
             usage=usage,
             description=description,
-            epilog=(f"{notes}\n\n" if notes else "") + f"examples:\n{shown}",
+            epilog=f"{notes}\n\nexamples:\n{shown}",
             formatter_class=HelpFormatter,
             allow_abbrev=False,
         )

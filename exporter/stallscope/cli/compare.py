@@ -61,11 +61,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        0 if the runs were compared, 1 if that failed, 2 for an invalid command line.
-    """
+    """Run the command; return the exit status that `parser` describes."""
     reader = parser()
     parsed = reader.parse_args(arguments)
     if parsed.baseline is not None and parsed.baseline not in parsed.runs:

@@ -64,11 +64,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        0 if all files were written, 1 if that failed, 2 for an invalid command line.
-    """
+    """Run the command; return the exit status that `parser` describes."""
     reader = parser()
     parsed = reader.parse_args(arguments)
     if not parsed.run:

@@ -145,11 +145,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        0 if the report was written, 1 if that failed, 2 for an invalid command line.
-    """
+    """Run the command; return the exit status that `parser` describes."""
     parsed = _parse(parser(), arguments)
     # Hide matplotlib's warning that its cache folder is not writable.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)

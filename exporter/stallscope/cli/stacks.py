@@ -106,11 +106,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        0 if stacks are shown, 1 if an exporter refused or no rank has a stack, 2 for an invalid command line.
-    """
+    """Run the command; return the exit status that `parser` describes."""
     made = parser()
     parsed = made.parse_args(arguments)
     if (parsed.run is None) == (parsed.pid is None):

@@ -36,11 +36,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.
-    """
+    """Run the command; return the exit status that `parser` describes."""
     return _step_requests.send("stop", parser().parse_args(arguments), {}, _summary)
 
 

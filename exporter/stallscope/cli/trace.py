@@ -40,11 +40,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.
-    """
+    """Run the command; return the exit status that `parser` describes."""
     parsed = parser().parse_args(arguments)
     return _step_requests.send("trace", parsed, {"steps": parsed.steps, "ranks": parsed.rank}, _summary)
 

@@ -24,15 +24,6 @@ Rejection = Literal[
     "sentinel", "not_a_number", "out_of_range", "zero_timestamp", "future_timestamp", "backwards", "malformed_text"
 ]
 """Reason why a value of the driver was rejected."""
-REJECTIONS: tuple[Rejection, ...] = (
-    "sentinel",
-    "not_a_number",
-    "out_of_range",
-    "zero_timestamp",
-    "future_timestamp",
-    "backwards",
-    "malformed_text",
-)
 
 
 class DriverError(Exception):

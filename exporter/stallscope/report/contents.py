@@ -50,8 +50,6 @@ def build(
     server: Server,
     options: Options | None = None,
     progress: Progress = lambda _what: None,
-    *,
-    now: Callable[[], float] = time.time,
 ) -> Document:
     """Build a report.
 
@@ -60,7 +58,6 @@ def build(
         server: the server to query; heavy queries may take it a minute.
         options: prices, number of rows and other choices.
         progress: called with the name of each part before its query.
-        now: the clock that dates the report.
 
     Raises:
         PrometheusError: lost time can't be queried, or the server is gone.
@@ -114,7 +111,7 @@ def build(
     return Document(
         title=subject.title,
         subtitle=_subtitle(queries, lost),
-        made_at=now(),
+        made_at=time.time(),
         start=subject.start,
         end=subject.end,
         sections=tuple(sections),

@@ -8,7 +8,7 @@ Rules record the GPUs of each owner; this module sums them over time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -84,7 +84,6 @@ def build(
     *,
     compare_to: float | None = None,
     rows: int | None = 50,
-    now: Callable[[], float] = time.time,
 ) -> Document:
     """Build the report.
 
@@ -95,7 +94,6 @@ def build(
         options: prices and time zone.
         compare_to: seconds by which the period to compare with is earlier; None for no comparison.
         rows: maximum number of owners in the table, the largest first; None for all.
-        now: the clock that dates the report.
 
     Raises:
         PrometheusError: the server gave no valid response.
@@ -127,7 +125,7 @@ def build(
     return Document(
         title=f"GPU time by {grouping.by}",
         subtitle=f"data from {server.name}",
-        made_at=now(),
+        made_at=time.time(),
         start=period.start,
         end=period.end,
         sections=(

@@ -31,13 +31,10 @@ _MAX_POINTS_ALL_SERIES = 288
 _RANGE_POINTS = 300
 
 
-class Server(Protocol):
-    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
+class Server(over_time.Server, Protocol):
+    """A server to report on; `stallscope.clients.prometheus.Prometheus` is one."""
 
     name: str
-
-    def query(self, expression: str, at: float | None = None) -> list[Series]:
-        """Evaluate an expression at one time."""
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
         """Evaluate an expression over a range."""

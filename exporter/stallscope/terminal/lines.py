@@ -109,8 +109,9 @@ def wrapped(text: str, width: int, role: str = "", indent: str = "") -> list[Lin
     return [(Span(piece.replace("\u00a0%", " %"), role),) for piece in pieces]
 
 
-def flow(items: Iterable[Line], width: int, indent: str = "", gap: str = "   ") -> list[Line]:
+def flow(items: Iterable[Line], width: int, indent: str = "") -> list[Line]:
     """Place items next to each other, on as many lines as needed."""
+    gap = "   "
     lines: list[Line] = []
     now: Line = (Span(indent),)
     taken = len(indent)
@@ -184,9 +185,9 @@ def usage(used: float, total: float) -> str:
     return f"{part:>{whole.index(' ')}}/{whole}"
 
 
-def or_dash(text: str | None, role: str = "") -> Line:
+def or_dash(text: str | None) -> Line:
     """Return a value, or a dash for an unknown value, which must not look like zero."""
-    return (_DASH,) if text is None else (Span(text, role),)
+    return (_DASH,) if text is None else (Span(text),)
 
 
 def phase_bar(shares: Sequence[PhaseShare], width: int) -> tuple[Line, str]:

@@ -115,9 +115,8 @@ class Counters(NamedTuple):
 class Observer:
     """Builds nodes from the pages of one exporter. Use it in one thread at a time."""
 
-    def __init__(self, *, mark_seconds: float = MARK_SECONDS) -> None:
+    def __init__(self) -> None:
         """Start without a page."""
-        self._mark_seconds = mark_seconds
         self._newest: tuple[Page, Node] | None = None
         self._marks: list[tuple[float, Page]] = []
 
@@ -127,10 +126,10 @@ class Observer:
             return self._newest[1]  # the exporter renews a large page less often than it is read
         if self._marks and _restarted(self._marks[-1][1], page):
             self._marks, self._newest = [], None
-        older = self._marks[0][1] if self._marks and at - self._marks[0][0] >= self._mark_seconds * _TOLERANCE else None
+        older = self._marks[0][1] if self._marks and at - self._marks[0][0] >= MARK_SECONDS * _TOLERANCE else None
         previous = self._newest[0] if self._newest else None
         node = node_of(page, previous, older or previous, counters_of(older) if older is not None else {})
-        if not self._marks or at - self._marks[-1][0] >= self._mark_seconds * _TOLERANCE:
+        if not self._marks or at - self._marks[-1][0] >= MARK_SECONDS * _TOLERANCE:
             self._marks = [*self._marks[-1:], (at, page)]
         self._newest = page, node
         return node

@@ -230,7 +230,7 @@ def culprit_of(labels: Mapping[str, str]) -> Culprit:
     return Culprit(*(labels.get(name, "") for name in Culprit._fields))
 
 
-def code_line_of(labels: Mapping[str, str], share: float, workers: int = 0) -> CodeLine:
+def code_line_of(labels: Mapping[str, str], share: float, workers: int) -> CodeLine:
     """Read a line of code from the labels of a series of `run:code:ratio2m`.
 
     Args:
