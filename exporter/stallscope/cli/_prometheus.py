@@ -1,11 +1,13 @@
-"""The flags `--prometheus.…`, shared by the commands, and the client made from them."""
+"""The flags `--prometheus.…`, shared by the commands, the client made from them, and its errors."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from stallscope.cli import _client_certificate
+from stallscope.cli import _client_certificate, _times
 from stallscope.cli._durations import duration
 from stallscope.cli._parser import Parser
 from stallscope.clients.address import LOCAL, LOCAL_STACK, VARIABLE, default_url
@@ -66,12 +68,26 @@ def client(parsed: argparse.Namespace) -> Prometheus:
     )
 
 
-def reason(problem: Exception) -> str:
-    """Return the error in one line. If the server is unreachable, add how to name another one."""
+class CommandFailed(Exception):
+    """The command failed; the message is one line."""
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Raise `CommandFailed` if the block can't read a run. If the server is unreachable, add how to name another one.
+
+    Raises:
+        ModuleNotFoundError: the HTTP library is not installed.
+    """
+    from stallscope.analysis.runs import RunError
     from stallscope.clients.prometheus import PrometheusError
 
-    another = isinstance(problem, PrometheusError) and problem.unreachable
-    return f"{problem}; name another server with --prometheus.url or {VARIABLE}" if another else str(problem)
+    try:
+        yield
+    except (RunError, PrometheusError, _times.EmptySpanError) as problem:
+        another = isinstance(problem, PrometheusError) and problem.unreachable
+        hint = f"; name another server with --prometheus.url or {VARIABLE}" if another else ""
+        raise CommandFailed(f"{problem}{hint}") from None
 
 
 def address(text: str) -> str:

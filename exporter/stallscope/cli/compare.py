@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 _SINCE = "7d"
 
 
-class _RefusedError(Exception):
-    """The comparison failed; the message is one line."""
-
-
 def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
@@ -77,8 +73,8 @@ def main(arguments: Sequence[str]) -> int:
         return missing("compare", error, "analysis")
     try:
         comparison = _compare(server, parsed)
-    except _RefusedError as refused:
-        print(f"stallscope compare: {refused}", file=sys.stderr)
+    except _prometheus.CommandFailed as failed:
+        print(f"stallscope compare: {failed}", file=sys.stderr)
         return 1
     finally:
         server.close()
@@ -95,10 +91,9 @@ def _compare(server: Prometheus, parsed: Any) -> Comparison:
     from stallscope.analysis.comparison import compare
     from stallscope.analysis.over_time import require_rules
     from stallscope.analysis.run_figures import LEAST_SECONDS, read_figures, with_distinct_names
-    from stallscope.analysis.runs import RunError, find_run
-    from stallscope.clients.prometheus import PrometheusError
+    from stallscope.analysis.runs import find_run
 
-    try:
+    with _prometheus.one_line_errors():
         start, end = _times.span(parsed, server.now())
         texts: dict[tuple[str, str, str], str] = {}
         figures = []
@@ -107,17 +102,15 @@ def _compare(server: Prometheus, parsed: Any) -> Comparison:
                 run = find_run(server, text, start, end, cluster=parsed.cluster, namespace=parsed.namespace)
                 same = texts.setdefault((run.cluster, run.namespace, run.name), text)
                 if same != text:
-                    raise _RefusedError(f"{same!r} and {text!r} are the same run; name another")
+                    raise _prometheus.CommandFailed(f"{same!r} and {text!r} are the same run; name another")
                 figures.append(read_figures(server, run))
                 require_rules(server, server.name, start, end)
                 if figures[-1].young:
-                    raise _RefusedError(
+                    raise _prometheus.CommandFailed(
                         f"{text!r} is too short: it has {figures[-1].seconds / 60:.1f} min of recorded steps; compare "
                         f"runs of at least {LEAST_SECONDS / 60:.0f} min, because the rules average over five"
                     )
                 advance()
-    except (RunError, PrometheusError, _times.EmptySpanError) as problem:
-        raise _RefusedError(_prometheus.reason(problem)) from None
     runs = with_distinct_names(figures)
     comparison = compare(runs, None if parsed.baseline is None else runs[parsed.runs.index(parsed.baseline)])
     return replace(comparison, notes=(*comparison.notes, *server.take_notes()))

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from stallscope.analysis.export import Export
 
 
-class _FailedError(Exception):
-    """No file was written; the message is one line."""
-
-
 def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
@@ -73,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         reader.error(f"--out: {parsed.out} is a file; name a directory")
     try:
         written = _write(parsed)
-    except _FailedError as failed:
+    except _prometheus.CommandFailed as failed:
         print(f"stallscope frames: {failed}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
@@ -88,21 +84,18 @@ def main(arguments: Sequence[str]) -> int:
 def _write(parsed: Any) -> Export:
     from stallscope.analysis.data_frames import pieces
     from stallscope.analysis.export import export
-    from stallscope.analysis.runs import RunError, find_run
-    from stallscope.clients.prometheus import PrometheusError
+    from stallscope.analysis.runs import find_run
     from stallscope.common.whole_files import reason
 
     try:
-        with closing(_prometheus.client(parsed)) as server:
+        with closing(_prometheus.client(parsed)) as server, _prometheus.one_line_errors():
             start, end = _times.span(parsed, server.now())
             run = find_run(server, parsed.run, start, end, cluster=parsed.cluster, namespace=parsed.namespace)
             with progress(f"Reading {readable(run.name)}", total=1.0) as advance:
                 read = pieces(run, prometheus=server, start=start, end=end, step=parsed.step, advance=advance)
                 return export(read, parsed.out, parsed.format)
-    except (RunError, PrometheusError, _times.EmptySpanError) as problem:
-        raise _FailedError(_prometheus.reason(problem)) from None
     except OSError as problem:
-        raise _FailedError(reason(problem, parsed.out)) from None
+        raise _prometheus.CommandFailed(reason(problem, parsed.out)) from None
 
 
 def _text(written: Export) -> str:

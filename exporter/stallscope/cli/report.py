@@ -19,6 +19,7 @@ from stallscope.cli._durations import duration
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser, nearest
 from stallscope.cli._progress import progress
+from stallscope.cli._prometheus import CommandFailed, one_line_errors
 from stallscope.common.formatting import readable
 from stallscope.common.whole_files import reason, whole_file
 from stallscope.report.formats import SUFFIXES, format_of, load, written
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from stallscope.analysis.runs import Run
     from stallscope.clients.prometheus import Prometheus
     from stallscope.report.document import Document
+    from stallscope.report.options import Options
     from stallscope.report.subject import Subject
 
 _SINCE_OF_A_RUN, _SINCE_OF_OWNERS, _SINCE = "30d", "7d", "24h"
@@ -42,10 +44,6 @@ _TEAM_LABEL = f"{_TEAM_SERIES}:label_team"
 _OWNERS = 50
 """Maximum number of owners in a table for people."""
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]*")
-
-
-class _RefusedError(Exception):
-    """The report failed; the message is one line."""
 
 
 def parser() -> Parser:
@@ -156,8 +154,8 @@ def main(arguments: Sequence[str]) -> int:
         return missing("report", error, "analysis")
     try:
         document = _write(server, parsed) if parsed.watch is None else _watch(server, parsed)
-    except _RefusedError as refused:
-        print(f"stallscope report: {refused}", file=sys.stderr)
+    except CommandFailed as failed:
+        print(f"stallscope report: {failed}", file=sys.stderr)
         return 1
     finally:
         server.close()
@@ -217,11 +215,11 @@ def _watch(server: Prometheus, parsed: Any) -> Document:
         began = monotonic()
         try:
             document = _write(server, parsed)
-        except _RefusedError as refused:
+        except CommandFailed as failed:
             if last is None:
                 raise
             kept = datetime.fromtimestamp(last.made_at).astimezone().strftime("%H:%M:%S")
-            print(f"stallscope report: {refused}; keeping the report of {kept}, will retry", file=sys.stderr)
+            print(f"stallscope report: {failed}; keeping the report of {kept}, will retry", file=sys.stderr)
         else:
             if not document.live:
                 return document
@@ -235,87 +233,71 @@ def _write(server: Prometheus, parsed: Any) -> Document:
     """Build the report and write it.
 
     Raises:
-        _RefusedError: the report cannot be built or written.
+        CommandFailed: the report cannot be built or written.
     """
-    from stallscope.analysis.over_time import require_rules
-    from stallscope.analysis.runs import RunError
-    from stallscope.clients.prometheus import PrometheusError
-    from stallscope.report.contents import PARTS, build
     from stallscope.report.options import Options
 
-    if parsed.by is not None:
-        return _write_owners(server, parsed)
-    server.take_warnings()  # drop those of the previous report
-    try:
-        with progress("Querying Prometheus", total=PARTS + 2) as advance:
-            now = server.now()
-            start, end = _times.span(parsed, now)
-            subject = _subject(server, parsed, start, end)
-            require_rules(server, server.name, start, end)
-            if end < now:  # a run that was active then may have ended since
-                subject = replace(subject, live=False)
-            against = _run(server, parsed, parsed.against, start, end) if parsed.against else None
-            if against is not None and subject.run is not None and _is_same(against, subject.run):
-                raise _RefusedError(f"--against: {parsed.against!r} is the run itself; name another")
-            options = Options(
-                gpu_hour_price=parsed.price_per_gpu_hour,
-                kilowatt_hour_price=parsed.price_per_kilowatt_hour,
-                currency=parsed.currency,
-                zone=parsed.timezone,
-                against=against,
-            )
-            advance()
-            document = build(subject, server, options, lambda _what: advance())
-    except (RunError, PrometheusError, _times.EmptySpanError) as problem:
-        raise _RefusedError(_prometheus.reason(problem)) from None
-    for part in document.incomplete:
-        print(f"stallscope report: incomplete: {part}", file=sys.stderr)
-    refresh = parsed.watch if document.live else None
-    _put(parsed.out, written(document, parsed.format, refresh_seconds=refresh))
-    if parsed.notebook is not None:
-        from stallscope.report import notebook
-
-        _put(parsed.notebook, notebook.written(subject, server.name, options))
-    return document
-
-
-def _write_owners(server: Prometheus, parsed: Any) -> Document:
-    """Build the report by owner and write it.
-
-    Raises:
-        _RefusedError: the report cannot be built or written.
-    """
-    from stallscope.analysis.over_time import require_rules
-    from stallscope.analysis.runs import RunError
-    from stallscope.clients.prometheus import PrometheusError
-    from stallscope.report import owners
-    from stallscope.report.options import Options
-
-    server.take_warnings()
-    label, series = parsed.team_label
     options = Options(
         gpu_hour_price=parsed.price_per_gpu_hour,
         kilowatt_hour_price=parsed.price_per_kilowatt_hour,
         currency=parsed.currency,
         zone=parsed.timezone,
     )
-    try:
-        period = owners.Period(*_times.span(parsed, server.now()))
-        require_rules(server, server.name, period.start, period.end)
-        document = owners.build(
-            server,
-            period,
-            owners.Grouping(parsed.by, label, series, parsed.cluster),
-            options,
-            compare_to=parsed.compare_to,
-            rows=None if parsed.format in ("csv", "json") else _OWNERS,
-        )
-    except (RunError, PrometheusError, _times.EmptySpanError) as problem:
-        raise _RefusedError(_prometheus.reason(problem)) from None
+    notebook: bytes | None = None
+    server.take_warnings()  # drop those of the previous report
+    with one_line_errors():
+        if parsed.by is None:
+            document, notebook = _of_subject(server, parsed, options)
+        else:
+            document = _of_owners(server, parsed, options)
     for part in document.incomplete:
         print(f"stallscope report: incomplete: {part}", file=sys.stderr)
-    _put(parsed.out, written(document, parsed.format))
+    refresh = parsed.watch if document.live else None
+    _put(parsed.out, written(document, parsed.format, refresh_seconds=refresh))
+    if notebook is not None:
+        _put(parsed.notebook, notebook)
     return document
+
+
+def _of_subject(server: Prometheus, parsed: Any, options: Options) -> tuple[Document, bytes | None]:
+    """Return the report on a run or on GPUs, and the notebook if one is requested."""
+    from stallscope.analysis.over_time import require_rules
+    from stallscope.report import notebook
+    from stallscope.report.contents import PARTS, build
+
+    with progress("Querying Prometheus", total=PARTS + 2) as advance:
+        now = server.now()
+        start, end = _times.span(parsed, now)
+        subject = _subject(server, parsed, start, end)
+        require_rules(server, server.name, start, end)
+        if end < now:  # a run that was active then may have ended since
+            subject = replace(subject, live=False)
+        if parsed.against:
+            against = _run(server, parsed, parsed.against, start, end)
+            if subject.run is not None and _is_same(against, subject.run):
+                raise CommandFailed(f"--against: {parsed.against!r} is the run itself; name another")
+            options = replace(options, against=against)
+        advance()
+        document = build(subject, server, options, lambda _what: advance())
+    return document, notebook.written(subject, server.name, options) if parsed.notebook is not None else None
+
+
+def _of_owners(server: Prometheus, parsed: Any, options: Options) -> Document:
+    """Return the report by owner."""
+    from stallscope.analysis.over_time import require_rules
+    from stallscope.report import owners
+
+    label, series = parsed.team_label
+    period = owners.Period(*_times.span(parsed, server.now()))
+    require_rules(server, server.name, period.start, period.end)
+    return owners.build(
+        server,
+        period,
+        owners.Grouping(parsed.by, label, series, parsed.cluster),
+        options,
+        compare_to=parsed.compare_to,
+        rows=None if parsed.format in ("csv", "json") else _OWNERS,
+    )
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -326,7 +308,7 @@ def _put(path: Path, content: bytes) -> None:
         with whole_file(path) as file:
             file.write(content)
     except OSError as error:
-        raise _RefusedError(reason(error, path)) from None
+        raise CommandFailed(reason(error, path)) from None
 
 
 def _subject(server: Prometheus, parsed: Any, start: float, end: float) -> Subject:
@@ -357,7 +339,7 @@ def _nodes(server: Prometheus, parsed: Any, start: float, end: float) -> Subject
     known = server.label_values("instance", f"stallscope_build_info{{{its_own}}}", start, end)
     if not known:
         where = "" if parsed.cluster is None else f" of cluster {parsed.cluster!r}"
-        raise _RefusedError(f"the server scraped no Stallscope exporter{where} in this time range")
+        raise CommandFailed(f"the server scraped no Stallscope exporter{where} in this time range")
     instances = [_instance(name, known) for name in dict.fromkeys(parsed.instance)]
     if parsed.cluster is None:
         seen = f"last_over_time(stallscope_build_info{{instance=~{any_of(instances)}}}[{end - start:.0f}s])"
@@ -367,7 +349,7 @@ def _nodes(server: Prometheus, parsed: Any, start: float, end: float) -> Subject
         for instance, several in sorted(clusters.items()):
             if len(several) > 1:
                 names = ", ".join(readable(name) or '""' for name in sorted(several))
-                raise _RefusedError(f"several clusters have a node {instance}; choose one with --cluster: {names}")
+                raise CommandFailed(f"several clusters have a node {instance}; choose one with --cluster: {names}")
     return of_nodes(instances, start, end, parsed.cluster)
 
 
@@ -375,20 +357,20 @@ def _instance(name: str, known: Sequence[str]) -> str:
     """Return the instance label of a node's exporter.
 
     Raises:
-        _RefusedError: no exporter or several exporters match.
+        CommandFailed: no exporter or several exporters match.
     """
     found = [each for each in known if name in (each, each.rpartition(":")[0])]
     if len(found) == 1:
         return found[0]
     if found:
-        raise _RefusedError(f"several exporters match {name!r}; choose from {', '.join(found)}")
+        raise CommandFailed(f"several exporters match {name!r}; choose from {', '.join(found)}")
     hosts = [each.rpartition(":")[0] for each in known]
     hint = (
         nearest(name, known)
         or nearest(name, hosts)
         or f"; known instances: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
     )
-    raise _RefusedError(f"no exporter has instance {name!r} in this time range{hint}")
+    raise CommandFailed(f"no exporter has instance {name!r} in this time range{hint}")
 
 
 def _zone(text: str) -> str:
