@@ -90,6 +90,12 @@ def alerts(queries: Queries, found: Ranks | None) -> Alerts:
         queries: queries for the subject.
         found: the run's ranks; None if the subject is not a run.
     """
+
+    def values(function: str, expression: str) -> dict[frozenset[tuple[str, str]], float]:
+        """Return the values of an `_over_time` function by labels."""
+        found = queries.instant(queries.over_time(function, expression))
+        return {_key(each.labels): each.value for each in found}
+
     firing = f"max by ({_LABELS}) ({_selected(queries)})"
     resolution = f"{queries.resolution:.0f}s"
     own = found.uuids if found is not None else frozenset()
@@ -100,16 +106,9 @@ def alerts(queries: Queries, found: Ranks | None) -> Alerts:
         if not own or each.labels.get("run") or each.labels.get("uuid", "") in own | {""}
     }
     # Times at which it fires and did not fire one resolution earlier.
-    begins = {
-        _key(each.labels): each.value
-        for each in queries.instant(
-            queries.over_time(
-                "count_over_time", f"{firing} unless max by ({_LABELS}) ({_selected(queries, resolution)})"
-            )
-        )
-    }
-    first = {_key(each.labels): each.value for each in queries.instant(_moment_of(queries, "min_over_time", firing))}
-    last = {_key(each.labels): each.value for each in queries.instant(_moment_of(queries, "max_over_time", firing))}
+    begins = values("count_over_time", f"{firing} unless max by ({_LABELS}) ({_selected(queries, resolution)})")
+    first = values("min_over_time", f"time() * ({firing})")
+    last = values("max_over_time", f"time() * ({firing})")
     losses = _gpu_losses(queries, [series.labels for series in seconds.values() if series.labels.get("gpu")])
     fired = [
         FiredAlert(
@@ -217,10 +216,6 @@ def _selected(queries: Queries, before: str = "") -> str:
         f'(ALERTS{{alertstate="firing", cause!="", run="", {subject.node_matchers}}}{offset}'
         f" and on (cluster, instance) {nodes})"
     )
-
-
-def _moment_of(queries: Queries, function: str, firing: str) -> str:
-    return queries.over_time(function, f"time() * ({firing})")
 
 
 def _key(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:

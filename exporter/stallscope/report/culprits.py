@@ -78,6 +78,11 @@ def code_lines(queries: Queries) -> dict[str, CodeLine]:
     }
 
 
+def run_of(labels: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return the cluster, namespace and name of a series' run."""
+    return labels.get("cluster", ""), labels.get("namespace", ""), labels.get("run", "")
+
+
 def culprits_of_runs(queries: Queries, runs: str) -> Mapping[tuple[str, str, str], str]:
     """Return the phrase of the culprit that was named longest, by cluster, namespace and run.
 
@@ -90,7 +95,7 @@ def culprits_of_runs(queries: Queries, runs: str) -> Mapping[tuple[str, str, str
     longest: dict[tuple[str, str, str], tuple[float, str]] = {}
     for each in queries.instant(f"sum by ({by}) ({count})"):
         labels = each.labels
-        run = labels.get("cluster", ""), labels.get("namespace", ""), labels.get("run", "")
+        run = run_of(labels)
         candidate = each.value, phrase_of(culprit_of(labels))
         longest[run] = max(longest.get(run, candidate), candidate)
     return {run: phrase for run, (_, phrase) in longest.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stallscope.catalogue.causes import CAUSES, MISSING, Domain
@@ -63,7 +64,7 @@ def _rules(queries: Queries, fired: Alerts | None) -> list[Block]:
         ("subjects", f"{queries.subject.gpus} or count(gpu:up:max)"),
         ("totals", "cluster:gpus_known:count"),
     ):
-        if queries.value(f"count({queries.over_time('last_over_time', record, resolution=queries.step)})") is None:
+        if not _is_recorded(queries, record):
             absent.append(f"{file}.yml")
     if absent:
         blocks.append(
@@ -84,12 +85,7 @@ def _rules(queries: Queries, fired: Alerts | None) -> list[Block]:
                     "was down, or the rules were not yet loaded. That time has no verdicts.",
                 )
             )
-        if (
-            queries.value(
-                f"count({queries.over_time('last_over_time', queries.subject.gpus, resolution=queries.step)})"
-            )
-            is None
-        ):
+        if not _is_recorded(queries, queries.subject.gpus):
             blocks.append(
                 Notice(
                     "warning",
@@ -100,6 +96,12 @@ def _rules(queries: Queries, fired: Alerts | None) -> list[Block]:
     if fired is not None and not fired.rules_loaded:
         blocks.append(Notice("warning", "The alert rules are not loaded: StallscopeWatchdog never fired."))
     return blocks
+
+
+def _is_recorded(queries: Queries, expression: str) -> bool:
+    return (
+        queries.value(f"count({queries.over_time('last_over_time', expression, resolution=queries.step)})") is not None
+    )
 
 
 def _signals(queries: Queries, found: Ranks | None) -> list[Block]:
@@ -162,9 +164,7 @@ def _gpu_signals(queries: Queries) -> list[Block]:
                 (Column("Collector"), Column("Node"), Column("Failed", "share", "of the time")),
                 tuple(rows[: queries.options.rows]),
                 title="Failed collectors of exporters",
-                note=f"{len(rows) - queries.options.rows} more are omitted."
-                if len(rows) > queries.options.rows
-                else "",
+                note=_omitted(queries, rows, "more are"),
             )
         )
     return blocks
@@ -197,13 +197,15 @@ def _scrapes(queries: Queries) -> list[Block]:
             title="Gaps in scrapes",
             note="Events in a gap are unknown. Counters bridge gaps unless the exporter restarts: sums are right, but "
             "their rate over the gap is a mean."
-            + (
-                f" {len(rows) - queries.options.rows} more nodes are omitted."
-                if len(rows) > queries.options.rows
-                else ""
-            ),
+            + (f" {omitted}" if (omitted := _omitted(queries, rows, "more nodes are")) else ""),
         )
     ]
+
+
+def _omitted(queries: Queries, rows: Sequence[object], words: str) -> str:
+    """Return the number of rows that a table has no room for; empty if it shows all."""
+    left = len(rows) - queries.options.rows
+    return f"{left} {words} omitted." if left > 0 else ""
 
 
 def _clocks(queries: Queries) -> list[Block]:

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from stallscope.clients.expressions import quoted
-from stallscope.report.document import (
-    Areas,
-    Block,
-    Column,
-    Figure,
-    Notice,
-    Series,
-    Table,
-    Value,
-)
+from stallscope.report.document import Areas, Block, Column, Figure, Notice, Series, Table, Value
 from stallscope.report.queries import Queries
 from stallscope.report.ranks import Ranks
 from stallscope.report.words import percent, title_of

@@ -32,27 +32,9 @@ from stallscope.report.axes import (
     time_axis,
 )
 from stallscope.report.colours import FURTHER, colour_of
-from stallscope.report.document import (
-    Areas,
-    Bars,
-    HeatMap,
-    Histogram,
-    Lines,
-    Plot,
-    Series,
-    States,
-)
+from stallscope.report.document import Areas, Bars, HeatMap, Histogram, Lines, Plot, Series, States
 from stallscope.report.svg import CARD, INK, SOFT, inline_svg
-from stallscope.report.thinning import (
-    Matrix,
-    bucketed,
-    extremes,
-    intervals,
-    mean_of,
-    merged,
-    prevailing,
-    spacing,
-)
+from stallscope.report.thinning import Matrix, bucketed, extremes, intervals, mean_of, merged, prevailing, spacing
 from stallscope.report.words import Words, plain, title_of, unit_of
 
 _MOST_BUCKETS = 240

@@ -12,7 +12,7 @@ from stallscope.catalogue.metrics import GONE_STATES
 from stallscope.clients.expressions import any_of, quoted
 from stallscope.common.formatting import duration
 from stallscope.report.affected import listed
-from stallscope.report.culprits import Blamed, culprits_of_runs
+from stallscope.report.culprits import Blamed, culprits_of_runs, run_of
 from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
 from stallscope.report.lost_time import LostTime
 from stallscope.report.queries import TRAINING_TIME, Queries
@@ -303,20 +303,20 @@ def _runs(queries: Queries) -> list[Block]:
     if not number:
         return [Paragraph("No run was live in this time.")]
     rows: list[tuple[Value, ...]] = []
-    by_run = {_run_of(each.labels): each.value for each in queries.instant(hours)}
+    by_run = {run_of(each.labels): each.value for each in queries.instant(hours)}
     costliest = sorted(queries.instant(f"topk({queries.options.rows}, {lost})"), key=lambda each: -each.value)
     among = any_of([each.labels.get("run", "") for each in costliest])
     verdicts: dict[tuple[str, str, str], tuple[float, str]] = {}
     if costliest:
         count = f"count_over_time(run:verdict:ratio5m{{run=~{among}}}[{queries.window}])"
         for each in queries.instant(f"max by ({RUN_LABELS}, cause) ({count})"):
-            run, candidate = _run_of(each.labels), (each.value, each.labels.get("cause", ""))
+            run, candidate = run_of(each.labels), (each.value, each.labels.get("cause", ""))
             verdicts[run] = max(verdicts.get(run, candidate), candidate)
     blamed = culprits_of_runs(queries, f"run=~{among}") if costliest else {}
     claimed = queries.instant(f"last_over_time(run:gpus:count{{run=~{among}}}[{queries.window}])") if costliest else []
-    with_gpus = {_run_of(each.labels) for each in claimed}
+    with_gpus = {run_of(each.labels) for each in claimed}
     for each in costliest:
-        run = _run_of(each.labels)
+        run = run_of(each.labels)
         total = by_run.get(run)
         verdict = verdicts[run][1] if run in verdicts else None
         share = each.value / total if total else None
@@ -344,7 +344,3 @@ def _runs(queries: Queries) -> list[Block]:
             key="runs",
         )
     ]
-
-
-def _run_of(labels: Mapping[str, str]) -> tuple[str, str, str]:
-    return labels.get("cluster", ""), labels.get("namespace", ""), labels.get("run", "")

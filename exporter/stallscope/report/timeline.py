@@ -6,17 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from stallscope.clients.expressions import any_of
 from stallscope.common.formatting import duration
-from stallscope.report.document import (
-    Block,
-    Column,
-    Figure,
-    Mark,
-    Notice,
-    Span,
-    States,
-    Table,
-    Value,
-)
+from stallscope.report.document import Block, Column, Figure, Mark, Notice, Span, States, Table, Value
 from stallscope.report.lost_time import LostTime
 from stallscope.report.queries import Queries, RangeResult
 from stallscope.report.ranks import Ranks

@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from stallscope.clients.expressions import any_of
-from stallscope.report.document import (
-    Block,
-    Column,
-    Figure,
-    HeatMap,
-    Notice,
-    Table,
-    Value,
-)
+from stallscope.report.document import Block, Column, Figure, HeatMap, Notice, Table, Value
 from stallscope.report.queries import Queries
 from stallscope.report.ranks import Ranks, numerically
 from stallscope.report.subject import GPU_LABELS
