@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 
 
 @contextmanager
-def reported(size: Size) -> Iterator[str]:
+def serving(size: Size) -> Iterator[str]:
     """Return the address of a server with such a run until now."""
     command = [sys.executable, "-m", "tests.benchmarks.formula_prometheus", f"{size.gpus}x{size.hours:g}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -61,7 +61,7 @@ def reported(size: Size) -> Iterator[str]:
 
 def measure(size: Size = MONTH) -> Iterator[Reading]:
     """Read a run into memory, to files, and the last day of it at every scrape."""
-    with reported(size) as url, tempfile.TemporaryDirectory() as folder:
+    with serving(size) as url, tempfile.TemporaryDirectory() as folder:
         start = dt.datetime.now(dt.timezone.utc).timestamp() - (size.hours + 1) * 3600
         command = [sys.executable, "-m", "stallscope", "frames", "--run", RUN, "--prometheus.url", url]
         command += ["--out", folder, "--json"]

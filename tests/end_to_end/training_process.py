@@ -48,38 +48,38 @@ def main() -> None:
     os.killpg(0, signal.SIGKILL)  # the parent has ended, and its children must not outlive it
 
 
-def train(reported: Training) -> None:
+def train(training: Training) -> None:
     """Train until a signal ends the process."""
     torch.set_num_threads(1)
-    torch.manual_seed(reported.rank)
+    torch.manual_seed(training.rank)
     model: torch.nn.Module = torch.nn.Sequential(
-        torch.nn.Linear(FEATURES, FEATURES), Gpu(reported), torch.nn.Linear(FEATURES, 1)
+        torch.nn.Linear(FEATURES, FEATURES), Gpu(training), torch.nn.Linear(FEATURES, 1)
     )
     loader = DataLoader(
-        Samples(reported),
+        Samples(training),
         batch_size=None,
-        num_workers=reported.workers,
-        multiprocessing_context="fork" if reported.workers else None,
+        num_workers=training.workers,
+        multiprocessing_context="fork" if training.workers else None,
     )
-    if reported.world_size > 1:
+    if training.world_size > 1:
         torch.distributed.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{reported.master_port}",
-            rank=reported.rank,
-            world_size=reported.world_size,
+            init_method=f"tcp://127.0.0.1:{training.master_port}",
+            rank=training.rank,
+            world_size=training.world_size,
         )
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    if reported.processors:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: reported.processors])
-    if reported.cgroup:
-        (Path(reported.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
+    if training.processors:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: training.processors])
+    if training.cgroup:
+        (Path(training.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
     run = stallscope.Run(
-        reported.run,
-        rank=reported.rank,
-        local_rank=reported.rank,
-        world_size=reported.world_size,
-        gpus=[] if reported.gpu is None else [{"gpu": str(reported.gpu), "uuid": ""}],
+        training.run,
+        rank=training.rank,
+        local_rank=training.rank,
+        world_size=training.world_size,
+        gpus=[] if training.gpu is None else [{"gpu": str(training.gpu), "uuid": ""}],
     )
     pytorch.watch(model, optimizer, loader, run=run)
     for step, batch in enumerate(loader, 1):
@@ -88,36 +88,36 @@ def train(reported: Training) -> None:
         optimizer.step()
         optimizer.zero_grad()
         run.report(loss=loss.item())
-        if reported.blocks_every and step % reported.blocks_every == 0:
-            with run.phase("checkpoint") if reported.names_phase else nullcontext():
+        if training.blocks_every and step % training.blocks_every == 0:
+            with run.phase("checkpoint") if training.names_phase else nullcontext():
                 torch.save(model.state_dict(), io.BytesIO())
-                time.sleep(reported.blocks)
+                time.sleep(training.blocks)
 
 
 class Samples(IterableDataset[torch.Tensor]):
     """Batches without end, each through a transform of the configured duration."""
 
-    def __init__(self, reported: Training) -> None:
-        self._told = reported
+    def __init__(self, training: Training) -> None:
+        self._training = training
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         number = 0
         while True:
             number += 1
             batch = torch.randn(BATCH, FEATURES)
-            if not self._told.trigger or Path(self._told.trigger).exists():
+            if not self._training.trigger or Path(self._training.trigger).exists():
                 self._transform(batch, number)
             yield batch
 
     def _transform(self, batch: torch.Tensor, number: int) -> None:
-        reported = self._told
-        if reported.waits:
-            time.sleep(reported.waits)
-        if reported.burns:
-            burn(reported.burns)
-        if reported.reads:
-            read(reported.file, reported.reads)
-        if reported.poisoned_after and number > reported.poisoned_after:
+        training = self._training
+        if training.waits:
+            time.sleep(training.waits)
+        if training.burns:
+            burn(training.burns)
+        if training.reads:
+            read(training.file, training.reads)
+        if training.poisoned_after and number > training.poisoned_after:
             batch[0, 0] = float("nan")
 
 
@@ -132,9 +132,9 @@ def burn(seconds: float) -> None:
 class Gpu(torch.nn.Module):
     """A layer that waits as long as a GPU would take for the model, forward and backward."""
 
-    def __init__(self, reported: Training) -> None:
+    def __init__(self, training: Training) -> None:
         super().__init__()
-        self._forward, self._backward = reported.forward, reported.backward
+        self._forward, self._backward = training.forward, training.backward
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         time.sleep(self._forward)

@@ -30,7 +30,7 @@ def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket
         yield listener
 
 
-def shown(exporter: socket.socket) -> list[Report]:
+def received(exporter: socket.socket) -> list[Report]:
     reports = []
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -54,7 +54,7 @@ LOOP = "import stallscope\nfor batch in stallscope.track(range(5), 'job'):\n    
 def test_a_program_that_ends_has_finished(exporter: socket.socket) -> None:
     done = play(LOOP)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    last = shown(exporter)[-1]
+    last = received(exporter)[-1]
     assert (last.run, last.state, last.gauges["step"]) == ("job", "finished", 5)
 
 
@@ -101,15 +101,15 @@ def test_a_program_that_ends_by_an_exception_or_a_status_has_failed(end: str, ex
     """How it ends for its user is tested in `tests/cli/test_endings.py`."""
     script, state = ENDS[end]
     play(script)
-    assert shown(exporter)[-1].state == state
+    assert received(exporter)[-1].state == state
 
 
 def test_what_ended_a_program_is_told_by_its_type(exporter: socket.socket) -> None:
     play(LOOP + "class OutOfMemoryError(RuntimeError):\n    pass\nraise OutOfMemoryError")
-    last = shown(exporter)[-1]
+    last = received(exporter)[-1]
     assert (last.state, last.failure, last.counters["out_of_memory"]) == ("failed", "OutOfMemoryError", 1)
     play(LOOP + "import sys\nsys.exit('no more')")
-    last = shown(exporter)[-1]
+    last = received(exporter)[-1]
     assert (last.state, last.failure) == ("failed", "")
 
 
@@ -124,7 +124,7 @@ def test_a_child_of_multiprocessing_tells_what_ended_it(exporter: socket.socket)
         child.start()
         child.join()
     """)
-    last = shown(exporter)[-1]
+    last = received(exporter)[-1]
     assert last.state == "failed"
     # From Python 3.13 on, only its status is left by then.
     assert last.failure == ("LookupError" if sys.version_info < (3, 13) else "")
@@ -133,7 +133,7 @@ def test_a_child_of_multiprocessing_tells_what_ended_it(exporter: socket.socket)
 def test_a_killed_program_says_no_last_word(exporter: socket.socket) -> None:
     done = play(LOOP + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL
-    assert shown(exporter)[-1].state in ("starting", "running")
+    assert received(exporter)[-1].state in ("starting", "running")
 
 
 def test_a_run_in_a_child_of_multiprocessing_ends_with_it(exporter: socket.socket) -> None:
@@ -152,13 +152,13 @@ def test_a_run_in_a_child_of_multiprocessing_ends_with_it(exporter: socket.socke
             child.join()
     """
     play(script)
-    last = {report.rank: report.state for report in shown(exporter)}
+    last = {report.rank: report.state for report in received(exporter)}
     assert last == {0: "finished", 1: "failed"}
 
 
 def test_a_forked_child_is_silent_and_the_parent_goes_on(exporter: socket.socket) -> None:
     run = stallscope.Run("job", interval=0.0)
-    before = len(shown(exporter))
+    before = len(received(exporter))
     assert before == 1
     child = os.fork()
     if child == 0:
@@ -171,15 +171,15 @@ def test_a_forked_child_is_silent_and_the_parent_goes_on(exporter: socket.socket
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert shown(exporter) == []
+    assert received(exporter) == []
     run.step()
     run.finish()
-    assert {report.pid for report in shown(exporter)} == {os.getpid()}
+    assert {report.pid for report in received(exporter)} == {os.getpid()}
 
 
 def test_a_run_begun_in_a_forked_child_speaks_for_itself(exporter: socket.socket) -> None:
     parent = stallscope.Run("parent")
-    shown(exporter)
+    received(exporter)
     child = os.fork()
     if child == 0:
         try:
@@ -187,13 +187,13 @@ def test_a_run_begun_in_a_forked_child_speaks_for_itself(exporter: socket.socket
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    assert {(report.run, report.pid) for report in shown(exporter)} == {("child", child)}
+    assert {(report.run, report.pid) for report in received(exporter)} == {("child", child)}
     parent.finish()
 
 
 def test_a_forked_worker_that_tracks_under_its_parent_s_name_is_silent(exporter: socket.socket) -> None:
     parent = stallscope.Run("job")
-    shown(exporter)
+    received(exporter)
     child = os.fork()
     if child == 0:
         try:
@@ -203,7 +203,7 @@ def test_a_forked_worker_that_tracks_under_its_parent_s_name_is_silent(exporter:
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    assert shown(exporter) == []
+    assert received(exporter) == []
     parent.finish()
 
 
@@ -221,7 +221,7 @@ def test_a_daemon_of_multiprocessing_is_a_worker_and_any_other_a_rank(
         child.start()
         child.join()
     """)
-    assert (len({report.session for report in shown(exporter)}) == 2) is speaks
+    assert (len({report.session for report in received(exporter)}) == 2) is speaks
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -240,7 +240,7 @@ def test_a_worker_that_imports_the_program_is_silent(method: str, exporter: sock
         """)
     )
     subprocess.run([sys.executable, script], timeout=120, check=True)
-    reports = shown(exporter)
+    reports = received(exporter)
     assert len({report.session for report in reports}) == 1
     assert reports[-1].gauges["step"] == 3
 
@@ -252,7 +252,7 @@ def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporte
     for _ in range(3):
         newest = stallscope.Run("job")
     assert held_open() == before
-    reports = shown(exporter)
+    reports = received(exporter)
     assert [report.state for report in reports] == ["starting"] + ["finished", "starting"] * 3
     starts = [report.start for report in reports if report.state == "starting"]
     assert starts == sorted(set(starts))
@@ -291,4 +291,4 @@ def test_without_an_exporter_a_program_runs_quietly(tmp_path: Path, monkeypatch:
 def test_disabled_a_program_tells_nothing(exporter: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STALLSCOPE_DISABLE", "1")
     assert play(LOOP).returncode == 0
-    assert shown(exporter) == []
+    assert received(exporter) == []

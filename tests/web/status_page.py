@@ -191,10 +191,10 @@ class ScriptedVerdicts(VerdictWatch):
 
     def __init__(self, verdicts: Verdicts) -> None:
         self.verdicts = verdicts
-        self.asked: list[tuple[list[Any], list[str]]] = []
+        self.queried: list[tuple[list[Any], list[str]]] = []
 
     def look(self, runs: Iterable[Any], gpus: Iterable[str]) -> Verdicts:
-        self.asked.append((list(runs), list(gpus)))
+        self.queried.append((list(runs), list(gpus)))
         return self.verdicts
 
 

@@ -193,4 +193,4 @@ def test_what_its_run_suffers_from_is_told_of_a_gpu_without_advice_that_is_not_m
 def test_gpus_are_asked_for_by_uuid() -> None:
     reported = verdicts()
     cards(samples=(*gpu(0, **BUSY), *gpu(1, up=0, lost_info="gpu_lost")), verdicts=reported)
-    assert [sorted(gpus) for _runs, gpus in reported.asked] == [["GPU-0", "GPU-1"]]
+    assert [sorted(gpus) for _runs, gpus in reported.queried] == [["GPU-0", "GPU-1"]]

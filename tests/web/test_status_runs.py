@@ -200,38 +200,38 @@ def judged(
 
 
 def test_the_verdict_tells_cause_cost_and_remedy() -> None:
-    sent = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, 0.5)})
-    article = run(held(info={"namespace": "research"}), verdicts=sent)
+    watch = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, 0.5)})
+    article = run(held(info={"namespace": "research"}), verdicts=watch)
     assert article.one(class_="verdict").text == (
         "Verdict: Waiting for data: disk. It costs 42 % of the GPU time, all causes together 50 %. "
         "Read from local NVMe or memory, in larger sequential shards."
     )
-    assert [asked for asked, _gpus in sent.asked] == [[NAMESPACED]]
+    assert [queried for queried, _gpus in watch.queried] == [[NAMESPACED]]
 
 
 def test_names_of_a_culprit_are_text_and_nothing_else() -> None:
-    sent = judged(runs={NAMESPACED: Verdict("straggler_hw", 0.21, None, Culprit("<b>", "<i>", "<u>", "<s>", "<a>"))})
-    article = run(held(info={"namespace": "research"}), verdicts=sent)
+    watch = judged(runs={NAMESPACED: Verdict("straggler_hw", 0.21, None, Culprit("<b>", "<i>", "<u>", "<s>", "<a>"))})
+    article = run(held(info={"namespace": "research"}), verdicts=watch)
     assert "Rank <b>, GPU <u> MIG <s> of <i>: <a>. Drain or replace" in article.one(class_="verdict").text
 
 
 def test_a_line_of_code_is_text_between_the_cost_and_the_remedy() -> None:
     line = CodeLine("data_wait", "<b>/augment.py:41", "<i>", 0.62, 4)
-    sent = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, line=line)})
-    article = run(held(info={"namespace": "research"}), verdicts=sent)
+    watch = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, line=line)})
+    article = run(held(info={"namespace": "research"}), verdicts=watch)
     sentence = "62 % of the wait is in <b>/augment.py:41 <i>, with 4 loader workers. Read"
     assert sentence in article.one(class_="verdict").text
 
 
 def test_a_run_without_a_gpu_loses_its_own_time() -> None:
-    sent = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42)})
-    article = run(held(info={"namespace": "research"}, gpus=[]), verdicts=sent)
+    watch = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42)})
+    article = run(held(info={"namespace": "research"}, gpus=[]), verdicts=watch)
     assert "It costs 42 % of its time. Read" in article.text
 
 
 def test_the_verdict_of_another_namespace_is_not_shown() -> None:
-    sent = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42)})
-    assert "Waiting for data" not in run(held(), verdicts=sent).text
+    watch = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42)})
+    assert "Waiting for data" not in run(held(), verdicts=watch).text
 
 
 def test_a_run_that_prometheus_does_not_know_is_told_so_while_it_lives() -> None:
@@ -242,8 +242,8 @@ def test_a_run_that_prometheus_does_not_know_is_told_so_while_it_lives() -> None
 
 
 def test_a_name_that_several_runs_have_gets_no_verdict_of_either() -> None:
-    sent = judged(ambiguous=frozenset({NAMESPACED}))
-    article = run(held(info={"namespace": "research"}), verdicts=sent)
+    watch = judged(ambiguous=frozenset({NAMESPACED}))
+    article = run(held(info={"namespace": "research"}), verdicts=watch)
     assert "Verdict: unknown. Prometheus has several runs of this name" in article.text
 
 
@@ -257,8 +257,8 @@ def test_a_name_that_several_runs_have_gets_no_verdict_of_either() -> None:
     ],
 )
 def test_verdicts_without_a_row_in_the_table_are_told_as_they_are(cause: str, words: str) -> None:
-    sent = judged(runs={RunName("resnet50", ""): Verdict(cause, 0.0)})
-    assert words in run(held(), verdicts=sent).text
+    watch = judged(runs={RunName("resnet50", ""): Verdict(cause, 0.0)})
+    assert words in run(held(), verdicts=watch).text
 
 
 def test_where_verdicts_come_from_is_told_with_their_age() -> None:
@@ -268,10 +268,10 @@ def test_where_verdicts_come_from_is_told_with_their_age() -> None:
 
 
 def test_a_prometheus_that_does_not_answer_is_told_with_the_age_of_what_is_shown() -> None:
-    sent = judged(
+    watch = judged(
         runs={RunName("resnet50", ""): Verdict("input_disk_bound", 0.42)}, age=95.0, problem="no answer within 5 s"
     )
-    page = shown(held=(held(),), verdicts=sent)
+    page = shown(held=(held(),), verdicts=watch)
     assert "Verdicts can't be had. no answer within 5 s. The verdicts shown are from 1 min 35 s ago." in page.text
     assert "Verdict: Waiting for data: disk." in page.text
     page = shown(verdicts=judged(age=None, problem="no answer within 5 s"))

@@ -18,7 +18,7 @@ LOSSES: Mapping[str, str] = {
     "mig_reconfigured": "The instance was taken apart.",
     "suspended": "The kernel put it to sleep.",
 }
-"""Remedy for reasons that are not listed here."""
+"""Meaning and remedy by reason; `explained` has a text for all other reasons."""
 
 
 def explained(reason: str) -> str:

@@ -262,7 +262,6 @@ def _write(server: Prometheus, parsed: Any) -> Document:
 def _of_subject(server: Prometheus, parsed: Any, options: Options) -> tuple[Document, bytes | None]:
     """Return the report on a run or on GPUs, and the notebook if one is requested."""
     from stallscope.analysis.over_time import require_rules
-    from stallscope.report import notebook
     from stallscope.report.contents import PARTS, build
 
     with progress("Querying Prometheus", total=PARTS + 2) as advance:
@@ -279,7 +278,11 @@ def _of_subject(server: Prometheus, parsed: Any, options: Options) -> tuple[Docu
             options = replace(options, against=against)
         advance()
         document = build(subject, server, options, lambda _what: advance())
-    return document, notebook.written(subject, server.name, options) if parsed.notebook is not None else None
+    if parsed.notebook is None:
+        return document, None
+    from stallscope.report import notebook
+
+    return document, notebook.written(subject, server.name, options)
 
 
 def _of_owners(server: Prometheus, parsed: Any, options: Options) -> Document:

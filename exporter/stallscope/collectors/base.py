@@ -60,7 +60,7 @@ class Environment:
 
 
 class Collector(ABC):
-    """Return one part of the machine as samples. `read` runs on the collector's own thread and may block."""
+    """Reads one part of the machine as samples. `read` runs on the collector's own thread and may block."""
 
     name: ClassVar[str]
     """The word in `--collector.<name>` and in `stallscope_exporter_source_up{source}`."""

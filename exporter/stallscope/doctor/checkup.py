@@ -84,7 +84,7 @@ class Subject:
     arrival_timeout: float = 8.0
     """Seconds until a test report is counted; the interval of pages is five seconds with dozens of ranks."""
     page_interval: float = 1.2
-    """Seconds between two pages, or more: a page may be made between a report's arrival and its rejection."""
+    """Seconds to wait for the next page: a page may be made between a report's arrival and its rejection."""
     certificate: ClientCertificate | None = None
     """Client certificate for both servers."""
 

@@ -97,7 +97,7 @@ def document_of(data: bytes) -> dict[str, Any]:
 
 
 def _unix_time(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _HIGHEST:
+    if type(value) not in (int, float) or not 0 < value < _HIGHEST:
         raise ValueError(f"{name} is not a Unix time")
     return float(value)
 

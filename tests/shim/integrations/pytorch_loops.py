@@ -174,7 +174,7 @@ class Watched(Parts):
         for batch in self.loader:
             self.train(batch)
 
-    def shown(self) -> LastReport:
+    def last_report(self) -> LastReport:
         return LastReport(self._run, self._desk)
 
 
@@ -187,13 +187,13 @@ def test_each_phase_has_its_time(run: stallscope.Run, desk: Desk, parts: Parts) 
     pytorch.watch(parts.model, parts.optimizer, parts.loader, run=run)
     for batch in parts.loader:
         parts.train(batch)
-    shown = LastReport(run, desk)
-    assert shown.steps == 4
-    assert shown["data_wait"] == pytest.approx(8 * FETCH)
-    assert shown["forward"] == pytest.approx(4 * FORWARD)
-    assert shown["backward"] == pytest.approx(4 * BACKWARD)
-    assert shown["optimizer"] == pytest.approx(4 * OPTIMIZER)
-    assert shown.step_seconds == pytest.approx(4 * STEP)
+    last = LastReport(run, desk)
+    assert last.steps == 4
+    assert last["data_wait"] == pytest.approx(8 * FETCH)
+    assert last["forward"] == pytest.approx(4 * FORWARD)
+    assert last["backward"] == pytest.approx(4 * BACKWARD)
+    assert last["optimizer"] == pytest.approx(4 * OPTIMIZER)
+    assert last.step_seconds == pytest.approx(4 * STEP)
 
 
 @pytest.mark.parametrize("is_named", [True, False])
@@ -204,9 +204,9 @@ def test_a_loader_is_described_whether_it_is_named_or_found(
     for _ in range(2):
         for batch in parts.loader:
             parts.train(batch)
-    shown = LastReport(run, desk)
-    assert (shown.gauges["dataloader_workers"], shown.gauges["batch_size"], shown.gauges["epoch"]) == (0, 2, 1)
-    assert shown.counters["samples"] == 16
+    last = LastReport(run, desk)
+    assert (last.gauges["dataloader_workers"], last.gauges["batch_size"], last.gauges["epoch"]) == (0, 2, 1)
+    assert last.counters["samples"] == 16
 
 
 def test_phases_sum_to_the_time_of_the_run(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
@@ -217,9 +217,9 @@ def test_phases_sum_to_the_time_of_the_run(run: stallscope.Run, desk: Desk, part
         clock.advance(0.0625)
     parts.model.eval()
     parts.evaluate()
-    shown = LastReport(run, desk)
-    assert sum(phase.seconds for phase in shown.report.phases.values()) == pytest.approx(clock.monotonic())
-    assert shown["initialization"] == pytest.approx(30)
+    last = LastReport(run, desk)
+    assert sum(phase.seconds for phase in last.report.phases.values()) == pytest.approx(clock.monotonic())
+    assert last["initialization"] == pytest.approx(30)
 
 
 def test_every_module_with_parameters_that_a_step_calls_is_forward(
@@ -234,9 +234,9 @@ def test_every_module_with_parameters_that_a_step_calls_is_forward(
             targets = teacher(inputs)
         loss(parts.model(inputs), targets).backward()
         parts.optimizer.step()
-    shown = LastReport(run, desk)
-    assert shown.phase("forward").occurrences == 8  # from the first step on
-    assert (shown["forward"], shown["evaluation"]) == (pytest.approx(8 * FORWARD), 0)
+    last = LastReport(run, desk)
+    assert last.phase("forward").occurrences == 8  # from the first step on
+    assert (last["forward"], last["evaluation"]) == (pytest.approx(8 * FORWARD), 0)
 
 
 def test_only_the_outermost_model_is_timed(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
@@ -263,10 +263,10 @@ def test_the_wait_for_real_workers_is_told(run: stallscope.Run, desk: Desk) -> N
             model(inputs).sum().backward()
             optimizer.step()
             asked = time.monotonic()
-    shown = LastReport(run, desk)
-    assert shown.steps == 8
-    assert shown["data_wait"] > 0.5 * waited
-    assert (shown.gauges["dataloader_workers"], shown.gauges["epoch"]) == (1, 1)
+    last = LastReport(run, desk)
+    assert last.steps == 8
+    assert last["data_wait"] > 0.5 * waited
+    assert (last.gauges["dataloader_workers"], last.gauges["epoch"]) == (1, 1)
 
 
 class Slow(Dataset[Any]):
@@ -281,16 +281,16 @@ class Slow(Dataset[Any]):
 def test_a_stream_is_waited_for_as_well(watched: Watched, clock: ScriptedClock) -> None:
     for batch in DataLoader(Stream(Samples(clock)), batch_size=2):
         watched.train(batch)
-    shown = watched.shown()
-    assert (shown.steps, shown["data_wait"]) == (4, pytest.approx(8 * FETCH))
+    last = watched.last_report()
+    assert (last.steps, last["data_wait"]) == (4, pytest.approx(8 * FETCH))
 
 
 def test_a_batch_asked_for_by_hand_is_waited_for(watched: Watched) -> None:
     batches = iter(watched.loader)
     for _ in range(3):
         watched.train(next(batches))
-    shown = watched.shown()
-    assert (shown.steps, shown["data_wait"]) == (3, pytest.approx(6 * FETCH))
+    last = watched.last_report()
+    assert (last.steps, last["data_wait"]) == (3, pytest.approx(6 * FETCH))
 
 
 @pytest.mark.parametrize("way", ["no gradients", "inference", "evaluation mode"])
@@ -305,13 +305,13 @@ def test_a_pass_for_evaluation_is_in_no_step(way: str, watched: Watched) -> None
             else:
                 with torch.no_grad() if way == "no gradients" else torch.inference_mode():
                     watched.evaluate()
-    shown = watched.shown()
-    assert shown.steps == 4
-    assert shown["evaluation"] == pytest.approx(8 * FETCH + 4 * FORWARD)
-    assert shown["data_wait"] == pytest.approx(8 * FETCH)
-    assert shown["forward"] == pytest.approx(4 * FORWARD)
-    assert shown.step_seconds == pytest.approx(4 * STEP)
-    assert shown.gauges["epoch"] == 0
+    last = watched.last_report()
+    assert last.steps == 4
+    assert last["evaluation"] == pytest.approx(8 * FETCH + 4 * FORWARD)
+    assert last["data_wait"] == pytest.approx(8 * FETCH)
+    assert last["forward"] == pytest.approx(4 * FORWARD)
+    assert last.step_seconds == pytest.approx(4 * STEP)
+    assert last.gauges["epoch"] == 0
 
 
 def test_a_step_is_over_when_an_evaluation_begins(watched: Watched) -> None:
@@ -321,8 +321,8 @@ def test_a_step_is_over_when_an_evaluation_begins(watched: Watched) -> None:
             break
     with torch.no_grad():
         watched.evaluate()
-    shown = watched.shown()
-    assert (shown.steps, shown.step_seconds) == (3, pytest.approx(3 * STEP))
+    last = watched.last_report()
+    assert (last.steps, last.step_seconds) == (3, pytest.approx(3 * STEP))
 
 
 def test_an_evaluation_left_early_is_over(watched: Watched, clock: ScriptedClock) -> None:
@@ -330,9 +330,9 @@ def test_an_evaluation_left_early_is_over(watched: Watched, clock: ScriptedClock
     with torch.no_grad():
         watched.evaluate(batches=2)
     clock.advance(5)
-    shown = watched.shown()
-    assert shown["evaluation"] == pytest.approx(4 * FETCH + 2 * FORWARD)
-    assert shown["other"] == pytest.approx(5)
+    last = watched.last_report()
+    assert last["evaluation"] == pytest.approx(4 * FETCH + 2 * FORWARD)
+    assert last["other"] == pytest.approx(5)
 
 
 def test_an_evaluation_whose_iterator_lives_on_ends_with_training(watched: Watched) -> None:
@@ -340,8 +340,8 @@ def test_an_evaluation_whose_iterator_lives_on_ends_with_training(watched: Watch
         kept = iter(watched.loader)
         next(kept)
     watched.train_epoch()
-    shown = watched.shown()
-    assert (shown["evaluation"], shown.steps) == (pytest.approx(2 * FETCH), 4)
+    last = watched.last_report()
+    assert (last["evaluation"], last.steps) == (pytest.approx(2 * FETCH), 4)
 
 
 def test_where_the_training_loader_is_told_any_other_evaluates(
@@ -357,17 +357,17 @@ def test_where_the_training_loader_is_told_any_other_evaluates(
 def test_loaders_trained_from_in_turns_make_one_step(watched: Watched, clock: ScriptedClock) -> None:
     for batch, _ in zip(watched.loader, DataLoader(Samples(clock), batch_size=2), strict=True):
         watched.train(batch)
-    shown = watched.shown()
-    assert (shown.steps, shown["data_wait"]) == (4, pytest.approx(16 * FETCH))
+    last = watched.last_report()
+    assert (last.steps, last["data_wait"]) == (4, pytest.approx(16 * FETCH))
 
 
 def test_accumulated_batches_make_one_step(watched: Watched) -> None:
     for number, batch in enumerate(watched.loader, start=1):
         watched.train(batch, step=number % 2 == 0)
-    shown = watched.shown()
-    assert (shown.steps, shown["backward"]) == (2, pytest.approx(4 * BACKWARD))
-    assert shown.step_seconds == pytest.approx(4 * (STEP - OPTIMIZER) + 2 * OPTIMIZER)
-    assert shown.counters["samples"] == 8
+    last = watched.last_report()
+    assert (last.steps, last["backward"]) == (2, pytest.approx(4 * BACKWARD))
+    assert last.step_seconds == pytest.approx(4 * (STEP - OPTIMIZER) + 2 * OPTIMIZER)
+    assert last.counters["samples"] == 8
 
 
 @pytest.mark.parametrize("optimizers_stepping", [1, 2])
@@ -383,7 +383,7 @@ def test_a_loader_that_fetches_ahead_loses_no_step(
             watched.train(batches.pop(0))
             if optimizers_stepping == 2:
                 second.step()
-    assert watched.shown().steps == 8
+    assert watched.last_report().steps == 8
 
 
 def test_a_loop_that_is_left_early_loses_no_step(
@@ -418,31 +418,31 @@ def test_several_optimizers_make_one_step(run: stallscope.Run, desk: Desk, parts
         parts.train(batch)
         other(batch[0]).sum().backward()
         second.step()
-    shown = LastReport(run, desk)
-    assert (shown.steps, shown.phase("optimizer").occurrences) == (4, 8)
+    last = LastReport(run, desk)
+    assert (last.steps, last.phase("optimizer").occurrences) == (4, 8)
 
 
 def test_several_steps_with_one_batch_all_count(watched: Watched) -> None:
     for batch in watched.loader:
         for _ in range(3):
             watched.train(batch)
-    assert watched.shown().steps == 12
+    assert watched.last_report().steps == 12
 
 
 def test_an_optimizer_that_steps_in_parts_makes_one_step(watched: Watched) -> None:
     for batch in watched.loader:
         watched.train(batch)
         watched.optimizer.step()  # with no gradients computed in between
-    assert watched.shown().steps == 4
+    assert watched.last_report().steps == 4
 
 
 def test_without_a_loader_the_optimizer_ends_a_step(watched: Watched, clock: ScriptedClock) -> None:
     for _ in range(3):
         clock.advance(2)
         watched.train((torch.ones(2, 4), torch.zeros(2, 2)))
-    shown = watched.shown()
-    assert shown.steps == 3
-    assert shown["data_wait"] == 0
+    last = watched.last_report()
+    assert last.steps == 3
+    assert last["data_wait"] == 0
 
 
 def test_a_closure_is_part_of_the_optimizer_but_for_its_passes(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
@@ -457,10 +457,10 @@ def test_a_closure_is_part_of_the_optimizer_but_for_its_passes(run: stallscope.R
             return loss
 
         optimizer.step(closure)
-    shown = LastReport(run, desk)
-    assert (shown.steps, shown["optimizer"]) == (4, 0)
-    assert shown["backward"] == shown.phase("backward").occurrences * BACKWARD
-    assert shown.phase("backward").occurrences >= 8
+    last = LastReport(run, desk)
+    assert (last.steps, last["optimizer"]) == (4, 0)
+    assert last["backward"] == last.phase("backward").occurrences * BACKWARD
+    assert last.phase("backward").occurrences >= 8
 
 
 def test_only_the_optimizer_that_was_told_counts(
@@ -471,24 +471,24 @@ def test_only_the_optimizer_that_was_told_counts(
     for _ in range(3):
         parts.train((torch.ones(2, 4), torch.zeros(2, 2)))
         other.step()
-    shown = LastReport(run, desk)
-    assert (shown.steps, shown.phase("optimizer").occurrences) == (3, 3)
+    last = LastReport(run, desk)
+    assert (last.steps, last.phase("optimizer").occurrences) == (3, 3)
 
 
 def test_a_loop_that_marks_its_steps_itself_is_believed(run: stallscope.Run, watched: Watched) -> None:
     for batch in watched.loader:
         watched.train(batch)
         run.step()
-    assert watched.shown().steps == 4
+    assert watched.last_report().steps == 4
 
 
 def test_a_tracked_loader_is_counted_once(run: stallscope.Run, watched: Watched) -> None:
     for batch in stallscope.track(watched.loader, run=run):
         watched.train(batch)
-    shown = watched.shown()
-    assert (shown.steps, shown["data_wait"]) == (4, pytest.approx(8 * FETCH))
-    assert shown.phase("data_wait").occurrences == 5
-    assert shown["forward"] == pytest.approx(4 * FORWARD)
+    last = watched.last_report()
+    assert (last.steps, last["data_wait"]) == (4, pytest.approx(8 * FETCH))
+    assert last.phase("data_wait").occurrences == 5
+    assert last["forward"] == pytest.approx(4 * FORWARD)
 
 
 def test_a_trainer_that_claimed_the_run_marks_its_steps(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
@@ -496,25 +496,25 @@ def test_a_trainer_that_claimed_the_run_marks_its_steps(run: stallscope.Run, des
     pytorch.watch(parts.model, run=run)
     for batch in parts.loader:
         parts.train(batch)
-    shown = LastReport(run, desk)
-    assert (shown.steps, shown["data_wait"]) == (0, 0)
-    assert shown["backward"] == pytest.approx(4 * BACKWARD)
-    assert "samples" not in shown.counters
+    last = LastReport(run, desk)
+    assert (last.steps, last["data_wait"]) == (0, 0)
+    assert last["backward"] == pytest.approx(4 * BACKWARD)
+    assert "samples" not in last.counters
 
 
 def test_samples_told_by_the_user_are_not_counted_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
     pytorch.watch(parts.model, run=run, samples_per_step=5, tokens_per_step=7)
     for batch in parts.loader:
         parts.train(batch)
-    shown = LastReport(run, desk)
-    assert (shown.counters["samples"], shown.counters["tokens"]) == (20, 28)
+    last = LastReport(run, desk)
+    assert (last.counters["samples"], last.counters["tokens"]) == (20, 28)
 
 
 def test_samples_that_the_run_was_told_of_are_not_counted_twice(desk: Desk, clock: ScriptedClock) -> None:
     watched = Watched(stallscope.Run("job", samples_per_step=5, clock=clock, sender=desk), desk, clock)
     watched.train_epoch()
-    shown = watched.shown()
-    assert (shown.counters["samples"], shown.gauges["batch_size"]) == (20, 5)
+    last = watched.last_report()
+    assert (last.counters["samples"], last.gauges["batch_size"]) == (20, 5)
 
 
 def test_watching_again_counts_nothing_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
@@ -524,9 +524,9 @@ def test_watching_again_counts_nothing_twice(run: stallscope.Run, desk: Desk, pa
     torch.compile(torch.sin, backend="eager")(torch.ones(1))
     for batch in parts.loader:
         parts.train(batch)
-    shown = LastReport(run, desk)
-    assert (shown.steps, shown.counters["samples"], shown.counters["recompilations"]) == (4, 8, 1)
-    assert shown["forward"] == pytest.approx(4 * FORWARD)
+    last = LastReport(run, desk)
+    assert (last.steps, last.counters["samples"], last.counters["recompilations"]) == (4, 8, 1)
+    assert last["forward"] == pytest.approx(4 * FORWARD)
 
 
 def test_operations_follow_from_parameters_and_tokens(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
@@ -543,9 +543,9 @@ def test_operations_are_counted_on_one_step_where_that_is_asked_for(
     for _ in range(2):
         for batch in parts.loader:
             parts.train(batch)
-    shown = LastReport(run, desk)
+    last = LastReport(run, desk)
     # Forward and the weights' gradient are 2 x 2 x 4 x 2 each; three steps are left once the fifth has been counted.
-    assert shown.counters["flops"] == 3 * 2 * 32
+    assert last.counters["flops"] == 3 * 2 * 32
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
@@ -557,8 +557,8 @@ def test_a_step_that_the_scaler_skips_is_none_and_is_counted(watched: Watched) -
         scaler.step(watched.optimizer)
         scaler.update()
         watched.optimizer.zero_grad()
-    shown = watched.shown()
-    assert (shown.steps, shown.values["amp_skipped_steps"]) == (3, 1)
+    last = watched.last_report()
+    assert (last.steps, last.values["amp_skipped_steps"]) == (3, 1)
 
 
 def test_a_scaler_that_is_off_tells_nothing(watched: Watched) -> None:
@@ -566,19 +566,19 @@ def test_a_scaler_that_is_off_tells_nothing(watched: Watched) -> None:
     for inputs, targets in watched.loader:
         scaler.scale(torch.nn.functional.mse_loss(watched.model(inputs), targets)).backward()
         scaler.step(watched.optimizer)
-    shown = watched.shown()
-    assert (shown.steps, "amp_skipped_steps" in shown.values) == (4, False)
+    last = watched.last_report()
+    assert (last.steps, "amp_skipped_steps" in last.values) == (4, False)
 
 
-@pytest.mark.parametrize(("dtype", "automatic", "shown"), [("float32", "", "fp32"), ("float32", "bfloat16", "bf16")])
+@pytest.mark.parametrize(("dtype", "automatic", "last"), [("float32", "", "fp32"), ("float32", "bfloat16", "bf16")])
 def test_the_precision_is_seen(
-    dtype: str, automatic: str, shown: str, run: stallscope.Run, desk: Desk, parts: Parts
+    dtype: str, automatic: str, last: str, run: stallscope.Run, desk: Desk, parts: Parts
 ) -> None:
     parts.model.to(getattr(torch, dtype))
     pytorch.watch(parts.model, run=run)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bool(automatic)):
         parts.model(torch.ones(2, 4))
-    assert LastReport(run, desk).report.precision == (shown,)
+    assert LastReport(run, desk).report.precision == (last,)
 
 
 class TwoLayers(torch.nn.Module):
@@ -612,9 +612,9 @@ def test_a_compiled_model_is_timed_and_its_graph_whole(
     for inputs, _ in DataLoader(Samples(clock), batch_size=2):
         model(inputs).sum().backward()
         optimizer.step()
-    shown = LastReport(run, desk)
-    assert shown.phase("forward").occurrences == 4
-    assert shown.counters["recompilations"] == 1
+    last = LastReport(run, desk)
+    assert last.phase("forward").occurrences == 4
+    assert last.counters["recompilations"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
@@ -775,7 +775,7 @@ def test_a_whole_model_is_loaded_with_weights_only(run: stallscope.Run, tmp_path
 def test_a_copied_model_is_another(watched: Watched) -> None:
     average = copy.deepcopy(watched.model)
     average(torch.ones(1, 4))
-    assert "forward" not in watched.shown().report.phases
+    assert "forward" not in watched.last_report().report.phases
     assert watched.model.state_dict().keys() == average.state_dict().keys() == {"layer.weight", "layer.bias"}
 
 
@@ -812,9 +812,9 @@ def test_unwatched_pytorch_is_as_it_was(run: stallscope.Run, parts: Parts) -> No
 
 def test_a_run_that_ended_leaves_the_loop_alone(run: stallscope.Run, desk: Desk, watched: Watched) -> None:
     run.finish()
-    shown = len(desk.reports)
+    last = len(desk.reports)
     watched.train_epoch()
-    assert len(desk.reports) == shown
+    assert len(desk.reports) == last
 
 
 def test_a_model_of_the_wrong_kind_is_refused_in_words(run: stallscope.Run) -> None:
@@ -856,9 +856,9 @@ def test_other_threads_are_not_the_loop(watched: Watched) -> None:
             watched.model(inputs).sum().backward()
 
     in_a_thread(compute)
-    shown = watched.shown()
-    assert (shown.steps, shown.phase("forward").occurrences, shown.phase("backward").occurrences) == (4, 4, 4)
-    assert shown.values["prefetch_seconds"] == pytest.approx(8 * FETCH)
+    last = watched.last_report()
+    assert (last.steps, last.phase("forward").occurrences, last.phase("backward").occurrences) == (4, 4, 4)
+    assert last.values["prefetch_seconds"] == pytest.approx(8 * FETCH)
 
 
 def test_the_loop_belongs_to_the_thread_that_computes_gradients(watched: Watched) -> None:
@@ -871,7 +871,7 @@ def test_the_loop_belongs_to_the_thread_that_computes_gradients(watched: Watched
             watched.train(batch)
 
     in_a_thread(train)
-    assert watched.shown().steps == 4
+    assert watched.last_report().steps == 4
 
 
 class Broken(Dataset[Any]):
@@ -886,7 +886,7 @@ def test_a_loaders_error_is_the_programs(watched: Watched) -> None:
     with pytest.raises(KeyError, match="no such sample"):
         list(DataLoader(Broken()))
     watched.train_epoch()
-    assert watched.shown()["data_wait"] == pytest.approx(8 * FETCH)
+    assert watched.last_report()["data_wait"] == pytest.approx(8 * FETCH)
 
 
 def test_a_forward_pass_that_raises_is_over(watched: Watched, clock: ScriptedClock) -> None:
@@ -895,8 +895,8 @@ def test_a_forward_pass_that_raises_is_over(watched: Watched, clock: ScriptedClo
             watched.model(torch.ones(2, 3))
         watched.train(batch)
         clock.advance(1)
-    shown = watched.shown()
-    assert (shown["forward"], shown["other"]) == (pytest.approx(8 * FORWARD), pytest.approx(4))
+    last = watched.last_report()
+    assert (last["forward"], last["other"]) == (pytest.approx(8 * FORWARD), pytest.approx(4))
 
 
 def test_an_optimizer_that_raises_is_left_with_the_next_batch(
@@ -911,9 +911,9 @@ def test_an_optimizer_that_raises_is_left_with_the_next_batch(
             watched.optimizer.param_groups[0]["lr"] = 0.01
         else:
             watched.train(batch)
-    shown = watched.shown()
-    assert (shown.steps, shown["optimizer"]) == (3, pytest.approx(4 * OPTIMIZER))
-    assert shown["data_wait"] == pytest.approx(8 * FETCH)
+    last = watched.last_report()
+    assert (last.steps, last["optimizer"]) == (3, pytest.approx(4 * OPTIMIZER))
+    assert last["data_wait"] == pytest.approx(8 * FETCH)
 
 
 def test_talking_to_other_ranks_is_communication(watched: Watched, tmp_path: Path) -> None:
@@ -930,9 +930,9 @@ def test_talking_to_other_ranks_is_communication(watched: Watched, tmp_path: Pat
         assert 0.0 < ReducerClock().read(model) < 60.0
     finally:
         torch.distributed.destroy_process_group()
-    shown = watched.shown()
-    assert shown.phase("communication").occurrences == 4 * 3
-    assert shown.steps == 4
+    last = watched.last_report()
+    assert last.phase("communication").occurrences == 4 * 3
+    assert last.steps == 4
 
 
 # Batches that no loader draws, on the real clock of the profiling hook's calls and the scripted clock of phases
@@ -947,10 +947,10 @@ def test_a_batch_that_a_function_draws_is_waited_for(watched: Watched) -> None:
     for _ in range(4):
         watched.train(drawn(watched))
         watched.clock.advance(0.0625)  # the loop's own
-    shown = watched.shown()
-    assert shown.steps == 4
-    assert shown["data_wait"] == pytest.approx(3 * 2 * FETCH)  # the first one is initialization
-    assert shown["other"] == pytest.approx(4 * 0.0625)
+    last = watched.last_report()
+    assert last.steps == 4
+    assert last["data_wait"] == pytest.approx(3 * 2 * FETCH)  # the first one is initialization
+    assert last["other"] == pytest.approx(4 * 0.0625)
 
 
 def test_a_batch_that_is_drawn_before_the_gradients_of_the_last_is_waited_for(watched: Watched) -> None:
@@ -960,7 +960,7 @@ def test_a_batch_that_is_drawn_before_the_gradients_of_the_last_is_waited_for(wa
         inputs, targets = drawn(watched)
         loss.backward()
         watched.optimizer.step()
-    assert watched.shown()["data_wait"] == pytest.approx(3 * 2 * FETCH)  # a report had contained the first
+    assert watched.last_report()["data_wait"] == pytest.approx(3 * 2 * FETCH)  # a report had contained the first
 
 
 def test_a_callback_is_no_wait_for_data(watched: Watched) -> None:
@@ -970,8 +970,8 @@ def test_a_callback_is_no_wait_for_data(watched: Watched) -> None:
     for _ in range(4):
         watched.train(drawn(watched))
         callback()
-    shown = watched.shown()
-    assert (shown["data_wait"], shown["other"]) == (pytest.approx(3 * 2 * FETCH), pytest.approx(16.0))
+    last = watched.last_report()
+    assert (last["data_wait"], last["other"]) == (pytest.approx(3 * 2 * FETCH), pytest.approx(16.0))
 
 
 def test_a_batch_that_stays_the_same_is_not_waited_for(watched: Watched) -> None:
@@ -979,8 +979,8 @@ def test_a_batch_that_stays_the_same_is_not_waited_for(watched: Watched) -> None
     for _ in range(4):
         watched.train(batch)
         watched.clock.advance(1.0)
-    shown = watched.shown()
-    assert (shown["data_wait"], shown["other"]) == (0, pytest.approx(4.0))
+    last = watched.last_report()
+    assert (last["data_wait"], last["other"]) == (0, pytest.approx(4.0))
 
 
 def test_a_profiler_of_the_program_stays_and_nothing_breaks(watched: Watched) -> None:
@@ -997,7 +997,7 @@ def test_a_profiler_of_the_program_stays_and_nothing_breaks(watched: Watched) ->
     finally:
         sys.setprofile(None)
     assert seen
-    assert watched.shown().steps == 3
+    assert watched.last_report().steps == 3
 
 
 def test_no_profiling_hook_is_left_behind(run: stallscope.Run, watched: Watched) -> None:
@@ -1020,9 +1020,9 @@ def test_a_pass_that_was_predicted_to_evaluate_trains_where_gradients_are_comput
                 parts.model.train()  # after the first batch was fetched, as trainers do it
             parts.train((inputs, targets))
         parts.model.eval()
-    shown = LastReport(run, desk)
-    assert (shown.steps, shown["evaluation"]) == (8, 0)
-    assert (shown["data_wait"], shown.gauges["epoch"]) == (pytest.approx(16 * FETCH), 1)
+    last = LastReport(run, desk)
+    assert (last.steps, last["evaluation"]) == (8, 0)
+    assert (last["data_wait"], last.gauges["epoch"]) == (pytest.approx(16 * FETCH), 1)
 
 
 def test_an_evaluation_without_a_loader_is_in_no_step(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
@@ -1038,18 +1038,18 @@ def test_an_evaluation_without_a_loader_is_in_no_step(run: stallscope.Run, desk:
         if number == 2:
             estimate()
         parts.train(drawn(parts))
-    shown = LastReport(run, desk)
-    assert shown["evaluation"] == pytest.approx(2 * (2 * FETCH + FORWARD))
-    assert shown["forward"] == pytest.approx(4 * FORWARD)
-    assert shown.steps == 4
+    last = LastReport(run, desk)
+    assert last["evaluation"] == pytest.approx(2 * (2 * FETCH + FORWARD))
+    assert last["forward"] == pytest.approx(4 * FORWARD)
+    assert last.steps == 4
 
 
 def test_a_model_trained_in_evaluation_mode_trains(watched: Watched) -> None:
     watched.model.eval()
     for _ in range(2):
         watched.train_epoch()
-    shown = watched.shown()
-    assert (shown.steps, shown["evaluation"], shown["forward"]) == (8, 0, pytest.approx(8 * FORWARD))
+    last = watched.last_report()
+    assert (last.steps, last["evaluation"], last["forward"]) == (8, 0, pytest.approx(8 * FORWARD))
 
 
 # Steps without an optimizer
@@ -1098,11 +1098,11 @@ def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_b
     clock.advance(4.0)
     Model(clock)(torch.ones(2, 4)).sum().backward()
     assert pytorch._loop is not None
-    shown = LastReport(pytorch._loop.run, desk)
-    assert shown["initialization"] == pytest.approx(4.0)
-    assert shown["forward"] == pytest.approx(FORWARD)
-    assert shown["backward"] == pytest.approx(8.0 + BACKWARD)
-    assert shown["other"] == pytest.approx(0.0)
+    last = LastReport(pytorch._loop.run, desk)
+    assert last["initialization"] == pytest.approx(4.0)
+    assert last["forward"] == pytest.approx(FORWARD)
+    assert last["backward"] == pytest.approx(8.0 + BACKWARD)
+    assert last["other"] == pytest.approx(0.0)
 
 
 def test_a_program_that_never_trains_is_profiled_for_a_while_only(
@@ -1138,10 +1138,10 @@ def test_checkpoints_and_restores_are_seen(watched: Watched, clock: ScriptedCloc
         watched.train(batch)
         torch.save(Slow(), tmp_path / "model.pt")
     torch.load(tmp_path / "model.pt", weights_only=False)
-    shown = watched.shown()
-    assert (shown["checkpoint"], shown["restore"]) == (pytest.approx(12.0), pytest.approx(5.0))
-    assert shown.phase("checkpoint").occurrences == 4
-    assert shown.steps == 4
+    last = watched.last_report()
+    assert (last["checkpoint"], last["restore"]) == (pytest.approx(12.0), pytest.approx(5.0))
+    assert last.phase("checkpoint").occurrences == 4
+    assert last.steps == 4
 
 
 def test_a_file_that_a_data_set_reads_is_a_wait_for_data(watched: Watched, tmp_path: Path) -> None:
@@ -1154,8 +1154,8 @@ def test_a_file_that_a_data_set_reads_is_a_wait_for_data(watched: Watched, tmp_p
 
     for batch in DataLoader(Files(watched.clock), batch_size=2):
         watched.train(batch)
-    shown = watched.shown()
-    assert (shown["data_wait"], shown["restore"]) == (pytest.approx(8 * FETCH), 0)
+    last = watched.last_report()
+    assert (last["data_wait"], last["restore"]) == (pytest.approx(8 * FETCH), 0)
 
 
 # Samples
@@ -1164,7 +1164,7 @@ def test_a_file_that_a_data_set_reads_is_a_wait_for_data(watched: Watched, tmp_p
 def test_samples_of_a_partial_batch_are_counted_as_they_are(watched: Watched) -> None:
     for batch in DataLoader(Samples(watched.clock, length=5), batch_size=2):
         watched.train(batch)
-    assert watched.shown().counters["samples"] == 5
+    assert watched.last_report().counters["samples"] == 5
 
 
 def test_a_graph_that_is_replayed_makes_the_steps_that_were_captured(watched: Watched) -> None:
@@ -1180,8 +1180,8 @@ def test_a_graph_that_is_replayed_makes_the_steps_that_were_captured(watched: Wa
     loop.end_capture()
     for _ in range(3):
         loop.replayed(graph, lambda graph: watched.clock.advance(2.0), (), {})
-    shown = watched.shown()
-    assert (shown.steps, shown["backward"]) == (4, pytest.approx(BACKWARD + 3 * 2.0))
+    last = watched.last_report()
+    assert (last.steps, last["backward"]) == (4, pytest.approx(BACKWARD + 3 * 2.0))
 
 
 # Traces

@@ -178,7 +178,7 @@ class AmdDevice(Device):
         self._refusal = ""
         """Message of the newest error of the present query."""
         self._link = ""
-        """Folder of the device at the end of the link; None until this query needs it."""
+        """Folder of the device at the end of the link; empty until this query needs it."""
 
     @property
     def served(self) -> Mapping[str, str]:
