@@ -27,7 +27,6 @@ from stallscope.cli.exporter import Exporter
 from stallscope.collectors.base import Collector, Environment
 from stallscope.configuration import load
 from stallscope.sampling.reading import Sample
-from stallscope.sampling.sampler import Hang, Sampler
 from tests.analysis.servers import answering, talking
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
@@ -370,22 +369,6 @@ def test_slow_readings_that_come_back_are_no_reason_to_exit(run: Run, nvml_stand
 
     exporter.eventually("metrics", all_readings_together_took_longer_than_that)
     assert exporter.process.poll() is None
-
-
-def test_a_machine_that_stood_still_is_no_reason_to_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    exporter = exporter_in_this_process("--sampling.exit-after-hang=1s")
-    hangs = iter((Hang("seen", 5.0), Hang("seen", 0.1), Hang("seen", 5.0), None, Hang("seen", 5.0), Hang("seen", 6.0)))
-    ended: list[tuple[object, ...]] = []
-    monkeypatch.setattr(Sampler, "longest_hang", property(lambda _: next(hangs)))
-    monkeypatch.setattr(exporter, "end", lambda *reported: ended.append(reported))
-    try:
-        for _ in range(5):
-            exporter._after_page()
-            assert not ended
-        exporter._after_page()
-    finally:
-        exporter.stop()
-    assert [status for status, *_ in ended] == [75]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

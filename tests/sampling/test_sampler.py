@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stallscope.catalogue.metrics import family
 from stallscope.sampling import sampler as sampler_module
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.sampling.clock import ScriptedClock, SystemClock
 from stallscope.sampling.reader import CollectorState, NotPresent, Reader, ReaderState
 from stallscope.sampling.reading import Sample
 from stallscope.sampling.sampler import Hang, Sampler, until_next_page
@@ -53,7 +53,7 @@ class ScriptedSource:
 
     def collect(self, state: CollectorState) -> Iterable[Sample]:
         for reader in (state.main, *state.parts.values()):
-            if reader.fresh(state.now, state.stale_after) and reader.present:
+            if state.fresh(reader) and reader.present:
                 yield from reader.samples
 
     def release(self, seconds: float) -> None:
@@ -275,6 +275,44 @@ def test_a_reading_that_never_comes_back_is_marked_and_holds_up_nobody() -> None
         sampler.stop(timeout=60)
     assert hanging.closed
     assert well.closed
+
+
+class PausedClock(SystemClock):
+    """The machine's own time; a test adds time in which the process did not run."""
+
+    def __init__(self) -> None:
+        self.paused = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.paused
+
+
+def test_after_a_pause_of_the_whole_process_no_reading_is_old_and_none_hangs() -> None:
+    clock = PausedClock()
+    pages: list[tuple[dict[str, bool | None], Hang | None]] = []
+
+    sampler: Sampler
+
+    def record() -> None:
+        pages.append(({status.name: status.up for status in sampler.statuses}, sampler.longest_hang))
+
+    sampler = Sampler(clock=clock, interval=60, on_page=record)
+    hanging = HangingSource()
+    sampler.add(hanging)
+    sampler.add(ScriptedSource("well"))
+    sampler.start()
+    try:
+        until(lambda: pages and pages[-1][0]["well"])
+        before = len(pages)
+        clock.paused = 600  # more than three intervals
+        until(lambda: len(pages) >= before + 3)
+    finally:
+        hanging.let_go.set()
+        sampler.stop(timeout=60)
+    for states, hang in pages[before + 1 :]:  # the page before may have been in the making
+        assert states == {"hanging": None, "well": True}
+        assert hang is not None
+        assert hang.seconds < 600
 
 
 def test_at_a_long_interval_a_late_reading_shows_long_before_the_next() -> None:

@@ -107,7 +107,6 @@ class Exporter:
             stale_after_intervals=configuration.stale_intervals,
             on_page=self._after_page,
         )
-        self._seems_stuck = False
         self._history = History(self._environment.clock.monotonic)
         self._status_page: StatusPage | None = None
         self._verdicts = _verdict_watch(configuration.prometheus_url)
@@ -292,14 +291,10 @@ class Exporter:
                 del self._running[name]
 
     def _end_where_stuck(self) -> None:
-        """End the process if a poll has been stuck for too long; called after every page.
-
-        It must be stuck at two pages in a row: after a pause of the whole machine, polls return between them.
-        """
+        """End the process if a poll has been stuck for too long; called after every page."""
         limit = self.configuration.exit_after_hang
         hang = self.sampler.longest_hang if limit else None
-        before, self._seems_stuck = self._seems_stuck, hang is not None and hang.seconds >= limit
-        if hang is not None and before and self._seems_stuck:
+        if hang is not None and hang.seconds >= limit:
             fields = {"reading": hang.reader, "seconds": round(hang.seconds, 1), "limit": limit}
             self.end(_STUCK_STATUS, "exiting: a poll is stuck, and only the end of the process ends it", fields)
 

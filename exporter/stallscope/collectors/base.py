@@ -94,7 +94,7 @@ class Collector(ABC):
     def collect(self, state: CollectorState) -> Iterable[Sample]:
         """Return the samples to expose. Reads memory only, because a scrape waits for it."""
         for reader in (state.main, *state.parts.values()):
-            if reader.fresh(state.now, state.stale_after) and reader.present:
+            if state.fresh(reader) and reader.present:
                 yield from reader.samples
 
     def release(self, seconds: float) -> None:  # noqa: B027 - most sources hold nothing

@@ -7,6 +7,7 @@ A reading may raise, hang for ever or return invalid samples; only this thread w
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -49,14 +50,6 @@ class ReaderState:
     busy_since: float | None = None
     """When the reading now in progress began; None between readings."""
 
-    def fresh(self, now: float, stale_after: float) -> bool:
-        """Return True if the newest successful reading is recent enough to expose."""
-        return self.read_at is not None and now - self.read_at < stale_after
-
-    def hung(self, now: float, stale_after: float) -> bool:
-        """Return True if the reading in progress has taken at least `stale_after` seconds."""
-        return self.busy_since is not None and now - self.busy_since >= stale_after
-
     @property
     def present(self) -> bool:
         """False if the newest reading raised `NotPresent`."""
@@ -74,6 +67,17 @@ class CollectorState:
     main: ReaderState
     parts: Mapping[str, ReaderState]
     """States of the readers of the source's `parts()`, by key."""
+    resumed_at: float = -math.inf
+    """When the process last resumed after it had not run for a time, as in a paused virtual machine, in monotonic
+    seconds. Ages count from then: what is old because nothing ran does not mean that a driver hangs."""
+
+    def fresh(self, reader: ReaderState) -> bool:
+        """Return True if the newest successful reading is recent enough to expose."""
+        return reader.read_at is not None and self.now - max(reader.read_at, self.resumed_at) < self.stale_after
+
+    def hung(self, reader: ReaderState) -> bool:
+        """Return True if the reading in progress has taken at least `stale_after` seconds."""
+        return reader.busy_since is not None and self.now - max(reader.busy_since, self.resumed_at) >= self.stale_after
 
 
 class Reader:

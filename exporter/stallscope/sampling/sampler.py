@@ -44,6 +44,8 @@ _ROUND_WAIT = 0.25
 """Longest time that the publisher waits for the readers of a round, in seconds."""
 _PAGE_SECONDS = 1.0
 """Longest time between two pages, so that late readings and training reports appear soon at long intervals too."""
+_SUSPENDED_SECONDS = 1.0
+"""How much later than planned the publisher must wake to show that the whole process did not run meanwhile."""
 _LARGE_PAGE = 0.01
 """CPU seconds from which a page counts as large. Large pages, as with dozens of ranks, are made less often."""
 _LARGE_PAGE_SHARE = 0.005
@@ -214,6 +216,7 @@ class Sampler:
         self._demand = Demand(self._clock.monotonic)
         self._dropped = 0
         self._origin = self._clock.monotonic()
+        self._resumed_at = -math.inf
         self._round_done = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -246,10 +249,13 @@ class Sampler:
 
     @property
     def longest_hang(self) -> Hang | None:
-        """The reading that has been in progress for longest, dropped parts included; None while nothing is read."""
+        """The reading that has been in progress for longest, dropped parts included; None while nothing is read.
+
+        Time in which the whole process did not run is not counted.
+        """
         now = self._clock.monotonic()
         hangs = [
-            Hang(reader.name, now - began)
+            Hang(reader.name, now - max(began, self._resumed_at))
             for running in self._running.values()
             for reader in running.readers()
             if (began := reader.state.busy_since) is not None
@@ -340,6 +346,7 @@ class Sampler:
                 stale_after=self.stale_after,
                 main=running.main.state,
                 parts={key: reader.state for key, reader in running.parts.items()},
+                resumed_at=self._resumed_at,
             )
             samples += self._isolated(running.source.name, lambda r=running, s=state: r.source.collect(s))  # type: ignore[misc]
             statuses.append(self._status(running, state))
@@ -362,9 +369,15 @@ class Sampler:
 
     def _publish_for_ever(self) -> None:
         period = self.interval / math.ceil(self.interval / _PAGE_SECONDS)
+        due = math.inf
         while not self._stopping.is_set():
             round_began = self._round_began()
             self._await_round(round_began)
+            began = self._clock.monotonic()
+            if began - due > _SUSPENDED_SECONDS:
+                self._resumed_at = round_began = began
+                self._await_round(round_began)
+                began = self._clock.monotonic()
             cpu_began = time.thread_time()
             try:
                 for running in self._running.values():
@@ -382,7 +395,10 @@ class Sampler:
             except Exception:
                 _logger.exception("the callback after a page failed; the next page is not affected")
             elapsed = self._clock.monotonic() - self._origin
-            if self._stopping.wait(until_next_page(elapsed, period, time.thread_time() - cpu_began)):
+            spent = time.thread_time() - cpu_began
+            pause = until_next_page(elapsed, period, spent)
+            due = began + spent + pause
+            if self._stopping.wait(pause):
                 return
 
     def _round_began(self) -> float:
@@ -483,7 +499,7 @@ class Sampler:
     def _status(self, running: _Running, state: CollectorState) -> CollectorStatus:
         name = running.source.name
         states = {name: state.main, **{f"{name} {key}": part for key, part in state.parts.items()}}
-        hung = frozenset(key for key, each in states.items() if each.hung(state.now, state.stale_after))
+        hung = frozenset(key for key, each in states.items() if state.hung(each))
         for key in sorted(hung - running.hung):
             running.hangs += 1
             _logger.warning("source %s has not come back from a reading for %.1f s", key, state.stale_after)
@@ -502,7 +518,7 @@ class Sampler:
             problem = f"no answer for {state.stale_after:g} s: {', '.join(sorted(hung))}"
         elif errors:
             problem = f"{type(errors[0]).__name__}: {errors[0]}"
-        up: bool | None = not problem and (state.main.fresh(state.now, state.stale_after) or not state.main.present)
+        up: bool | None = not problem and (state.fresh(state.main) or not state.main.present)
         if not problem and (not state.main.present or state.main.attempts == 0):
             up = None
         attempts = [each for each in states.values() if each.seconds is not None]
@@ -521,7 +537,7 @@ class Sampler:
             readings=totals.readings,
             reading_seconds=totals.seconds,
             cpu_seconds=totals.cpu_seconds,
-            stuck_threads=len(hung) + sum(each.hung(state.now, state.stale_after) for each in left),
+            stuck_threads=len(hung) + sum(state.hung(each) for each in left),
         )
 
     def _own(self, statuses: Iterable[CollectorStatus]) -> list[Sample]:

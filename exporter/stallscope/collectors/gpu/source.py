@@ -200,15 +200,15 @@ class GpuCollector(Collector):
             # A GPU that was lost before it disappeared from the driver's list keeps its first reason.
             return gpu.lost_reason or "not_enumerated"
         error = reader.error if reader is not None else None
-        if isinstance(error, DriverUnavailable) and state.main.hung(state.now, state.stale_after):
+        if isinstance(error, DriverUnavailable) and state.hung(state.main):
             return "hung"  # the call that reopens the session does not return
         if isinstance(error, DriverUnavailable) and isinstance(state.main.error, DriverUnavailable):
             return state.main.error.reason  # the GPU's reader only knows that the session has ended
         if isinstance(error, (DeviceLost, DriverUnavailable)):
             return error.reason
-        if reader is not None and reader.fresh(state.now, state.stale_after):
+        if reader is not None and state.fresh(reader):
             return ""
-        if reader is not None and reader.hung(state.now, state.stale_after):
+        if reader is not None and state.hung(reader):
             return "hung"
         if error is not None:
             return error.reason if isinstance(error, DriverError) else "failing"
