@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import update_wrapper
 from importlib.util import find_spec
+from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -107,6 +108,13 @@ class TrackedStep(Generic[Arguments, Result]):
         if calls % self._calls_per_step == 0:
             run.step()
         return result
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Bind a step function that is defined in a class, as the function without this wrapper is bound."""
+        bind = getattr(self._function, "__get__", None)
+        if instance is None or bind is None or getattr(bind(instance, owner), "__self__", None) is not instance:
+            return self
+        return MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # while this object is being copied it has no function yet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -117,5 +118,31 @@ def measured(desk: Desk) -> None:
     truth.write(desk.path.with_suffix(".truth"))
 
 
+class Model:
+    """Step functions that are defined in a class."""
+
+    rate = 0.5
+
+    @track_step
+    @functools.partial(jax.jit, static_argnums=0)
+    def step(self, weight: Any) -> Any:
+        return weight * self.rate
+
+    @staticmethod
+    def doubled(weight: Any) -> Any:
+        return weight * 2.0
+
+
+def in_a_class(desk: Desk) -> None:
+    """Two calls of a method, and two of a function that takes no object."""
+    with stallscope.Run("in_a_class", sender=desk, interval=0.0) as run:
+        Model.doubled = track_step(vars(Model)["doubled"], run)  # type: ignore[method-assign]
+        model, weight = Model(), jax.numpy.float32(8.0)
+        assert float(model.step(model.step(weight))) == 2.0
+        assert float(model.doubled(model.doubled(weight))) == 32.0
+        assert float(Model.doubled(weight)) == 16.0
+        assert model.step.run is run, "what is wrapped shines through"
+
+
 if __name__ == "__main__":
-    main("jax", (tracked, recompiling, waiting_for_nothing, failing, measured))
+    main("jax", (tracked, recompiling, waiting_for_nothing, failing, measured, in_a_class))

@@ -26,6 +26,10 @@ def test_each_call_is_a_step(tracked: Reports) -> None:
     assert (newest.info["framework"], newest.state) == ("jax", "finished")
 
 
+def test_a_step_function_of_a_class_is_bound_as_without_us(folder: Path) -> None:
+    assert read(folder, "in_a_class").newest.gauges["step"] == 5
+
+
 def test_phases_are_the_time(tracked: Reports) -> None:
     assert_phases_are_the_time(tracked)
 
