@@ -157,14 +157,18 @@ def _find(shows: str = "") -> Loop | None:
     if loop is not None and lifetime.current() is None:  # the run has ended; only another of the program's follows
         return None
     try:
-        _loop = _begin(_waiting_since, shows == "backward")
+        run = _begin(_waiting_since, shows == "backward")
+        if run.silent:  # it could not start
+            _waiting_since = None
+        else:
+            _loop = _observed(run)
     except Exception as error:
         _waiting_since = None
         tolerate(error, "observing a loop")
     return _loop
 
 
-def _begin(since: float, in_backward: bool) -> Loop:
+def _begin(since: float, in_backward: bool) -> Run:
     run, began = lifetime.current(), time.monotonic()
     if run is None:
         rank = world_size = None
@@ -180,7 +184,7 @@ def _begin(since: float, in_backward: bool) -> Loop:
                 _patches.before.book(made, began if in_backward else None) if _patches is not None else None
             ),
         )
-    return _observed(run)
+    return run
 
 
 def _observed(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> Loop:
@@ -200,8 +204,10 @@ def _observed(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> L
 
 
 def _is_worker() -> bool:
-    """Return True for a helper of a training process: it loads data, or ends with its parent."""
-    return multiprocessing.current_process().daemon or torch.utils.data.get_worker_info() is not None
+    """Return True for a helper of a training process: it loads data, ends with its parent, or imports its program."""
+    if multiprocessing.current_process().daemon or torch.utils.data.get_worker_info() is not None:
+        return True
+    return lifetime.importing_for_parent()
 
 
 def _several(told: Any, kind: type) -> list[Any]:

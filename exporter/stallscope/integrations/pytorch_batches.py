@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +17,8 @@ from stallscope.shim.tolerance import tolerate
 if TYPE_CHECKING:
     from stallscope.shim.timeline import Snapshot
 
+unobserved: Callable[[], AbstractContextManager[Any]] = getattr(torch._C, "DisableTorchFunctionSubclass", nullcontext)  # noqa: SLF001
+"""Context in which a look at a tensor does not call the `__torch_function__` of its class."""
 _DEEPEST = 3
 """Levels of lists and mappings that are searched for tensors."""
 _WIDEST = 16
@@ -97,24 +101,50 @@ def leading_dimension(batch: Any) -> int:
         first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
         if first.__class__ is torch.Tensor and first.dim():
             return int(first.size(0))
-        for tensor in tensors(batch):
-            if tensor.dim():
-                return int(tensor.shape[0])
+        with unobserved():
+            for tensor in tensors(batch):
+                if tensor.dim():
+                    return int(tensor.shape[0])
     except Exception as error:
         tolerate(error, "counting samples")
     return 0
 
 
-def tensors(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
-    """Yield the tensors in nested lists, tuples and mappings, the first few of each."""
-    if isinstance(value, torch.Tensor):
+def tensors(value: Any, depth: int = _DEEPEST, *, of_any_mapping: bool = True) -> Iterator[Any]:
+    """Yield the tensors in nested lists, tuples and mappings, the first few of each.
+
+    Args:
+        value: a tensor, or what may contain some.
+        depth: levels to search.
+        of_any_mapping: whether to call the methods of a mapping that is not a dictionary.
+    """
+    if issubclass(type(value), torch.Tensor):
         yield value
-    elif depth and isinstance(value, (list, tuple)):
-        for item in value[:_WIDEST]:
-            yield from tensors(item, depth - 1)
-    elif depth and isinstance(value, Mapping):
-        for item in list(value.values())[:_WIDEST]:
-            yield from tensors(item, depth - 1)
+    elif depth:
+        for item in first_items(value, of_any_mapping=of_any_mapping):
+            yield from tensors(item, depth - 1, of_any_mapping=of_any_mapping)
+
+
+def first_items(value: Any, *, of_any_mapping: bool) -> Iterable[Any]:
+    """Return the first few items of a list or a tuple, or values of a mapping; nothing for anything else.
+
+    Methods of the program's own classes are not called: they may fail, or load each value from a disk. A mapping that
+    is not a dictionary has no others.
+    """
+    kind = type(value)  # __class__ may be a method of the program
+    if issubclass(kind, tuple):
+        return tuple.__getitem__(value, slice(_WIDEST))
+    if issubclass(kind, list):
+        return list.__getitem__(value, slice(_WIDEST))
+    if issubclass(kind, UserDict):
+        value = vars(value).get("data")
+        kind = type(value)
+    with suppress(Exception):  # of such a mapping, or because another thread changes the dictionary
+        if issubclass(kind, dict):
+            return list(islice(dict.values(value), _WIDEST))
+        if of_any_mapping and issubclass(kind, Mapping):
+            return list(islice(value.values(), _WIDEST))
+    return ()
 
 
 def _zero(batch: Any) -> int:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from stallscope.integrations.pytorch_batches import tensors
+from stallscope.integrations.pytorch_batches import first_items, tensors, unobserved
 from stallscope.shim.run import Run
 
 _FIRST = 64
@@ -126,7 +125,8 @@ class InputCalls:
         self.is_open = False
         if self._began is None:
             return
-        inputs = [tensor for tensor in tensors([arguments, options]) if tensor.grad_fn is None]
+        with unobserved():
+            inputs = [tensor for tensor in tensors([arguments, options]) if tensor.grad_fn is None]
         if inputs and (self._newest is None or self._newest() is not inputs[0]):
             self._newest = weakref.ref(inputs[0])
             if self._is_observed and not self._moved:
@@ -316,15 +316,16 @@ def _values(result: Any) -> list[weakref.ref[Any]] | None:
 
     The list is empty where a tensor has a gradient: such a call computes, and draws no batch.
     """
-    found = list(tensors(result))
-    if any(tensor.grad_fn is not None for tensor in found):
-        return []
-    found = [tensor for tensor in found if not tensor.requires_grad]  # else it is a parameter
+    found = list(tensors(result, of_any_mapping=False))
+    if found:
+        with unobserved():
+            if any(tensor.grad_fn is not None for tensor in found):
+                return []
+            found = [tensor for tensor in found if not tensor.requires_grad]  # else it is a parameter
     numpy = sys.modules.get("numpy")
     if numpy is not None and not found:
-        several = list(result.values()) if isinstance(result, Mapping) else result
-        several = several[:16] if isinstance(several, (list, tuple)) else [several]
-        found = [value for value in several if isinstance(value, numpy.ndarray)]
+        several = (result, *first_items(result, of_any_mapping=False))
+        found = [value for value in several if issubclass(type(value), numpy.ndarray)]
     return [weakref.ref(value) for value in found] or None
 
 

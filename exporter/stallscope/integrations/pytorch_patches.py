@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stallscope.integrations.pytorch_before import Before
 from stallscope.integrations.pytorch_forward import ModuleCalls
 from stallscope.integrations.pytorch_loop import Loop
-from stallscope.integrations.pytorch_updates import computes_update
+from stallscope.integrations.pytorch_updates import computes_update, with_readable_inputs
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
 """`torch.compiler.is_compiling`. `Patches` refuses versions of PyTorch without it."""
@@ -254,6 +254,7 @@ class Patches:
         def observed(*arguments: Any, **options: Any) -> Any:
             if is_compiling():
                 return original(*arguments, **options)
+            arguments, options = with_readable_inputs(arguments, options)
             self.computed_gradients = True
             begins = not self.has_optimizers and computes_update(arguments, options)
             if (loop := self._find("backward" if begins else "")) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -82,6 +83,18 @@ class Updates:
             self._patience -= 1
             self.is_by_hand = self._patience < 0
         return applied and self.is_by_hand
+
+
+def with_readable_inputs(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of `torch.autograd.grad` with a tuple in place of an iterator, which can be read only once.
+
+    `model.parameters()` is one.
+    """
+    if len(arguments) > 1 and isinstance(arguments[1], Iterator):
+        arguments = (arguments[0], tuple(arguments[1]), *arguments[2:])
+    elif isinstance(options.get("inputs"), Iterator):
+        options = {**options, "inputs": tuple(options["inputs"])}
+    return arguments, options
 
 
 def computes_update(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ What computes moves a scripted clock, so that every phase's time is known to the
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import gc
@@ -16,9 +17,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from stallscope.integrations import pytorch, pytorch_input
 from stallscope.integrations.pytorch_device import ReducerClock
 from stallscope.protocol.report import Phase
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim import identity
+from stallscope.shim import identity, lifetime
 from tests.shim.conftest import Desk
 
 pytestmark = [
@@ -1007,6 +1008,96 @@ def test_no_profiling_hook_is_left_behind(run: stallscope.Run, watched: Watched)
     assert sys.getprofile() is None
 
 
+class Rows(tuple[Any, ...]):
+    """A tuple that is not indexed by numbers, such as `importlib.metadata.EntryPoints`."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: Any) -> Any:
+        raise KeyError(name)
+
+
+class Store(Mapping[str, Any]):
+    """A mapping that loads its values."""
+
+    loaded = 0
+
+    def __getitem__(self, name: str) -> Any:
+        Store.loaded += 1
+        return torch.ones(2)
+
+    def __iter__(self) -> Iterator[str]:
+        Store.loaded += 1
+        return iter("abc")
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Proxy:
+    """An object that creates another one when its class is requested."""
+
+    @property  # type: ignore[misc]  # as such objects do
+    def __class__(self) -> Any:
+        raise LookupError("not connected")
+
+
+class Logged(torch.Tensor):
+    """A tensor that records what is done to it."""
+
+    calls: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls.append(function.__name__)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("make", [lambda: Rows((1, 2)), Store, lambda: [Store()], Proxy])
+def test_no_code_of_the_objects_that_functions_of_the_program_return_is_called(
+    make: Callable[[], Any], watched: Watched
+) -> None:
+    def returned() -> Any:
+        return make()
+
+    Store.loaded = 0
+    for _ in range(3):
+        returned()
+        watched.train(drawn(watched))
+    assert Store.loaded == 0
+    assert watched.last_report()["data_wait"] == pytest.approx(2 * 2 * FETCH)
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, collections.UserDict])
+def test_a_batch_in_a_dictionary_is_waited_for(kind: Callable[[Any], Any], watched: Watched) -> None:
+    def draw() -> Any:
+        inputs, targets = drawn(watched)
+        return kind({"inputs": inputs, "targets": targets})
+
+    for _ in range(4):
+        watched.train(tuple(draw().values()))
+    assert watched.last_report()["data_wait"] == pytest.approx(3 * 2 * FETCH)
+
+
+def test_a_tensor_of_a_class_of_the_program_gets_only_the_calls_of_the_program(
+    run: stallscope.Run, parts: Parts
+) -> None:
+    inputs = torch.ones(2, 4).as_subclass(Logged)
+
+    def draw() -> tuple[Any, Any]:
+        return inputs, torch.zeros(2, 2)
+
+    def calls_of_three_steps() -> list[str]:
+        Logged.calls.clear()
+        for _ in range(3):
+            parts.train(draw())
+        return Logged.calls.copy()
+
+    alone = calls_of_three_steps()
+    pytorch.watch(parts.model, run=run)
+    assert calls_of_three_steps() == alone
+
+
 # Evaluation and training, as gradients show them
 
 
@@ -1079,6 +1170,32 @@ def test_a_program_that_updates_its_parameters_itself_makes_steps(
                     parameter.grad = None
     assert pytorch._loop is not None
     assert LastReport(pytorch._loop.run, desk).steps == 4
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_gradients_for_an_iterator_of_parameters_are_computed(
+    named: bool, desk: Desk, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytorch.watch_any(0.0)
+    run = stallscope.Run("job", clock=clock, sender=desk)
+    monkeypatch.setattr("stallscope.integrations.pytorch.Run", lambda **_: run)
+    model = Model(clock)
+    for _ in range(4):
+        loss = model(torch.ones(2, 4)).sum()
+        parameters = model.parameters()
+        found = torch.autograd.grad(loss, inputs=parameters) if named else torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), found, strict=True):
+                parameter -= 0.01 * gradient
+    assert LastReport(run, desk).steps == 4
+
+
+def test_a_worker_that_imports_the_program_begins_no_loop(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifetime, "importing_for_parent", lambda: True)
+    pytorch.watch_any()
+    for batch in parts.loader:
+        parts.train(batch)
+    assert pytorch._loop is None
 
 
 def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_begins_in(
