@@ -169,6 +169,7 @@ def test_a_program_finds_itself_as_ever(form: str, programs: Programs) -> None:
         "import sys; sys.exit('words')",
         "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
         "import atexit; atexit.register(lambda: print('end', __name__)); 1 / 0",
+        "import sys\nclass Gone:\n    def write(self, text):\n        1 / 0\nsys.stderr = Gone()\nsys.exit(3)",
     ],
 )
 def test_a_program_without_a_run_ends_as_without_stallscope(text: str, programs: Programs) -> None:
@@ -184,6 +185,15 @@ def test_a_program_without_torch_is_told_of_at_its_end(programs: Programs) -> No
     assert (run.stdout, run.returncode) == ("done\n", 0)
     assert run.stderr == "stallscope run: program.py did not import torch, so there was nothing to measure\n"
     assert programs.reported() == []
+
+
+def test_the_note_on_a_program_is_not_printed_to_standard_output_where_there_is_no_other(programs: Programs) -> None:
+    programs.write("program.py", "print('done')")
+    command = f"{sys.executable} -m stallscope run program.py 2>&-"
+    run = subprocess.run(
+        ["sh", "-c", command], cwd=programs.folder, env=programs.environment, stdout=subprocess.PIPE, check=True
+    )
+    assert run.stdout == b"done\n"
 
 
 @needs_torch

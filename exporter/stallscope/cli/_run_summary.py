@@ -115,10 +115,17 @@ def prepare(options: SummaryOptions, program: str) -> str:
         if is_new:
             _settle(folder, options, program)
     except OSError as problem:
-        print(f"stallscope run: no summary: {problem.filename}: {problem.strerror}", file=sys.stderr)
+        say(f"no summary: {problem.filename}: {problem.strerror}")
         return ""
     os.environ[stored_reports.VARIABLE] = str(folder)
     return str(folder)
+
+
+def say(message: str) -> None:
+    """Print a line on standard error, unless it is closed or the program has replaced it by something that fails."""
+    if sys.stderr is not None:  # else print() would write to standard output
+        with suppress(Exception):
+            print(f"stallscope run: {message}", file=sys.stderr)
 
 
 def discard() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import io
 import os
@@ -14,7 +13,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stallscope.cli._become import become
-from stallscope.cli._run_summary import FORMS, SummaryOptions, discard, prepare
+from stallscope.cli._run_summary import FORMS, SummaryOptions, discard, prepare, say
 from stallscope.cli._run_summary import VARIABLE as SUMMARY
 from stallscope.cli._supervised import end_as, supervise
 from stallscope.shim import automatic, lifetime, stored_reports
@@ -93,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options.choose(os.environ.get(SUMMARY, "").strip() or FORMS[1])
     except ValueError as problem:  # a variable of the cluster must not keep a training from starting
-        print(f"stallscope run: {SUMMARY}: {problem}; the summary is text", file=sys.stderr)
+        say(f"{SUMMARY}: {problem}; the summary is text")
     flags: dict[str, Callable[[str], object]] = {
         "--name": lambda name: os.environ.update(STALLSCOPE_RUN=name),
         "--summary": options.choose,
@@ -148,7 +147,7 @@ def _judged(folder: str, status: int) -> int:
 
 def _fail(message: str, status: int = _USAGE_ERROR) -> int:
     discard()
-    print(f"stallscope run: {message}", file=sys.stderr)
+    say(message)
     return status
 
 
@@ -252,8 +251,7 @@ def _note(main_module: ModuleType) -> None:
     else:
         return
     program = Path(main_module.__file__ or "the program").name
-    with contextlib.suppress(OSError, ValueError):  # the program may have closed standard error
-        print(f"stallscope run: {program} {problem}", file=sys.stderr)
+    say(f"{program} {problem}")
 
 
 def _show_without_us() -> None:
