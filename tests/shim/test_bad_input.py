@@ -204,6 +204,24 @@ def test_each_cause_is_warned_of_once(clock: ScriptedClock, desk: Desk, caplog: 
     assert any("loss is a Untouchable" in message for message in messages)
 
 
+def test_a_logging_handler_that_raises_does_not_reach_the_training(clock: ScriptedClock, desk: Desk) -> None:
+    class Strict(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError(record.getMessage())
+
+    logger = logging.getLogger("stallscope")
+    handler = Strict()
+    logger.addHandler(handler)
+    try:
+        with stallscope.Run("job", clock=clock, sender=desk) as run:
+            run.report(loss="low")  # type: ignore[arg-type]
+            run.report(batch_size=-1)
+            run.step()
+    finally:
+        logger.removeHandler(handler)
+    assert (desk.newest.state, desk.newest.gauges["step"]) == ("finished", 1)
+
+
 @pytest.mark.parametrize("call", [0, 1, 3, 7, 12, 13, 14, 15, 16, 17, 22, 23, 28])
 def test_strict_raises_instead(call: int, clock: ScriptedClock, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stallscope.Run("job", clock=clock, sender=desk)

@@ -51,6 +51,27 @@ def play(script: str) -> subprocess.CompletedProcess[str]:
 LOOP = "import stallscope\nfor batch in stallscope.track(range(5), 'job'):\n    pass\n"
 
 
+FREE_NUMBERS = """
+import os
+free = []
+for number in range(3):
+    try:
+        os.fstat(number)
+    except OSError:
+        free.append(number)
+open("free", "w").write(repr(free))
+"""
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+def test_the_numbers_of_closed_standard_streams_stay_free(closed: str, exporter: socket.socket, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LOOP + FREE_NUMBERS)
+    subprocess.run(["sh", "-c", f"{sys.executable} {program} {closed}"], cwd=tmp_path, timeout=120, check=True)
+    assert (tmp_path / "free").read_text() == repr([int(each[0]) for each in closed.split()])
+    assert received(exporter)[-1].state == "finished"
+
+
 def test_a_program_that_ends_has_finished(exporter: socket.socket) -> None:
     done = play(LOOP)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -274,7 +295,7 @@ def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporte
 def test_the_last_report_waits_a_moment_for_whoever_may_still_take_it(
     answers: list[str | None], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.shim.run._LAST_WORDS", 60.0)
+    monkeypatch.setattr("stallscope.shim.run._LAST_TRIES", 12_000)
     left = list(answers)
     run = stallscope.Run("job", sender=lambda _: left.pop(0))
     run.finish()

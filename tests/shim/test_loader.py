@@ -93,6 +93,25 @@ def test_iterating_again_goes_on_and_counts_epochs(run: stallscope.Run, clock: S
     assert desk.newest.gauges["step"] == 12
 
 
+def test_a_look_at_the_first_batch_is_no_epoch(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
+    tracked = stallscope.track(Loader(clock), run)
+    assert next(iter(tracked)) == 0
+    for _ in range(2):
+        assert len(list(tracked)) == 4
+    run.finish()
+    assert (desk.newest.gauges["epoch"], desk.newest.gauges["step"]) == (1, 8)
+
+
+def test_two_loaders_of_one_loop_make_one_step_and_one_epoch_of_their_batches(
+    run: stallscope.Run, clock: ScriptedClock, desk: Desk
+) -> None:
+    for _ in range(3):
+        for _ in zip(stallscope.track(Loader(clock), run), stallscope.track(Loader(clock), run), strict=True):
+            clock.advance(1)
+    run.finish()
+    assert (desk.newest.gauges["epoch"], desk.newest.gauges["step"]) == (2, 12)
+
+
 def test_an_epoch_that_is_told_is_not_counted(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
     for epoch in range(10, 13):
         run.report(epoch=epoch)

@@ -69,8 +69,10 @@ _FOLLOWED = 64
 """Steps of other optimizers, without one of the first, after which that one is held to be gone."""
 _CLOCK_SET = 1.0
 """Seconds by which the wall clock must part from the monotonic one to have been set."""
-_LAST_WORDS = 0.05
-"""Seconds that the last report may wait for room in the exporter's queue."""
+_LAST_TRIES = 10
+"""How often the last report is sent again while the exporter's queue is full. A test may have stopped the clock."""
+_LAST_PAUSE = 0.005
+"""Seconds between them."""
 
 
 class Run:
@@ -186,6 +188,7 @@ class Run:
             self._values: dict[str, float] = {}
             self._nonfinite = 0
             self._pass = -1
+            self._pass_began = 0
             self._epoch_told = False
             self._step_offset = 0
             self._per_step: dict[str, float] = {}
@@ -526,8 +529,11 @@ class Run:
         """A pass over a tracked loader begins."""
         if self.silent:
             return
-        self._pass += 1
         self.timeline.begin_pass()
+        if self._pass >= 0 and self.timeline.steps == self._pass_began:
+            return  # the pass before was only for a look at the first batch, or is another loader of the same loop
+        self._pass += 1
+        self._pass_began = self.timeline.steps
         if not self._epoch_told:
             self._gauges["epoch"] = self._pass
 
@@ -760,10 +766,11 @@ class Run:
                 )
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and not self.is_scripted:
-                patience = time.monotonic() + _LAST_WORDS
-                # One that was there and is not may be on its way back.
-                while (cause == "queue_full" or (cause == "absent" and self._heard)) and time.monotonic() < patience:
-                    time.sleep(0.005)
+                for _ in range(_LAST_TRIES):
+                    # One that was there and is not may be on its way back.
+                    if cause != "queue_full" and not (cause == "absent" and self._heard):
+                        break
+                    time.sleep(_LAST_PAUSE)
                     cause = self._sender(payload)
             self._heard = self._heard or cause is None
             if cause is None and not last:

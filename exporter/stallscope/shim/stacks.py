@@ -32,7 +32,7 @@ from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.vocabulary import LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
 from stallscope.shim.request_file import RequestFile
 from stallscope.shim.termination import is_default
-from stallscope.shim.tolerance import is_same_file, switched_off, tolerate, warn
+from stallscope.shim.tolerance import above_standard, is_same_file, switched_off, tolerate, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ def memory_file() -> int:
     """
     import fcntl
 
-    file = os.memfd_create("stallscope-stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    file = above_standard(os.memfd_create("stallscope-stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     try:
         os.ftruncate(file, STACKS_SIZE)
         fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW)

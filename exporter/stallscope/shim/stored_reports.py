@@ -11,7 +11,7 @@ import atexit
 import os
 from contextlib import suppress
 
-from stallscope.shim.tolerance import tolerate
+from stallscope.shim.tolerance import above_standard, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def lock_alone(folder: str) -> int:
 
 
 def _open_lock(folder: str) -> int:
-    return os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return above_standard(os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def has_reports(folder: str) -> bool:

@@ -23,6 +23,7 @@ import weakref
 
 from stallscope.protocol.vocabulary import TERMINATION_ADDRESS
 from stallscope.shim.tolerance import is_same_file, tolerate
+from stallscope.shim.transport import datagram_socket
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals whose default action ends a process, and by which schedulers and terminals end one."""
@@ -63,10 +64,10 @@ class _Line(_Reports):
 
     def __init__(self, sessions: str) -> None:
         self._sockets: list[socket.socket] = []
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        line = datagram_socket(socket.AF_UNIX)
         super().__init__(line.fileno())
         self._sockets.append(line)
-        unread = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        unread = datagram_socket(socket.AF_UNIX)
         self._sockets.append(unread)
         line.setblocking(False)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel takes its minimum

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from math import inf, isfinite
 
 _told: set[str] = set()
@@ -36,9 +37,10 @@ def warn(message: str, cause: str = "") -> None:
     if cause in _told or len(_told) >= 100:
         return
     _told.add(cause)
-    import logging  # only where there is something to say: it costs more than the rest of the shim to import
+    with suppress(Exception):  # of a handler or a filter of the program
+        import logging  # only where there is something to say: it costs more than the rest of the shim to import
 
-    logging.getLogger("stallscope").warning("%s", message)
+        logging.getLogger("stallscope").warning("%s", message)
 
 
 def tolerate(error: Exception, doing: str) -> None:
@@ -113,6 +115,21 @@ def shown(value: object) -> str:
     if value is None or type(value) in (bool, int, float):
         return f"{value!r:.80}" if type(value) is not int or abs(value) < 2**64 else "a very large number"
     return f"a {type(value).__name__}"
+
+
+def above_standard(descriptor: int) -> int:
+    """Return the descriptor, moved above those of standard input, output and error.
+
+    A program that was started without them has these numbers free, and native code writes to them.
+    """
+    if descriptor > 2:
+        return descriptor
+    import fcntl
+
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
 
 
 def is_same_file(descriptor: int, inode: int) -> bool:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS, ENOTSOCK
 
 from stallscope.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
-from stallscope.shim.tolerance import complain, warn
+from stallscope.shim.tolerance import above_standard, complain, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Datagrams:
     def _send_once(self, position: int, family: int, address: Address, payload: bytes) -> None:
         sender = self._sockets[position]
         if sender is None:
-            sender = self._sockets[position] = socket.socket(family, socket.SOCK_DGRAM)
+            sender = self._sockets[position] = datagram_socket(family)
             sender.setblocking(False)
         if family == socket.AF_UNIX:  # by path each time, because a restarted exporter has a new socket
             if self.passed < 0 or not self._sent_with_descriptor(sender, address, payload):
@@ -308,6 +308,12 @@ def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagr
         " udp://host:port, http://host:port or https://host:port; nothing is reported"
     )
     return Datagrams([])
+
+
+def datagram_socket(family: int) -> socket.socket:
+    """Return a new socket with a descriptor above those of the standard streams."""
+    opened = socket.socket(family, socket.SOCK_DGRAM)
+    return opened if opened.fileno() > 2 else socket.socket(fileno=above_standard(opened.detach()))
 
 
 def room(sender: Sender) -> int:

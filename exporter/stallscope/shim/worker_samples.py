@@ -19,7 +19,7 @@ from contextlib import suppress
 from math import inf
 
 from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH
-from stallscope.shim.tolerance import is_same_file, label, switched_off, switched_on, tolerate
+from stallscope.shim.tolerance import above_standard, is_same_file, label, switched_off, switched_on, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Channel:
             OSError: there are too many open files.
         """
         self.owner = os.getpid()
-        self._file = os.memfd_create(_NAME)
+        self._file = above_standard(os.memfd_create(_NAME))
         self._inode = os.fstat(self._file).st_ino
         self._number = 0
         os.ftruncate(self._file, _PAGE)
