@@ -165,6 +165,57 @@ def test_any_other_ancestor_is_no_proof_of_a_slurm_job(tmp_path: Path, title: by
     assert with_step_daemon(tmp_path, title, uid).slurm_job == ""
 
 
+SLUID = "sEKNKTV3WPV500"
+SCOPE = "/system.slice/slurmstepd.scope"
+
+
+def in_unnumbered_job(
+    folder: Path, cgroup: str, *, title: bytes = b"slurmstepd: [91.extern]", uid: str = "0"
+) -> Process:
+    """Return process 40700, whose ancestors are no step daemons, in that cgroup of a machine with one such job."""
+    root = copy_of("slurm_node", folder)
+    (root / "proc/40700/cgroup").write_text(f"0::{cgroup}\n")
+    (root / "proc/40800").mkdir()
+    (root / "proc/40800/cmdline").write_bytes(title)
+    (root / "proc/40800/status").write_text(f"Name:\tslurmstepd\nUid:\t{uid}\t0\t0\t0\n")
+    for scope in (SCOPE, "/system.slice/node7_slurmstepd.scope"):
+        step = root / f"sys/fs/cgroup{scope}/{SLUID}/step_extern/slurm"
+        step.mkdir(parents=True)
+        (step / "cgroup.procs").write_text("40799\n40800\n")
+    return Processes(root).look_up([40700])[40700]
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        f"{SCOPE}/{SLUID}/step_extern/user/task_special",
+        f"{SCOPE}/{SLUID}/step_0/user/task_0",
+        f"/system.slice/node7_slurmstepd.scope/{SLUID}/step_batch/user/task_0",
+    ],
+)
+def test_a_job_whose_cgroup_is_named_without_its_number_has_the_number_of_its_step_daemon(
+    tmp_path: Path, cgroup: str
+) -> None:
+    assert in_unnumbered_job(tmp_path, cgroup).slurm_job == "91"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "title", "uid"),
+    [
+        (f"{SCOPE}/{SLUID}/step_0/user", b"slurmstepd: [91.0]", "10001"),  # a user's own program of that name
+        (f"{SCOPE}/{SLUID}/step_0/user", b"python\0train.py", "0"),
+        (f"{SCOPE}/sEKNKTV3WPV501/step_0/user", b"slurmstepd: [91.0]", "0"),  # another job, which has ended
+        (f"{SCOPE}/system", b"slurmstepd: [91.0]", "0"),
+        (f"/user.slice/{SLUID}/step_0", b"slurmstepd: [91.0]", "0"),
+        (f"{SCOPE}/../{SLUID}/step_0", b"slurmstepd: [91.0]", "0"),
+    ],
+)
+def test_a_cgroup_without_a_step_daemon_of_root_is_no_proof_of_a_slurm_job(
+    tmp_path: Path, cgroup: str, title: bytes, uid: str
+) -> None:
+    assert in_unnumbered_job(tmp_path, cgroup, title=title, uid=uid).slurm_job == ""
+
+
 def test_processes_that_are_ancestors_of_each_other_end_the_search_for_a_step_daemon(tmp_path: Path) -> None:
     root = copy_of("slurm_node", tmp_path)
     stat = root / "proc/40700/stat"

@@ -7,8 +7,9 @@ environment of other users' processes takes CAP_SYS_PTRACE and CAP_DAC_READ_SEAR
 without both, jobs and containers are still read from cgroups, but on a GPU that pods share, the pod of a process is
 unknown.
 
-A process sets its own environment, so that `SLURM_JOB_ID` proves nothing: a Slurm job is read from the cgroup, or where
-Slurm makes no cgroups, from the title of the `slurmstepd` of root that started the process.
+A process sets its own environment, so that `SLURM_JOB_ID` proves nothing: a Slurm job is read from the cgroup. Where
+Slurm makes no cgroups, or names them without the job's number (26.05 and newer), the number is in the title of root's
+`slurmstepd` that started the process, or that manages the cgroup.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,9 +30,12 @@ _JOB = r"[0-9]{1,10}"
 """Slurm's numbers have 32 bits; users name cgroups and set variables, and a longer one would become a label."""
 _SLURM = re.compile(rf"(?:/slurm[^/]*/uid_[0-9]+|slurmstepd\.scope)/job_({_JOB})(?:/|$)|/job_({_JOB})/step_")
 """Version 1 names the user in between, version 2 does not; with several daemons a node, its name is in there too."""
+_UNNUMBERED_JOB = re.compile(r"(?:/[^/]+)*/[^/]*slurmstepd\.scope/s[0-9A-HJKMNP-TV-Z]{13}(?=/step_)")
+"""Cgroup of a job since Slurm 26.05: named by an identifier that does not contain the number."""
 _STEP_DAEMON = re.compile(rf"slurmstepd: \[({_JOB})[.+]", re.ASCII)
 """Title of the daemon of a job's step: `slurmstepd: [4112.batch]`."""
 _MOST_ANCESTORS = 64
+_MOST_STEPS = 64
 _ENVIRONMENT = frozenset((b"HOSTNAME", b"POD_NAME", b"POD_NAMESPACE"))
 
 
@@ -62,9 +67,10 @@ class Processes:
         """Prepare.
 
         Args:
-            root: folder that contains `proc` and `etc`.
+            root: folder that contains `proc`, `sys` and `etc`.
         """
         self._proc = str(root / "proc")
+        self._cgroups = root / "sys/fs/cgroup"
         self._passwd = str(root / "etc/passwd")
         self._passwd_changed: int | None = None
         self._users: dict[int, str] = {}
@@ -115,7 +121,7 @@ class Processes:
         paths = [line.split(":", 2)[-1] for line in cgroup.split("\n")]
         pod_uid = next((match[1] for path in paths if (match := _POD.search(path))), "")
         job = next((match[1] or match[2] for path in paths if (match := _SLURM.search(path))), "")
-        job = job or ("" if pod_uid else self._job_of_step_daemon(pid))
+        job = job or ("" if pod_uid else self._job_of_ancestors(pid) or self._job_of_cgroups(paths))
         return Process(
             started=started,
             user=self._user(status),
@@ -128,18 +134,37 @@ class Processes:
             outside_kubernetes=not pod_uid and any(path.strip("/.") for path in paths),
         )
 
-    def _job_of_step_daemon(self, pid: int) -> str:
+    def _job_of_ancestors(self, pid: int) -> str:
         """Return the job whose step daemon is an ancestor of the process; empty without one."""
         ancestor: int | None = pid
         for _ in range(_MOST_ANCESTORS):
             ancestor = self._number(ancestor, _PARENT) if ancestor else None
             if not ancestor:
                 return ""
-            title = (_read_some(f"{self._proc}/{ancestor}/cmdline") or b"").decode(errors="replace")
-            match = _STEP_DAEMON.match(title)
-            if match and _uid(_read_some(f"{self._proc}/{ancestor}/status") or b"") == "0":
-                return match[1]
+            if job := self._job_of_step_daemon(ancestor):
+                return job
         return ""
+
+    def _job_of_cgroups(self, paths: Iterable[str]) -> str:
+        """Return the job whose cgroup contains the process, by the step daemons in it.
+
+        They are not among the ancestors of a daemon, or of a session that pam_slurm_adopt moved into the job.
+        """
+        folder = next((match[0] for path in paths if (match := _UNNUMBERED_JOB.match(path))), None)
+        if folder is None:
+            return ""
+        steps = (self._cgroups / folder[1:]).glob("step_*/slurm/cgroup.procs")
+        for step in islice(steps, _MOST_STEPS):
+            for pid in (_read_some(str(step)) or b"").split():
+                if pid.isdigit() and (job := self._job_of_step_daemon(int(pid))):
+                    return job
+        return ""
+
+    def _job_of_step_daemon(self, pid: int) -> str:
+        """Return the job of a step daemon; empty if the process is something else."""
+        title = (_read_some(f"{self._proc}/{pid}/cmdline") or b"").decode(errors="replace")
+        match = _STEP_DAEMON.match(title)
+        return match[1] if match and _uid(_read_some(f"{self._proc}/{pid}/status") or b"") == "0" else ""
 
     def _user(self, status: bytes) -> str:
         uid = _uid(status)
