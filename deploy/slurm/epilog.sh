@@ -26,9 +26,25 @@ request() {
   curl --silent --fail --max-time 5 --request POST "$url/-/$1" >/dev/null ||
     systemctl kill --signal="$2" stallscope-exporter.service 2>/dev/null
 }
+# Print the PCI addresses of the job's GPUs. Slurm numbers GPUs by their device files (/dev/nvidia0), nvidia-smi by their
+# addresses: on some machines the same number is another job's GPU.
+addresses() {
+  for number in $(printf %s "$SLURM_JOB_GPUS" | tr , ' '); do
+    case $number in *[!0-9]*) return 1 ;; esac
+    found=$(grep -lE "^Device Minor:[[:space:]]*${number}[[:space:]]*$" \
+      "${STALLSCOPE_DRIVER_GPUS:-/proc/driver/nvidia/gpus}"/*/information 2>/dev/null) || return 1
+    found=${found%/information}
+    printf '%s%s' "${separator:-}" "${found##*/}"
+    separator=,
+  done
+}
 if [ "${STALLSCOPE_RESET_GPUS:-0}" = 1 ] && [ -n "${SLURM_JOB_GPUS:-}" ]; then
-  request "release?for=60s" SIGUSR1 && sleep "${STALLSCOPE_RELEASE_WAIT:-3}"
-  nvidia-smi --gpu-reset --id="$SLURM_JOB_GPUS" >&2 || echo "stallscope: GPUs $SLURM_JOB_GPUS: not reset; run nvidia-smi --gpu-reset when no process uses them" >&2
-  request resume SIGUSR2
+  if gpus=$(addresses); then
+    request "release?for=60s" SIGUSR1 && sleep "${STALLSCOPE_RELEASE_WAIT:-3}"
+    nvidia-smi --gpu-reset --id="$gpus" >&2 || echo "stallscope: GPUs $gpus: not reset; run nvidia-smi --gpu-reset when no process uses them" >&2
+    request resume SIGUSR2
+  else
+    echo "stallscope: GPUs $SLURM_JOB_GPUS: not reset, because the driver lists no such device files; check File= in gres.conf" >&2
+  fi
 fi
 exit 0 # any other status drains the node

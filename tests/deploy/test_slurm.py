@@ -370,9 +370,19 @@ def test_a_destroyed_mig_instance_does_not_block_a_job(job: dict[str, str], tmp_
             server.terminate()
 
 
+def driver_lists(folder: Path, **minors: int) -> str:
+    """Return a folder in which the driver lists GPUs, by the digit of their bus, with the numbers of their device files."""
+    for bus, minor in minors.items():
+        listed = folder / f"0000:{bus.removeprefix('b')}7:00.0"
+        listed.mkdir(parents=True)
+        (listed / "information").write_text(f"Model: \t\t NVIDIA H100\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n")
+    return str(folder)
+
+
 @needs_curl
 def test_the_exporter_releases_gpus_while_the_epilog_resets_them(job: dict[str, str], tmp_path: Path) -> None:
     binaries = Path(job["PATH"].partition(":")[0])
+    job |= {"STALLSCOPE_DRIVER_GPUS": driver_lists(tmp_path / "gpus", b0=3, b1=0, b2=10)}
     program(binaries, "nvidia-smi", f'#!/bin/sh\necho "$@" > {tmp_path}/reset\ncp {tmp_path}/log {tmp_path}/before\n')
     with node_exporter("healthy", tmp_path) as url:
         environment = {**job, "STALLSCOPE_NODE_URL": url, "STALLSCOPE_RELEASE_WAIT": "0", "SLURM_JOB_GPUS": "0,3"}
@@ -382,7 +392,7 @@ def test_the_exporter_releases_gpus_while_the_epilog_resets_them(job: dict[str, 
             [FOLDER / "epilog.sh"], env={**environment, "STALLSCOPE_RESET_GPUS": "1"}, check=True, timeout=30
         )
         log = (tmp_path / "log").read_text()
-    assert (tmp_path / "reset").read_text() == "--gpu-reset --id=0,3\n"
+    assert (tmp_path / "reset").read_text() == "--gpu-reset --id=0000:17:00.0,0000:07:00.0\n"
     before = (tmp_path / "before").read_text()
     assert "releasing the GPUs" in before
     assert "reopening the GPUs" not in before
@@ -396,12 +406,29 @@ def test_the_epilog_sends_signals_to_an_exporter_without_release_requests(job: d
         program(binaries, name, f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
     settings = {"STALLSCOPE_RESET_GPUS": "1", "STALLSCOPE_RELEASE_WAIT": "0", "SLURM_JOB_GPUS": "0"}
     settings["STALLSCOPE_NODE_URL"] = f"http://127.0.0.1:{free_port()}"
+    settings["STALLSCOPE_DRIVER_GPUS"] = driver_lists(tmp_path / "gpus", b0=0)
     subprocess.run([FOLDER / "epilog.sh"], env={**job, **settings}, check=True, timeout=30)
     assert (tmp_path / "calls").read_text().splitlines() == [
         "systemctl kill --signal=SIGUSR1 stallscope-exporter.service",
-        "nvidia-smi --gpu-reset --id=0",
+        "nvidia-smi --gpu-reset --id=0000:07:00.0",
         "systemctl kill --signal=SIGUSR2 stallscope-exporter.service",
     ]
+
+
+@pytest.mark.parametrize("numbers", ["2", "0,2", "NoDevFiles", "GPU-1", "."])
+def test_the_epilog_resets_no_gpu_if_the_driver_lists_no_device_file_of_that_number(
+    job: dict[str, str], tmp_path: Path, numbers: str
+) -> None:
+    binaries = Path(job["PATH"].partition(":")[0])
+    for name in ("nvidia-smi", "systemctl", "curl"):
+        program(binaries, name, f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
+    settings = {"STALLSCOPE_RESET_GPUS": "1", "SLURM_JOB_GPUS": numbers}
+    settings["STALLSCOPE_DRIVER_GPUS"] = driver_lists(tmp_path / "gpus", b0=0, b1=1)
+    done = subprocess.run(
+        [FOLDER / "epilog.sh"], env={**job, **settings}, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert f"GPUs {numbers}: not reset" in done.stderr
+    assert not (tmp_path / "calls").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
