@@ -190,7 +190,7 @@ MALFORMED = [
     ("path.rootfs", "", "a path"),
     ("report.unix-socket", "report.sock", "an absolute path"),
     ("report.udp-address", "localhost", "HOST:PORT"),
-    ("report.udp-address", ":19400", "with a host"),
+    ("report.udp-address", "::19400", "HOST:PORT"),
     ("report.expiry", "0s", "from 1s to 30d"),
     ("report.max-runs", "-1", "from 1 to 10000"),
     ("report.max-ranks", "1e3", "from 1 to 100000"),

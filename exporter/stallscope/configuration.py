@@ -112,12 +112,9 @@ def parse_optional_address(text: str) -> Address | None:
     if not text:
         return None
     try:
-        address = parse_address(text)
+        return parse_address(text)
     except ValueError as problem:
         raise ValueError(f"{problem}, or empty to disable it") from None
-    if not address.host:
-        raise ValueError("HOST:PORT with a host, or empty to disable it")
-    return address
 
 
 def parse_optional_path(text: str) -> Path | None:
@@ -389,7 +386,7 @@ class Configuration:
             parse_optional_address,
             f"127.0.0.1:{DEFAULT_PORT}",
             "ADDRESS",
-            "UDP address for training reports; empty to disable it.",
+            "UDP address for training reports: HOST:PORT, :PORT for all interfaces, [IPV6]:PORT; empty to disable it.",
         )
     )
     report_expiry: float = field(

@@ -248,7 +248,7 @@ def test_only_reports_with_the_generated_token_are_accepted(tmp_path: Path) -> N
     (web, udp) = free_ports(2)
     service = services("compose.yml")["exporter"]
     folder = tree(service, tmp_path)
-    command = [word.replace("0.0.0.0:19400", f"127.0.0.1:{udp}") for word in moved(service, folder)]
+    command = [word.replace("udp-address=:19400", f"udp-address=127.0.0.1:{udp}") for word in moved(service, folder)]
     command = [word.replace("=:19400", f"=127.0.0.1:{web}") for word in command]
     file = folder / "var/lib/stallscope/token"
     arguments, environment = exporter_in(folder, command)

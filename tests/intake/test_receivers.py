@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.common.address import all_interfaces
 from stallscope.intake.dispatcher import BatchLimits, Dispatcher
 from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.intake.runs import Transport
@@ -88,6 +89,29 @@ def test_a_unix_datagram_arrives_with_the_senders_pid(reception: Reception, path
     code = f"import socket; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'hello', {str(path)!r})"
     with opened(reception, UnixReceiver(path)), subprocess.Popen([sys.executable, "-c", code]) as child:
         assert reception.next() == (b"hello", "unix", child.pid)
+
+
+@pytest.mark.skipif(all_interfaces() != "::", reason="this machine has no IPv6")
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_without_a_host_reports_arrive_over_ipv4_and_ipv6(
+    reception: Reception, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver = UdpReceiver("", 0)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with opened(reception, receiver), socket.socket(family, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"refuse", (address, receiver.port))
+        assert reception.next() == (b"refuse", "udp", None)
+        until(lambda: f" from {address} " in caplog.text)
+
+
+def test_on_a_machine_without_ipv6_reports_without_a_host_arrive_over_ipv4(
+    reception: Reception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "AF_INET6", 12345)
+    receiver = UdpReceiver("", 0)
+    with opened(reception, receiver), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"hello", ("127.0.0.1", receiver.port))
+        assert reception.next() == (b"hello", "udp", None)
 
 
 def test_a_udp_datagram_arrives_without_pid(reception: Reception) -> None:

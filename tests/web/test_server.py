@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.common.address import Address, sender_of
+from stallscope.common.address import Address, all_interfaces, sender_of
 from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.web.http import server as server_module
 from stallscope.web.http.request import Request
@@ -558,7 +558,7 @@ def test_a_host_that_is_no_name_is_refused(host: str) -> None:
         Server(Address(host, 0), answer)
 
 
-needs_ipv6 = pytest.mark.skipif(server_module._all_interfaces() != "::", reason="this machine has no IPv6")
+needs_ipv6 = pytest.mark.skipif(all_interfaces() != "::", reason="this machine has no IPv6")
 
 
 @needs_ipv6
@@ -569,7 +569,7 @@ def test_listens_on_ipv6(make_server: MakeServer) -> None:
 
 
 @needs_ipv6
-def test_an_address_without_a_host_is_all_interfaces_of_both_kinds(make_server: MakeServer) -> None:
+def test_an_address_without_a_host_isall_interfaces_of_both_kinds(make_server: MakeServer) -> None:
     server = make_server("")
     assert get(server, "/client", host="127.0.0.1") == (200, b"::ffff:127.0.0.1")
     assert get(server, "/client", host="::1") == (200, b"::1")

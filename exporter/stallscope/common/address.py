@@ -41,6 +41,18 @@ def parse_address(text: str) -> Address:
     return Address(plain, int(port))
 
 
+def all_interfaces() -> str:
+    """Return the IPv6 wildcard, which accepts IPv4 too, if the machine has IPv6; otherwise that of IPv4."""
+    import socket  # which the shim does not need here
+
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"  # noqa: S104 - the meaning of an address without a host
+    return "::"
+
+
 @lru_cache(1024)
 def sender_of(client: str) -> str:
     """Return the part of a client's address that identifies the client: for IPv6 its network of 2^64 addresses."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stallscope.common.address import Address, all_interfaces
 from stallscope.intake.pending import Datagram, PassedFile, sessions_terminated
 from stallscope.intake.runs import Transport
 from stallscope.protocol.signature import is_signed
@@ -181,11 +182,11 @@ class UdpReceiver(Receiver):
         """Take the address.
 
         Args:
-            host: name or address of this machine.
+            host: name or address of this machine; empty for all interfaces.
             port: 0 lets the kernel choose.
             notices: treat text from a known sender that is not a report as its notice of SIGTERM or SIGHUP.
         """
-        super().__init__("udp", f"UDP {host}:{port}")
+        super().__init__("udp", f"UDP {Address(host, port)}")
         self._host = host
         self._port = port
         self._notices = notices
@@ -215,12 +216,15 @@ class UdpReceiver(Receiver):
 
     def _bind(self) -> socket.socket:
         # Bytes, because text would load Python's IDNA tables, which take a megabyte.
-        found = socket.getaddrinfo(self._host.encode(), self._port, type=socket.SOCK_DGRAM)
+        host = self._host or all_interfaces()
+        found = socket.getaddrinfo(host.encode(), self._port, type=socket.SOCK_DGRAM)
         kind, _type, protocol, _name, address = found[0]
         bound = socket.socket(kind, socket.SOCK_DGRAM, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+            if kind == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
             bound.bind(address)
         except OSError:
             bound.close()
@@ -228,7 +232,7 @@ class UdpReceiver(Receiver):
         return bound
 
     def _origin(self, address: Any) -> str:
-        return str(address[0])
+        return str(address[0]).removeprefix("::ffff:")  # of IPv4 senders, where the socket accepts both
 
     def _remedy(self, error: OSError) -> str:
         return "choose a free port" if error.errno == errno.EADDRINUSE else "choose an address of this machine"

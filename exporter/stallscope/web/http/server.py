@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import h11
 
-from stallscope.common.address import Address, sender_of
+from stallscope.common.address import Address, all_interfaces, sender_of
 from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.web.http import response
 from stallscope.web.http.peer import Peer
@@ -399,7 +399,7 @@ def _listen(address: Address) -> socket.socket:
     Raises:
         ListenError: the address can't be listened on.
     """
-    host = address.host or _all_interfaces()
+    host = address.host or all_interfaces()
     problem: OSError | None = None
     try:
         found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -418,16 +418,6 @@ def _listen(address: Address) -> socket.socket:
     except OSError as unknown:
         problem = unknown
     raise ListenError(_explanation(address, problem or OSError("no address found"))) from None
-
-
-def _all_interfaces() -> str:
-    """The IPv6 wildcard, which takes IPv4 too, where the machine has IPv6."""
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-            probe.bind(("::", 0))
-    except OSError:
-        return "0.0.0.0"  # noqa: S104 - the meaning of an address without a host
-    return "::"
 
 
 def _explanation(address: Address, problem: OSError) -> str:
