@@ -14,13 +14,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stallscope.catalogue.metrics import BELOW_LEVELS, UTILIZATION_BUCKETS
+from stallscope.drivers.signals import SIGNALS
 
 FOLDER = Path(__file__).parents[1] / "prometheus" / "rules"
 
 SUBJECT = "cluster, job, instance, gpu, uuid, mig, measured_by"
 TARGET = "cluster, job, instance"
-RATIOS = ("stallscope_gpu_utilization_ratio", "stallscope_gpu_memory_utilization_ratio")
-"""Signals that are implausible above 1."""
+_MOST = {
+    **{f"stallscope_gpu_{signal.name}": signal.most for signal in SIGNALS if not isinstance(signal.most, str)},
+    "stallscope_gpu_utilization_ratio": 1,
+    "stallscope_gpu_memory_utilization_ratio": 1,
+    # DCGM's shares of activity are quotients of two counters, which may exceed 1 slightly.
+    **dict.fromkeys(("gpu:sm_active:ratio", "gpu:dram_active:ratio", "gpu_pipe:active:ratio"), 1.1),
+    **{
+        f"gpu:{signal.name.removesuffix('_bytes_total')}:bytes_per_second": signal.most_per_second
+        for signal in SIGNALS
+        if signal.name.startswith(("pcie_", "nvlink_")) and signal.name.endswith("_bytes_total")
+    },
+}
+"""Largest plausible value of each signal, as for those of Stallscope's own drivers."""
+_MOST_OF_ALL = 1e14
 MHZ, MEBI, PERCENT = 1e6, 2.0**20, 0.01
 
 
@@ -80,21 +93,23 @@ class Row:
 
     @property
     def value(self) -> str:
-        """The family converted to Stallscope's unit."""
-        if self.signal == _TEMPERATURE:
-            return f"{self.family} {_PLAUSIBLE_CELSIUS}"
-        if self.factor == 1:
-            return self.family
+        """The family converted to Stallscope's unit, without implausible values."""
+        value = self.family
         if self.factor < 1:
-            return f"{self.family} / {_number(1 / self.factor)}"
-        return f"{self.family} * {_number(self.factor)}"
+            value += f" / {_number(1 / self.factor)}"
+        elif self.factor > 1:
+            value += f" * {_number(self.factor)}"
+        if self.signal == _TEMPERATURE:
+            value += " > 0"
+        most = _MOST.get(self.signal)
+        return value if most is None or most >= _MOST_OF_ALL else f"{value} <= {_number(most)}"
 
 
 def _number(value: float) -> str:
     exponent = round(math.log10(value))
     if exponent >= 6 and value == 10.0**exponent:
         return f"1e{exponent}"
-    return f"{value:.0f}"
+    return f"{value:.0f}" if value == int(value) else f"{value}"
 
 
 @dataclass(frozen=True)
@@ -132,7 +147,7 @@ class GpuCollector:
     def values(self, signal: str, labels: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """Return the expressions of a signal, one for each name set that has it."""
         return tuple(
-            f"{self.scoped(row)} <= 1" if signal in RATIOS else self.scoped(row)
+            self.scoped(row)
             for names in self.name_sets
             for row in names.rows
             if row.signal == signal and (labels is None or row.labels == labels)
@@ -197,7 +212,8 @@ class GpuCollector:
         """Return the first value of each GPU, under the labels that the rules use for the GPU."""
         # NaN, negative values and DCGM's "not supported" (2^47 and 2^63) are missing values: a counter integrated from
         # them would never recover.
-        value = f"max by (cluster, {', '.join(self.keys)}) (\n{block(first_of(*expressions))}\n) >= 0 < 1e14"
+        value = f"max by (cluster, {', '.join(self.keys)}) (\n{block(first_of(*expressions))}\n) >= 0"
+        value += f" < {_number(_MOST_OF_ALL)}"
         return (
             f"max by ({SUBJECT}) (\n"
             f'    gpu:identity:info{{measured_by="{self.name}"}}\n'
@@ -283,8 +299,6 @@ _ECC = "stallscope_gpu_ecc_errors_total"
 _REMAPPED = "stallscope_gpu_remapped_rows"
 _CLOCK = "stallscope_gpu_clock_hertz"
 _TEMPERATURE = "stallscope_gpu_temperature_celsius"
-_PLAUSIBLE_CELSIUS = "> 0 <= 150"
-"""A missing sensor is exported as 0, 255, 65535 or a blank of 32 or 64 bits, depending on exporter and version."""
 _CORRECTED, _UNCORRECTED = {"kind": "corrected"}, {"kind": "uncorrected"}
 _SM, _MEMORY_CLOCK = {"clock": "sm"}, {"clock": "memory"}
 _GPU_SENSOR, _MEMORY_SENSOR = {"sensor": "gpu"}, {"sensor": "memory"}
@@ -689,6 +703,17 @@ def unusable() -> Iterator[Rule]:
         {"measured_by": "stallscope", "reason": "native_histograms"},
         "1 for each Stallscope exporter whose histograms Prometheus converts at the scrape: the rules need classic "
         "ones.",
+    )
+    moved = (
+        f'{name}{{exported_{label}!=""}}'
+        for name in ("stallscope_training_rank_info", "stallscope_gpu_owner_info")
+        for label in ("namespace", "pod", "slurm_job", "user")
+    )
+    yield Rule(
+        record,
+        f"group by ({TARGET}) (\n{block(first_of(*moved))}\n)",
+        {"measured_by": "stallscope", "reason": "labels_overridden"},
+        "1 for each Stallscope exporter whose target has labels that replace those of trainings and owners.",
     )
     yield Rule(
         record,

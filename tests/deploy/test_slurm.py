@@ -371,11 +371,11 @@ def test_a_destroyed_mig_instance_does_not_block_a_job(job: dict[str, str], tmp_
 
 
 def driver_lists(folder: Path, **minors: int) -> str:
-    """Return a folder in which the driver lists GPUs, by the digit of their bus, with the numbers of their device files."""
+    """Return a folder in which the driver lists GPUs, by the digit of their bus, with the numbers of their files."""
     for bus, minor in minors.items():
         listed = folder / f"0000:{bus.removeprefix('b')}7:00.0"
         listed.mkdir(parents=True)
-        (listed / "information").write_text(f"Model: \t\t NVIDIA H100\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n")
+        (listed / "information").write_text(f"Model: \t\t NVIDIA H100\nDevice Minor: \t {minor}\nExcluded:\t No\n")
     return str(folder)
 
 

@@ -93,6 +93,23 @@ def test_a_prometheus_that_changes_series_at_the_scrape_is_reported(
     rulebook.check(story, {UNUSABLE: found}, rule_files=ALL)
 
 
+@pytest.mark.parametrize("label", ["namespace", "pod", "slurm_job", "user"])
+@pytest.mark.parametrize("name", ["stallscope_training_rank_info", "stallscope_gpu_owner_info"])
+def test_a_target_whose_labels_replace_those_of_trainings_is_reported(
+    rulebook: Rulebook, name: str, label: str
+) -> None:
+    labels = {label: "monitoring", f"exported_{label}": "vision"}
+    story = [*exporter(), series(name, steady(1), **TARGET, **labels)]
+    found: list[tuple[Labels, float]] = [({"job": TARGET["job"], "reason": "labels_overridden"}, 1)]
+    rulebook.check(story, {UNUSABLE: found}, rule_files=ALL)
+
+
+@pytest.mark.parametrize("name", ["stallscope_training_rank_info", "stallscope_gpu_owner_info"])
+def test_a_target_that_keeps_the_labels_of_trainings_can_be_used(rulebook: Rulebook, name: str) -> None:
+    story = [*exporter(), series(name, steady(1), **TARGET, namespace="vision", pod="train-0", user="ada")]
+    rulebook.check(story, {UNUSABLE: []}, rule_files=ALL)
+
+
 def test_classic_histograms_beside_native_ones_can_be_used(rulebook: Rulebook) -> None:
     """`always_scrape_classic_histograms` keeps both."""
     native = series("stallscope_training_step_seconds", steady(1), **TARGET, run="train", rank="0")

@@ -690,6 +690,45 @@ def test_a_garbage_temperature_is_no_temperature_and_no_heat(rulebook: Rulebook,
     )
 
 
+_SPIKES = (82_505.0, 644_245_923.0, 2.0**32)
+"""Numbers that dcgm-exporter exported once among many plausible ones, in several families."""
+
+
+@pytest.mark.parametrize(
+    ("exporter", "family", "signal", "value"),
+    [
+        (A, "DCGM_FI_DEV_POWER_USAGE", "stallscope_gpu_power_watts", 300),
+        (A, "DCGM_FI_DEV_SM_CLOCK", "stallscope_gpu_clock_hertz{clock='sm'}", 1980),
+        (A, "DCGM_FI_PROF_SM_ACTIVE", "gpu:sm_active:ratio", 0.5),
+        (A, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "gpu_pipe:active:ratio{pipe='tensor'}", 0.5),
+        (A, "DCGM_FI_PROF_DRAM_ACTIVE", "gpu:dram_active:ratio", 0.5),
+        (A, "DCGM_FI_DEV_PCIE_LINK_WIDTH", "stallscope_gpu_pcie_link_width", 16),
+        ("nvidia_gpu_exporter", "nvidia_smi_power_draw_watts", "stallscope_gpu_power_watts", 300),
+        ("amd_device_metrics_exporter", "gpu_package_power", "stallscope_gpu_power_watts", 300),
+    ],
+)
+def test_a_value_that_no_gpu_can_have_is_missing_and_the_others_remain(
+    rulebook: Rulebook, exporter: str, family: str, signal: str, value: float
+) -> None:
+    spikes = " ".join(f"{spike} {value}x8" for spike in _SPIKES)
+    story = without(exposed(exporter, {}, instance="bad:9400"), family)
+    text = (PAGES / f"{exporter}.prom").read_text(encoding="utf-8").replace(_NUMBER, "bad")
+    given = next((line for line in text.splitlines() if line.startswith(f"{family}{{")), "")
+    labels = dict(_LABEL.findall(given)) or {"gpu": "0", "UUID": "GPU-bad", "modelName": "NVIDIA H100"}
+    story.append(series(family, f"{value}x9 {spikes}", **labels | {"job": "gpu", "instance": "bad:9400"}))
+    observed = f"{signal.removesuffix('}')}{',' if '{' in signal else '{'}instance='bad:9400'}}"
+    factor = 1e6 if "hertz" in signal else 1
+    rulebook.check(
+        story,
+        {
+            f"max(max_over_time({observed}[30m]))": [({}, value * factor)],
+            f"count(count_over_time({observed}[10m])) > bool 0": [({}, 1)],
+        },
+        at="18m",
+        rule_files=CANONICAL_FILES,
+    )
+
+
 @pytest.mark.parametrize("blank", [2**31 - 16, 2**31 - 1, 2**32 - 1, 2**63])
 def test_a_blank_in_place_of_the_reasons_for_low_clocks_is_no_heat(rulebook: Rulebook, blank: int) -> None:
     names = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")

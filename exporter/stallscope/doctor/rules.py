@@ -28,6 +28,7 @@ _REMEDIES = {
     "native_histograms": "set convert_classic_histograms_to_nhcb to false in the job, or "
     "always_scrape_classic_histograms to true",
     "type_labels": "remove type-and-unit-labels from Prometheus' --enable-feature",
+    "labels_overridden": "set honor_labels: true in the job (honorLabels in a PodMonitor)",
     "scraped_twice": "remove one of the scrape jobs",
 }
 _BUSY = 0.5
