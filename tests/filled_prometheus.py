@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from stallscope.replay.series import Series
 from tests.installation import PARTS, Part, moved, recorded_before, series
 from tests.known_names import READ
 from tests.prometheus_server import Server, prometheus
 from tests.remote_write import STALE, Receiver, labels_of, samples_of, series_of, times_of
 from tests.scenarios import runner
-from tests.scenarios.series import Series
 
 _RECORDED = '{__name__=~".+:.+|ALERTS.*"}'
 _MESSAGE_BYTES = 8_000_000

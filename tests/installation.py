@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stallscope.replay.series import Series
 from tests.rules.rulebook import GROUPS
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES
 from tests.scenarios.cases.settings import CLOUD_WORK, NODE_WORK, QUIET, SERVER_WORK, negative, positive, run_on
 from tests.scenarios.machines import CLOUD, H100, PAIR, SERVER
-from tests.scenarios.series import Series
 from tests.scenarios.story import ALWAYS, GIB, From, Gpu, Host, Node, Run, Story
 
 SCRAPE_SECONDS = 30

@@ -23,7 +23,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "capacity": "catalogue clients common drivers owners",
         "catalogue": "",
         "cli": "analysis capacity catalogue clients collectors common configuration doctor drivers intake protocol"
-        " report sampling shim simulation stack summary terminal view web",
+        " replay report sampling shim simulation stack summary terminal view web",
         "clients": "catalogue common",
         "collectors": "catalogue common drivers owners sampling",
         "common": "",
@@ -34,6 +34,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "integrations": "protocol shim",
         "owners": "drivers",
         "protocol": "",
+        "replay": "clients common stack",
         "report": "analysis catalogue clients common view",
         "sampling": "catalogue common",
         "shim": "common protocol",

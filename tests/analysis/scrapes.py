@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from stallscope.clients.prometheus import Prometheus
+from stallscope.replay.series import Series
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
-from tests.scenarios.series import Series
 
 SCRAPES = 61
 INTERVAL = 30

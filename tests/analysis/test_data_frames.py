@@ -18,6 +18,7 @@ import pytest
 from stallscope.analysis import Frames, frames, pieces
 from stallscope.analysis.runs import RunError, UnknownRunError
 from stallscope.clients.prometheus import Prometheus
+from stallscope.replay.series import Series
 from tests.analysis.scrapes import (
     BUSY,
     DATA_WAIT,
@@ -35,7 +36,6 @@ from tests.analysis.scrapes import (
 )
 from tests.installation import part
 from tests.scenarios.case import render
-from tests.scenarios.series import Series
 
 NODE = "plain:19400"
 RESTART = 31

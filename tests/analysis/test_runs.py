@@ -18,8 +18,8 @@ from stallscope.analysis.runs import (
     find_run,
     run_names,
 )
+from stallscope.replay.series import Series
 from tests.analysis.scrapes import INTERVAL, SCRAPES, Held, gauge, of_rank, scraped
-from tests.scenarios.series import Series
 
 LATE = range(17, 45)
 NAME = 'od"d\\|.*\n\x1b'

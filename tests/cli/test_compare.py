@@ -16,9 +16,9 @@ from stallscope.analysis.run_figures import RunFigures
 from stallscope.cli import compare
 from stallscope.cli._comparison import text
 from stallscope.clients.prometheus import Prometheus
+from stallscope.replay.series import Series
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
-from tests.scenarios.series import Series
 
 SCRAPES = 61
 """One every half a minute."""

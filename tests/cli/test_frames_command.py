@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 from stallscope.cli import frames
+from stallscope.replay.series import Series
 from tests.analysis.scrapes import SCRAPES, of_gpu, of_host, of_rank, scraped, there
-from tests.scenarios.series import Series
 
 
 def everything() -> Iterator[Series]:

@@ -15,10 +15,10 @@ import pytest
 
 from stallscope.cli import report
 from stallscope.clients.prometheus import PrometheusError
+from stallscope.replay.series import Series
 from tests.filled_prometheus import write
 from tests.free_ports import free_port
 from tests.prometheus_server import prometheus
-from tests.scenarios.series import Series
 
 SCRAPES = 61
 """One every half a minute."""

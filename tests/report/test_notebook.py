@@ -16,12 +16,12 @@ import pytest
 from stallscope.analysis import frames
 from stallscope.analysis.runs import Run, find_run
 from stallscope.clients.prometheus import Prometheus
+from stallscope.replay.series import Series
 from stallscope.report import from_frames, notebook
 from stallscope.report.document import Areas, Figure, HeatMap, Histogram, Notice, Section
 from stallscope.report.options import Options
 from stallscope.report.subject import of_everything, of_run
 from tests.analysis.scrapes import BUSY, DATA_WAIT, INTERVAL, SCRAPES, of_gpu, of_rank, scraped
-from tests.scenarios.series import Series
 
 LIBRARIES = {"stallscope", "pandas", "pyarrow", "matplotlib", "jinja2", "requests"}
 """Libraries of `stallscope[analysis]`."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from stallscope.replay import rule_files
 from tests.promql_names import Matcher, Selector, names_in
 
 _PROMETHEUS = Path(__file__).parents[2] / "prometheus"
@@ -21,18 +22,11 @@ _FILES = {path.stem: path for path in sorted((_PROMETHEUS / "rules").glob("*.yml
 ADAPTERS = tuple(stem for stem in _FILES if stem.startswith("canonical"))
 """Files that record the series of other exporters under Stallscope's names. They read one another."""
 LAYERS: Mapping[str, tuple[str, ...]] = {
-    "constants": ("thresholds", "causes"),
+    "constants": rule_files.LAYERS["constants"],
     "adapters": ADAPTERS,
-    "subjects": ("subjects",),
-    "signals": ("trends", "signals"),
-    "causes": (
-        *("limits", "hardware", "xid", "host", "ranks", "input", "device", "goodput", "hours"),
-        *("steps", "time", "use", "memory"),
-    ),
-    "verdicts": ("verdicts",),
-    "totals": ("totals",),
+    **{name: stems for name, stems in rule_files.LAYERS.items() if name != "constants"},
 }
-"""Files by layer, in the order of evaluation. A file reads only files before it, and itself."""
+"""Files by layer, in the order of evaluation, the adapters included."""
 ORDER = tuple(stem for stems in LAYERS.values() for stem in stems)
 README = _PROMETHEUS / "README.md"
 _BEGIN = "<!-- Layers: generated from the rule files by `make generate`; do not edit. -->\n"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.rules.layers import ADAPTERS, ORDER
+from stallscope.replay.rule_files import group_of, rule_files
+from tests.rules.layers import ADAPTERS
 
 if TYPE_CHECKING:
     from tests.rules.together import Document, Together
@@ -21,15 +22,12 @@ ROOT = Path(__file__).parents[2]
 _RULES = ROOT / "prometheus" / "rules"
 CANONICAL_FILES = tuple(_RULES / f"{stem}.yml" for stem in ADAPTERS)
 """Rule files that convert the series of other exporters; without such series they record nothing."""
-ALERT_FILES = tuple(path for path in sorted((ROOT / "alerts").glob("*.yml")) if path.name != "alertmanager.yml")
-RULE_FILES = (*(_RULES / f"{stem}.yml" for stem in ORDER if stem not in ADAPTERS), *ALERT_FILES)
+RULE_FILES = tuple(rule_files())
 """Layer by layer; the thresholds come first."""
+ALERT_FILES = tuple(path for path in RULE_FILES if path.parent.name == "alerts")
 SHARED = ("thresholds", "subjects", "trends", "signals")
 """Names of the files that most other files read."""
-GROUPS = (
-    *(f"stallscope-{path.stem}" for path in RULE_FILES if path.parent.name == "rules"),
-    *(f"stallscope-alerts-{path.stem.replace('_', '-')}" for path in ALERT_FILES),
-)
+GROUPS = tuple(map(group_of, RULE_FILES))
 """In the order of evaluation."""
 _CANONICAL_GROUPS = tuple(f"stallscope-{path.stem.replace('_', '-')}" for path in CANONICAL_FILES)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from stallscope.replay.rule_engine import Alert, in_seconds, parse_alerts
 from tests.promql_names import names_in
-from tests.scenarios.runner import Alert, in_seconds, parse_alerts
 
 Document = Mapping[str, Any]
 """A promtool test file of one story: its rule files, interval and one test."""

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from stallscope.replay import rule_engine
 from tests.benchmarks.__main__ import machine
 from tests.scenarios import absence, account, life, runner, score
 from tests.scenarios.case import Case, render
@@ -286,7 +287,7 @@ def _identity(labels: Mapping[str, str]) -> str:
     return " ".join(f"{label}={value}" for label, value in sorted(labels.items()) if label not in hidden and value)
 
 
-def _spans(answers: runner.Answers, name: str) -> Mapping[str, list[tuple[str, int, int]]]:
+def _spans(answers: rule_engine.Answers, name: str) -> Mapping[str, list[tuple[str, int, int]]]:
     """For each subject the causes it had, from when to when."""
     spans: dict[str, list[tuple[str, int, int]]] = {}
     for moment, samples in sorted(answers.items()):
@@ -307,7 +308,7 @@ def _print_spans(spans: Mapping[str, list[tuple[str, int, int]]]) -> None:
         print(f"  {subject}: " + ", ".join(f"{cause} {start / 60:g} to {end / 60:g}" for cause, start, end in found))
 
 
-def _print_values(answers: runner.Answers) -> None:
+def _print_values(answers: rule_engine.Answers) -> None:
     rows: dict[str, dict[int, float]] = {}
     for moment, samples in sorted(answers.items()):
         for sample in samples:

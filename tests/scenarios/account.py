@@ -10,11 +10,12 @@ from functools import lru_cache
 import yaml
 
 from stallscope.catalogue.causes import CAUSES, DeviceClass
+from stallscope.replay.rule_engine import Answers, Sample
 from tests.rules.rulebook import ALERT_FILES
 from tests.scenarios.baselines import HEALTHY, Diagnoser
 from tests.scenarios.case import Case, Series
 from tests.scenarios.figures import Account, Firing, Truth
-from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG, Answers, Sample
+from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG
 
 WARM_UP_SECONDS = 300
 """Seconds from the first step until performance is judged (`warmup_seconds`)."""

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, combinations, pairwise
 
+from stallscope.replay.series import Series
 from tests.scenarios.runner import EVALUATION_SECONDS
-from tests.scenarios.series import Series
 
 HEALTHY = "healthy"
 Fired = list[list[str]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from stallscope.replay.series import Series
 from tests.scenarios.disturbance import Disturbance
 from tests.scenarios.page import pages
-from tests.scenarios.series import Series
 from tests.scenarios.story import Story
 
 __all__ = ["KINDS", "MISSING_RANK_ALERTS", "WELL", "Case", "Series", "render"]

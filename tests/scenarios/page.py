@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from stallscope.catalogue.metrics import FAMILIES
+from stallscope.replay.series import Series
 from tests.scenarios.disturbance import Disturbance
 from tests.scenarios.page_gpu import show_gpus
 from tests.scenarios.page_host import show_host
 from tests.scenarios.page_training import show_training
-from tests.scenarios.series import Series
 from tests.scenarios.sheet import Sheet
 from tests.scenarios.story import Story
 from tests.scenarios.world import BEGIN, World

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 
+from stallscope.replay import rule_engine
 from tests.known_names import READ
 from tests.rules.rulebook import GROUPS
 from tests.scenarios import account, delays, runner
@@ -103,7 +104,7 @@ def judge_batch(batch: Sequence[Trial], *, baselines: bool = True, groups: Seque
     moments = runner.evaluations(int(60 * max(trial.case.length for trial in batch)))
     read = [series for each in rendered for series in each if series.name in READ]  # a sixth of the time less
     together = runner.evaluate(read, {runner.EVERYTHING: moments}, groups=groups).samples[runner.EVERYTHING]
-    apart: list[runner.Answers] = [
+    apart: list[rule_engine.Answers] = [
         {moment: [] for moment in runner.evaluations(int(60 * trial.case.length))} for trial in batch
     ]
     for moment, samples in together.items():
@@ -119,7 +120,7 @@ def judge_batch(batch: Sequence[Trial], *, baselines: bool = True, groups: Seque
 
 
 def _judged(
-    trial: Trial, series: Sequence[Series], answers: runner.Answers, *, baselines: bool
+    trial: Trial, series: Sequence[Series], answers: rule_engine.Answers, *, baselines: bool
 ) -> Iterator[tuple[str, Outcome]]:
     truth = account.truth(trial.case, series)
     yield RULES, judge(trial, account.of_rules(trial.case, series, answers), truth)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from stallscope.replay.series import Series
 from tests.scenarios.disturbance import Disturbance, Floats
-from tests.scenarios.series import Series
 
 PORT = 19400
 Mask = NDArray[np.bool_]

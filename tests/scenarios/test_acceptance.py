@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from stallscope.replay import rule_engine
 from tests.scenarios import account, runner
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES
@@ -57,8 +58,8 @@ WORDS = (
 class Answer:
     """Verdicts of the rules on one story."""
 
-    samples: Mapping[str, runner.Answers]
-    words: Mapping[str, Sequence[runner.Alert]]
+    samples: Mapping[str, rule_engine.Answers]
+    words: Mapping[str, Sequence[rule_engine.Alert]]
     """Alerts that fired at any of the moments, by name."""
 
     def verdicts(self, series: str, *, minutes: tuple[float, float] = (20, MINUTES), **labels: str) -> set[str]:
@@ -108,7 +109,7 @@ def answers() -> Mapping[str, Answer]:
     everything = {runner.EVERYTHING: runner.evaluations(LAST), **dict.fromkeys(ASKED, DURING)}
     said = runner.evaluate(series, everything, words=dict.fromkeys(WORDS, DURING))
 
-    def of(cluster: str, samples: Sequence[runner.Sample]) -> list[runner.Sample]:
+    def of(cluster: str, samples: Sequence[rule_engine.Sample]) -> list[rule_engine.Sample]:
         return [sample for sample in samples if sample.labels.get("cluster") == cluster]
 
     return {

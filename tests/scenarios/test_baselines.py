@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from stallscope.replay.series import Series
 from tests.scenarios.baselines import data_wait_over_10, jensen_shannon, sagemaker, utilisation_under_70
-from tests.scenarios.series import Series
 
 SCRAPES = 121
 TARGET = {"job": "stallscope", "instance": "node1:19400"}

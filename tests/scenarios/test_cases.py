@@ -35,7 +35,6 @@ GENERATOR = sorted(
                 "page_gpu",
                 "page_host",
                 "page_training",
-                "series",
                 "sheet",
                 "story",
                 "utilization",
@@ -45,7 +44,7 @@ GENERATOR = sorted(
     }
 )
 MAY_KNOW = re.compile(
-    r"numpy(\.typing)?|stallscope\.catalogue\.metrics|tests\.scenarios\.(case|cases|disturbance|machines|model|page\w*|series|sheet"
+    r"numpy(\.typing)?|stallscope\.catalogue\.metrics|stallscope\.replay\.series|tests\.scenarios\.(case|cases|disturbance|machines|model|page\w*|sheet"
     r"|story|utilization|world)(\.\w+)*"
 )
 META = ("healthy", "compute_bound", "insufficient_data")

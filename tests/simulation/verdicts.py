@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,23 +11,25 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stallscope.collectors.base import Environment, available
 from stallscope.intake.runs import RunRegistry
+from stallscope.replay.series import Series
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
 from stallscope.simulation import Simulation
 from stallscope.simulation.scenarios import scenario
 from tests.rules.rulebook import RULE_FILES
 from tests.scenarios.runner import EVALUATION_SECONDS, evaluate
-from tests.scenarios.series import Series
 
 _POLL_SECONDS = 5.0
-_START = 1.0
+START = 1.0
 """Unix time at the beginning, because an exporter takes 0 for an unknown time."""
 
 
-def series_of(name: str, folder: Path, *, seconds: int, onset: float, gpus: int) -> list[Series]:
-    """Run a scenario with a simulated host, and return what Prometheus stores of it."""
+def pages_of(
+    name: str, folder: Path, *, seconds: int, onset: float, gpus: int, scrape_seconds: int = EVALUATION_SECONDS
+) -> Iterator[str]:
+    """Run a scenario with a simulated host, and yield the exporter's page at each scrape."""
     # Scripted time begins at zero, and nothing has run before.
-    clock, story = ScriptedClock(_START), replace(scenario(name, onset=onset), age=0.0)
+    clock, story = ScriptedClock(START), replace(scenario(name, onset=onset), age=0.0)
     registry = RunRegistry(clock=clock, root=folder)
     simulation = Simulation(
         story,
@@ -44,19 +46,30 @@ def series_of(name: str, folder: Path, *, seconds: int, onset: float, gpus: int)
         if collector.enabled_by_default:
             sampler.add(collector(environment))
     sampler.add_collector("reports", registry.collect)
-    found: dict[tuple[str, frozenset[tuple[str, str]]], list[float | None]] = {}
-    scrapes = seconds // EVALUATION_SECONDS + 1
-    for place in range(scrapes):
-        for _ in range(round(EVALUATION_SECONDS / _POLL_SECONDS) if place else 1):
+    for place in range(seconds // scrape_seconds + 1):
+        for _ in range(round(scrape_seconds / _POLL_SECONDS) if place else 1):
             simulation.advance(_POLL_SECONDS if place else 0.0)
             sampler.run_round()
-        for family in text_string_to_metric_families(sampler.page(openmetrics=False, gzip=False).decode()):
+        yield sampler.page(openmetrics=False, gzip=False).decode()
+
+
+def series_in(pages: Iterable[str], target: Mapping[str, str]) -> list[Series]:
+    """Return what Prometheus stores of pages, one a scrape, from a target with these labels."""
+    found: dict[tuple[str, frozenset[tuple[str, str]]], dict[int, float]] = {}
+    scrapes = 0
+    for place, page in enumerate(pages):
+        scrapes = place + 1
+        for family in text_string_to_metric_families(page):
             for each in family.samples:
-                key = each.name, frozenset(each.labels.items())
-                found.setdefault(key, [None] * scrapes)[place] = each.value
-    labels = {"cluster": name, "job": "stallscope", "instance": "simulated:9400"}
-    up = Series("up", labels, [1.0] * scrapes)
-    return [up, *(Series(each, {**labels, **dict(own)}, values) for (each, own), values in found.items())]
+                found.setdefault((each.name, frozenset(each.labels.items())), {})[place] = each.value
+    up = Series("up", dict(target), [1.0] * scrapes)
+    return [
+        up,
+        *(
+            Series(name, {**target, **dict(own)}, [values.get(place) for place in range(scrapes)])
+            for (name, own), values in found.items()
+        ),
+    ]
 
 
 def verdicts(
@@ -67,7 +80,8 @@ def verdicts(
     for name in names:
         tree = folder / name
         tree.mkdir()
-        stored += series_of(name, tree, seconds=seconds, onset=onset, gpus=gpus)
+        pages = pages_of(name, tree, seconds=seconds, onset=onset, gpus=gpus)
+        stored += series_in(pages, {"cluster": name, "job": "stallscope", "instance": "simulated:9400"})
     wanted = 'run:verdict:ratio5m or gpu:verdict:ratio5m or ALERTS{alertstate="firing"}'
     (answers,) = evaluate(stored, {wanted: [seconds]}, rule_files=_with_short_warmup(folder)).samples.values()
     found: dict[str, dict[str, set[str]]] = {name: {"run": set(), "gpu": set(), "alert": set()} for name in names}

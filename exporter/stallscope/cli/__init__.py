@@ -19,7 +19,7 @@ from stallscope.common.version import __version__
 GROUPS = {
     "observe": ("gpus", "top"),
     "train": ("pick", "run", "stacks", "stop", "trace"),
-    "understand": ("compare", "frames", "report"),
+    "understand": ("compare", "frames", "replay", "report"),
     "set up": ("completion", "doctor", "exporter", "record", "up"),
 }
 """Commands by purpose, in the order of the help."""

@@ -1,4 +1,4 @@
-"""Record the responses of this machine's NVIDIA driver to the exporter, in a file that the tests replay."""
+"""Record the responses of the NVIDIA driver, or with --pages what the exporter measures, in a file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from stallscope.cli import _record_pages as pages
+from stallscope.cli._durations import duration
+from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
 from stallscope.collectors.base import Environment
@@ -219,15 +222,21 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
         "record",
-        usage="stallscope record [flags]",
+        usage="stallscope record [--pages TIME] [flags] [FILE]",
         description="Poll this machine's NVIDIA GPUs as the exporter does, and write every driver call with its "
         "response to a file. Needs no more permissions than nvidia-smi, and changes nothing. The tests replay the "
-        "files in tests/captures/.",
+        "files in tests/captures/.\n\n"
+        "With --pages, write the exporter's page once a second instead, with a short capture of the driver and all "
+        "versions: `stallscope replay` shows the verdicts on it, on any machine. Without a running exporter, one is "
+        "started for the recording. No command lines, tokens or passwords are recorded; names of users, pods and "
+        "jobs are, unless --mask-names is given.",
         examples={
             "stallscope record": "30 seconds of this machine's GPUs",
             "stallscope record --duration 2m --output h100.capture.jsonl": "two minutes, to a named file",
+            "stallscope record --pages 10m slow.pages.gz": "what the exporter measures for ten minutes",
         },
-        notes="Exit status: 0 if a capture was written, 1 if that failed or a call hung, 2 for an invalid command "
+        notes="A recording of pages ends at 16 MiB, about an hour of eight GPUs.\n\n"
+        "Exit status: 0 if a file was written, 1 if that failed or a call hung, 2 for an invalid command "
         "line. Ctrl-C ends the recording early and writes the file.",
     )
     made.add_argument(
@@ -245,6 +254,20 @@ def parser() -> Parser:
         action="store_true",
         help="keep UUIDs, serial numbers, bus IDs and process IDs (default: replace them with numbers)",
     )
+    made.add_argument("file", nargs="?", type=Path, metavar="FILE", help="as --output")
+    made.add_argument("--pages", type=duration("30s", "24h"), metavar="TIME", help="record pages for this duration")
+    made.add_argument(
+        "--exporter.url",
+        dest="exporter",
+        type=exporter_url,
+        metavar="URL",
+        help=f"exporter of --pages (default: {DEFAULT_EXPORTER}, or an own one)",
+    )
+    made.add_argument(
+        "--mask-names",
+        action="store_true",
+        help="with --pages: replace names of users, pods, jobs and machines by numbers",
+    )
     made.add_argument("--force", action="store_true", help="overwrite an existing file")
     made.add_argument("--stand-in", action="store_true", help="mark the file as recorded from a test's driver library")
     return made
@@ -255,7 +278,9 @@ def main(arguments: Sequence[str]) -> int:
     parsed = parser().parse_args(arguments)
     # The collector's log messages do not concern the recording.
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
-    output: Path | None = parsed.output
+    output: Path | None = parsed.output or parsed.file
+    if parsed.pages is not None:
+        return _record_pages(parsed, output or Path(time.strftime("stallscope-%Y-%m-%dT%H-%M-%S.pages.gz")))
     if output is not None and (problem := _refused(output, force=parsed.force)):
         return _fail(problem)
     stop = threading.Event()
@@ -293,6 +318,41 @@ def main(arguments: Sequence[str]) -> int:
     if replay(found.capture) != (found.page, []):
         print("the replayed page differs from the recorded one: the golden page may differ", file=sys.stderr)
     return 0
+
+
+def _record_pages(parsed: argparse.Namespace, output: Path) -> int:
+    if problem := _refused(output, force=parsed.force):
+        return _fail(problem)
+    stop = threading.Event()
+    _stop_at_interrupt(stop)
+    try:
+        with pages.exporter(parsed.exporter or "") as client, output.open("wb") as file:
+            print(f"recording for {parsed.pages:g} s; Ctrl-C ends it early", file=sys.stderr)
+            done = pages.write_pages(
+                file,
+                client,
+                pages.header(client, masked=parsed.mask_names, capture=_driver_capture()),
+                duration=parsed.pages,
+                stop=stop,
+                mask=pages.Mask() if parsed.mask_names else None,
+            )
+    except pages.NoPagesError as problem:
+        return _fail(str(problem))
+    except OSError as error:
+        return _fail(f"{output}: cannot write: {error.strerror}; the file ends there, `stallscope replay` reads it")
+    early = f"; ended early: {done.ended}" if done.ended else ""
+    failed = f", {done.errors} without a page" if done.errors else ""
+    size = output.stat().st_size / 1000
+    print(f"{output}: {done.pages} pages{failed}, {size:.0f} kB{early}", file=sys.stderr)
+    return 0 if done.pages else 1
+
+
+def _driver_capture() -> str:
+    """Return a short capture of the driver's responses; empty without a driver."""
+    try:
+        return text(masked(record(PynvmlLibrary(), duration=INTERVAL).capture))
+    except RecordError:
+        return ""
 
 
 def _stop_at_interrupt(stop: threading.Event) -> None:

@@ -64,7 +64,7 @@ def write_prometheus(
         "alertmanagers": [{"static_configs": [{"targets": [_target(alertmanager)]}]}],
     }
     configuration["rule_files"] = [
-        _literal(_with_thresholds(file, folder, thresholds) if file.name == "thresholds.yml" else file)
+        _literal(with_thresholds(file, folder, thresholds) if file.name == "thresholds.yml" else file)
         for pattern in configuration.get("rule_files", [])
         for file in _files(source.parent, pattern)
     ]
@@ -109,7 +109,12 @@ def _at_this_machine(entry: dict[str, Any], port: Port) -> dict[str, Any]:
     return {**kept, "static_configs": [{"targets": [_target(port)]}]}
 
 
-def _with_thresholds(file: Path, folder: Path, thresholds: Mapping[str, float]) -> Path:
+def with_thresholds(file: Path, folder: Path, thresholds: Mapping[str, float]) -> Path:
+    """Write a copy of `thresholds.yml` with other values into a folder, and return its path.
+
+    Raises:
+        StackError: the file has no threshold of that name.
+    """
     content = _load(file)
     missing = set(thresholds)
     for group in content["groups"]:

@@ -7,16 +7,9 @@ import math
 
 import pytest
 
-from tests.scenarios.runner import (
-    EngineError,
-    Sample,
-    evaluate,
-    evaluations,
-    notation,
-    parse_alerts,
-    parse_samples,
-)
-from tests.scenarios.series import Series
+from stallscope.replay.rule_engine import EngineError, Sample, notation, parse_alerts, parse_samples
+from stallscope.replay.series import Series
+from tests.scenarios.runner import evaluate, evaluations
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Series:
-    """One series on the scrape grid."""
+    """One series as a scraper stores it."""
 
     name: str
     labels: dict[str, str]
     values: list[float | None]
-    """One a scrape, the first at Unix time 0; None where there is no sample; not a number where Prometheus itself did
-    not scrape, so that it stored no mark of an end either."""
+    """One for each scrape, the first at Unix time 0. None where a scrape does not have the series; not a number where
+    Prometheus did not scrape, so that it stored no mark of an end either."""
 
     def sample(self, position: int) -> float | None:
         """Return the value that was stored at a scrape; None if there is none."""

@@ -1,0 +1,149 @@
+"""Verdicts of the rules on a recording of `record --pages`, on any machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stallscope.cli._parser import Parser
+
+if TYPE_CHECKING:
+    from stallscope.replay.pages import Recording
+    from stallscope.replay.verdicts import Replayed, Span, Subject
+
+
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    made = Parser(
+        "replay",
+        usage="stallscope replay [flags] FILE",
+        description="Evaluate the rules on a recording of `stallscope record --pages`, in a fraction of its time, and "
+        "print the verdict of each run and GPU over time, and the alerts. Times count from the start of the "
+        "recording. Needs promtool, which comes with Prometheus; no server is started, except with --open.",
+        examples={
+            "stallscope replay slow.pages.gz": "verdicts and alerts over time",
+            "stallscope replay --threshold warmup_seconds=30 short.pages.gz": "judge after 30 s, not 5 min",
+            "stallscope replay --open slow.pages.gz": "also a Prometheus for report, compare and Grafana",
+        },
+        notes="Exit status: 0 if the rules were evaluated, 1 if that failed, 2 for an invalid command line.",
+    )
+    made.add_argument("file", type=Path, metavar="FILE", help="file that `stallscope record --pages` wrote")
+    made.add_argument("--json", action="store_true", help="print one JSON document")
+    made.add_argument(
+        "--threshold",
+        action="append",
+        default=[],
+        type=_threshold,
+        metavar="NAME=VALUE",
+        help="another value of a threshold of prometheus/rules/thresholds.yml; again for further ones",
+    )
+    made.add_argument(
+        "--open",
+        action="store_true",
+        help="start a Prometheus with the recording and its verdicts, moved so that it ends now, until Ctrl-C; "
+        "prints the commands that show it",
+    )
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Replay; return 0 if the rules were evaluated, 1 if that failed, 2 for an invalid command line."""
+    parsed = parser().parse_args(arguments)
+    from stallscope.replay import verdicts
+    from stallscope.replay.pages import Recording, RecordingError
+    from stallscope.replay.rule_engine import EngineError
+    from stallscope.stack.errors import StackError
+    from stallscope.stack.programs import find_programs
+
+    programs = find_programs()
+    if programs.promtool is None:
+        return _fail("promtool is not on PATH; install Prometheus, which includes it")
+    try:
+        recording = Recording(parsed.file)
+        replayed = verdicts.replay(
+            recording, programs.promtool, thresholds=dict(parsed.threshold), everything=parsed.open
+        )
+    except (RecordingError, StackError) as problem:
+        return _fail(str(problem))
+    except EngineError as problem:
+        return _fail(f"promtool rejects the rules or the recording: {problem}")
+    if recording.is_cut:
+        print(f"stallscope replay: {parsed.file} was cut off; it was read up to the cut", file=sys.stderr)
+    if parsed.json:
+        print(json.dumps(_document(recording, replayed), indent=2))
+    else:
+        print(_heading(recording, replayed))
+        for line in verdicts.lines(replayed):
+            print(line)
+    if not parsed.open:
+        return 0
+    from stallscope.replay.server import ServerError, serve
+
+    sys.stdout.flush()
+    try:
+        serve(replayed, programs, lambda line: print(line, file=sys.stderr))
+    except ServerError as problem:
+        return _fail(str(problem))
+    return 0
+
+
+def _heading(recording: Recording, replayed: Replayed) -> str:
+    header = recording.header
+    gaps = f", {replayed.missing} scrapes without a page" if replayed.missing else ""
+    source, version = header.get("instance", "an exporter"), header.get("stallscope", "?")
+    return f"{recording.path}: {replayed.seconds:.0f} s of {source}, recorded by Stallscope {version}{gaps}"
+
+
+def _document(recording: Recording, replayed: Replayed) -> dict[str, Any]:
+    return {
+        "recording": {key: value for key, value in recording.header.items() if key != "capture"},
+        "seconds": replayed.seconds,
+        "scrapes_without_page": replayed.missing,
+        "runs": _entries(replayed.runs),
+        "gpus": _entries(replayed.gpus),
+        "alerts": _entries(replayed.alerts),
+    }
+
+
+def _entries(subjects: Mapping[Subject, Sequence[Span]]) -> list[dict[str, Any]]:
+    return [
+        {
+            **dict(subject),
+            "spans": [
+                {
+                    "from": span.begin,
+                    "to": span.end,
+                    "cause": span.cause,
+                    "lowest": _number(span.lowest),
+                    "highest": _number(span.highest),
+                }
+                for span in spans
+            ],
+        }
+        for subject, spans in sorted(subjects.items())
+    ]
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    name, separator, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (name and separator and math.isfinite(number)):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE such as warmup_seconds=30, got {text!r}")
+    return name, number
+
+
+def _fail(message: str) -> int:
+    print(f"stallscope replay: {message}", file=sys.stderr)
+    return 1

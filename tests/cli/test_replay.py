@@ -1,0 +1,218 @@
+"""`stallscope record --pages` on a running exporter, and `stallscope replay` on what it wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stallscope.cli import _record_pages, replay
+from stallscope.clients.exporter import ExporterClient
+from stallscope.replay.pages import Recording, Writer
+from stallscope.replay.verdicts import INTERVAL
+from tests.cli.test_trace import exporter
+from tests.free_ports import free_port
+from tests.simulation.verdicts import pages_of
+from tests.waiting import until
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[ExporterClient]:
+    with contextlib.closing(ExporterClient(url)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with exporter(tmp_path_factory.mktemp("exporter"), "--simulation.scenario=healthy") as address:
+        yield address
+
+
+def command(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "stallscope", *map(str, arguments)],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith("STALLSCOPE_")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ctrl_c_ends_a_recording_early_and_leaves_a_valid_file(url: str, tmp_path: Path) -> None:
+    process = command("record", "--pages", "10m", "--exporter.url", url, "early.pages.gz", folder=tmp_path)
+    file = tmp_path / "early.pages.gz"
+    until(lambda: file.exists() and file.stat().st_size)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "ended early: interrupted" in said
+    found = Recording(file)
+    pages = [dict(page.samples) for page in found.pages()]
+    assert pages
+    assert not found.is_cut
+    assert any(name.startswith("stallscope_build_info{") for name in pages[0])
+
+
+def test_the_exporters_pages_are_recorded_once_a_second(client: ExporterClient, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with file.open("wb") as out:
+        done = _record_pages.write_pages(out, client, {"start": 0.0}, duration=2.0, stop=threading.Event())
+    assert done == (3, 0, "")
+    assert [round(page.time) for page in Recording(file).pages()] == [0, 1, 2]
+
+
+def test_a_recording_ends_when_its_file_is_full(client: ExporterClient, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with file.open("wb") as out:
+        done = _record_pages.write_pages(
+            out, client, {"start": 0.0}, duration=60.0, stop=threading.Event(), max_bytes=100
+        )
+    assert done.ended
+    assert len(list(Recording(file).pages())) == done.pages
+
+
+def test_seconds_without_an_answer_are_recorded_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with file.open("wb") as out:
+        done = _record_pages.write_pages(
+            out,
+            ExporterClient(f"127.0.0.1:{free_port()}"),
+            {"start": 0.0},
+            duration=1.0,
+            stop=threading.Event(),
+        )
+    assert done == (0, 2, "")
+    assert ["it can't be reached" in page.error for page in Recording(file).pages()] == [True, True]
+
+
+def test_masked_names_are_replaced_by_the_same_number_each_time() -> None:
+    mask = _record_pages.Mask()
+    page = 'a{user="ann",gpu="0"} 1\nb{pod="ann",container=""} 2\n'
+    assert mask(page) == 'a{user="user-1",gpu="0"} 1\nb{pod="pod-2",container=""} 2\n'
+    assert mask('c{user="bob"} 1\nc{user="ann"} 1\n') == 'c{user="user-3"} 1\nc{user="user-1"} 1\n'
+
+
+def test_a_password_in_the_exporters_address_is_not_recorded(url: str) -> None:
+    client = ExporterClient(url.replace("http://", "http://ann:secret@"))
+    assert "secret" not in json.dumps(_record_pages.header(client, masked=False, capture=""))
+
+
+def test_an_address_where_nothing_answers_is_refused(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    process = command("record", "--pages", "30s", "--exporter.url", address, "x", folder=tmp_path)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"stallscope record: {address}: it can't be reached" in said
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("mine")
+    process = command("record", "--pages", "30s", "x", folder=tmp_path)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "exists already; overwrite it with --force" in said
+    assert (tmp_path / "x").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of six minutes, in which one GPU is lost after three."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "tree").mkdir()
+    out = io.BytesIO()
+    writer = Writer(out, {"start": 1.0, "stallscope": "0.1.0", "instance": "node-7:19400"})
+    pages = pages_of("gpu_lost", folder / "tree", seconds=360, onset=180.0, gpus=2, scrape_seconds=INTERVAL)
+    for place, page in enumerate(pages):
+        writer.write(float(place * INTERVAL), page)
+    writer.close()
+    path = folder / "lost.pages.gz"
+    path.write_bytes(out.getvalue())
+    return path
+
+
+def test_a_replay_prints_verdicts_and_alerts_over_time(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main([str(recorded)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"{recorded}: 360 s of node-7:19400, recorded by Stallscope 0.1.0"
+    assert said[1] == "run simulated-gpu-lost"
+    assert said[2].startswith("  0:00:00 to 0:02:")
+    assert any("  lost, " in line for line in said)
+    assert any("GpuLost (critical)" in line for line in said)
+
+
+def test_a_replay_as_json_has_the_same_spans(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main(["--json", str(recorded)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (run,) = document["runs"]
+    assert run["run"] == "simulated-gpu-lost"
+    assert run["spans"][0]["from"] == 0
+    assert run["spans"][-1]["cause"] == "lost"
+    assert run["spans"][-1]["to"] == document["seconds"] == 360
+    assert {alert["alertname"] for alert in document["alerts"]} >= {"GpuLost", "StallscopeWatchdog"}
+
+
+def test_a_changed_threshold_changes_the_verdicts(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main(["--json", "--threshold", "warmup_seconds=3600", str(recorded)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "healthy" not in {span["cause"] for span in document["runs"][0]["spans"]}
+
+
+def test_a_file_that_is_cut_is_judged_up_to_the_cut_and_says_so(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = gzip.decompress(recorded.read_bytes())
+    (tmp_path / "cut").write_bytes(gzip.compress(content[:-10]))
+    assert replay.main([str(tmp_path / "cut")]) == 0
+    said = capsys.readouterr()
+    assert "was cut off; it was read up to the cut" in said.err
+    assert "run simulated-gpu-lost" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none"], "none: No such file or directory"),
+        ([__file__], "not a recording of pages; write one with `stallscope record --pages 10m FILE`"),
+        (["--threshold", "none=1", "RECORDED"], "no threshold named none"),
+    ],
+)
+def test_what_can_not_be_replayed_is_refused(
+    recorded: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay.main([str(recorded) if word == "RECORDED" else word for word in arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_prometheus_with_the_recording_answers_as_the_live_one_did(recorded: Path, tmp_path: Path) -> None:
+    process = command("replay", "--open", recorded, folder=tmp_path)
+    try:
+        assert process.stderr is not None
+        address = ""
+        while not address:
+            line = process.stderr.readline()
+            assert line, "the command has ended"
+            if "Prometheus with the recording" in line:
+                address = line.split()[-1]
+        report = command(
+            *("report", "--run", "simulated-gpu-lost", "--prometheus.url", address, "--out", "r.json"), folder=tmp_path
+        )
+        _, said = report.communicate(timeout=60)
+        assert report.returncode == 0, said
+        document = json.loads((tmp_path / "r.json").read_text())
+        assert "lost" in json.dumps(document)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
