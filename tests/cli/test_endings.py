@@ -140,7 +140,7 @@ ENDINGS = {
         BEGIN + "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2 << 30, -1))\nbytearray(1 << 40)", "failed"
     ),
     "recursion error": Ending(BEGIN + "def deeper():\n    deeper()\ndeeper()", "failed"),
-    "keyboard interrupt raised": Ending(BEGIN + "raise KeyboardInterrupt", "failed"),
+    "keyboard interrupt raised": Ending(BEGIN + "raise KeyboardInterrupt", "terminated"),
     # Signals.
     "SIGINT": Ending(
         # A shell ignores it for commands in the background, such as these tests.
@@ -148,6 +148,32 @@ ENDINGS = {
         + "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
         + KILL.format("SIGINT")
         + WAIT,
+        "terminated",
+    ),
+    "SIGINT caught": Ending(
+        BEGIN
+        + "import sys\ntry:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt:\n    print(1)\n    sys.exit(1)",
+        "terminated",
+    ),
+    "SIGINT caught by a framework": Ending(
+        BEGIN + "import sys\ntry:\n    try:\n        raise KeyboardInterrupt\n    except KeyboardInterrupt as left:\n"
+        "        raise RuntimeError('aborted') from left\nexcept RuntimeError:\n    sys.exit(1)",
+        "terminated",
+    ),
+    "SIGINT handled": Ending(
+        BEGIN
+        + HANDLE.format("raise SystemExit(1)")
+        + "signal.signal(signal.SIGINT, stop)\nimport sys\n"
+        + KILL.format("SIGINT")
+        + WAIT,
+        "terminated",
+        "finished",
+    ),
+    "SIGINT that a program survives": Ending(
+        BEGIN + "try:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt:\n    print('stopping early')"
+    ),
+    "failure while an interrupt is handled": Ending(
+        BEGIN + "try:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt:\n    open('/nowhere/checkpoint')",
         "failed",
     ),
     "SIGINT ignored": Ending(

@@ -225,13 +225,34 @@ def test_without_an_exporter_a_signal_ends_a_program_as_ever(path: Path) -> None
         (SystemExit(129), True),
         (SystemExit(1), False),
         (SystemExit("143"), False),
-        (KeyboardInterrupt(), False),
+        (SystemExit(130), True),
+        (KeyboardInterrupt(), True),
+        (type("Stop", (KeyboardInterrupt,), {})(), True),
         (type("SIGTERMException", (SystemExit,), {})(), True),
         (None, False),
     ],
 )
 def test_exceptions_that_a_signal_caused(error: BaseException | None, expected: bool) -> None:
     assert lifetime.is_termination(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"), [(KeyboardInterrupt, "terminated"), (SystemExit, "terminated"), (ValueError, "failed")]
+)
+def test_a_run_that_is_left_because_of_an_interrupt_is_terminated(
+    exporter: socket.socket, raised: type[BaseException], expected: str
+) -> None:
+    def train() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            raise raised from interrupt
+
+    with pytest.raises(raised), stallscope.Run("job"):
+        train()
+    exporter.recv(65536)
+    last = parse(exporter.recv(65536))
+    assert (last.state, last.failure) == (expected, "ValueError" if expected == "failed" else "")
 
 
 def test_a_run_that_is_left_by_a_signal_s_exit_status_is_terminated(exporter: socket.socket) -> None:

@@ -30,8 +30,10 @@ _failed = False
 _terminated = False
 _failure: BaseException | None = None
 _left: tuple[weakref.ref[Run], float, bool] | None = None
-_TERMINATION_STATUSES = (128 + 15, 128 + 1)
-"""Exit statuses by which a program reports that SIGTERM or SIGHUP ended it."""
+_TERMINATION_STATUSES = (128 + 15, 128 + 1, 128 + 2)
+"""Exit statuses by which a program reports that SIGTERM, SIGHUP or SIGINT ended it."""
+_MAX_CONTEXT = 16
+"""Exceptions that are followed to the one in whose handling they were raised."""
 _LIGHTNING_TERMINATION = "SIGTERMException"
 """Type of the exception that PyTorch Lightning raises in its loop after SIGTERM."""
 
@@ -62,13 +64,16 @@ def note_end(error: BaseException) -> None:
 
 
 def is_termination(error: BaseException | None) -> bool:
-    """Return whether this exception ends a program because of SIGTERM or SIGHUP.
+    """Return whether this exception ends a program because of SIGTERM, SIGHUP or SIGINT.
 
-    Either the program's handler of the signal has raised it, or it is `sys.exit(143)` or `sys.exit(129)`.
+    Either the program's handler of the signal has raised it, or it is the exit status of the signal, such as
+    `sys.exit(143)`, or it is Ctrl-C, also where the program handles KeyboardInterrupt and exits.
     """
     if error is None:
         return False
-    if type(error).__name__ == _LIGHTNING_TERMINATION:
+    if type(error).__name__ == _LIGHTNING_TERMINATION or isinstance(error, KeyboardInterrupt):
+        return True
+    if isinstance(error, SystemExit) and _is_interrupted(error.__context__):
         return True
     if isinstance(error, SystemExit) and type(error.code) is int and error.code in _TERMINATION_STATUSES:
         return True
@@ -79,6 +84,15 @@ def is_termination(error: BaseException | None) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def _is_interrupted(handled: BaseException | None) -> bool:
+    """Return whether the exception that is being handled, or one that led to it, is Ctrl-C."""
+    for _ in range(_MAX_CONTEXT):
+        if handled is None or isinstance(handled, KeyboardInterrupt):
+            break
+        handled = handled.__context__
+    return isinstance(handled, KeyboardInterrupt)
 
 
 def watch(run: Run) -> None:
@@ -169,9 +183,9 @@ def _was_left(run: Run) -> bool:
 
 
 def _signal_handlers() -> set[CodeType]:
-    """Return the code of the program's own functions that handle SIGTERM and SIGHUP."""
+    """Return the code of the program's own functions that handle SIGTERM, SIGHUP and SIGINT."""
     found = set()
-    for number in termination.SIGNALS:
+    for number in (*termination.SIGNALS, signal.SIGINT):
         handler = signal.getsignal(number)
         handler = getattr(handler, "func", handler)  # functools.partial
         if callable(handler):
@@ -221,7 +235,11 @@ def _note_status(status: object) -> None:
 
     if threading.current_thread() is threading.main_thread():  # another thread would end only itself
         _failed = _fails(status)
-        _terminated = (type(status) is int and status in _TERMINATION_STATUSES) or _in_signal_handler()
+        _terminated = (
+            (type(status) is int and status in _TERMINATION_STATUSES)
+            or _is_interrupted(sys.exc_info()[1])
+            or _in_signal_handler()
+        )
 
 
 def _fails(status: object) -> bool:
@@ -229,7 +247,7 @@ def _fails(status: object) -> bool:
 
 
 def _in_signal_handler() -> bool:
-    """Return whether the program's handler of SIGTERM or SIGHUP is running in this thread."""
+    """Return whether the program's handler of SIGTERM, SIGHUP or SIGINT is running in this thread."""
     handlers = _signal_handlers()
     frame: FrameType | None = sys._getframe() if handlers else None  # noqa: SLF001 - no public function has it
     while frame is not None:

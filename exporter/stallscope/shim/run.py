@@ -359,10 +359,17 @@ class Run:
             self._close()
 
     def fail(self, error: BaseException | None = None) -> None:
-        """End the run as failed, with the exception's type; an out-of-memory error is counted."""
+        """End the run as failed, with the exception's type; an out-of-memory error is counted.
+
+        An exception by which SIGTERM, SIGHUP or Ctrl-C ends the program ends the run as terminated.
+        """
         if self.silent:
             return
+        state = "failed"
         try:
+            if lifetime.is_termination(error):
+                state = "terminated"
+                return
             self._failure = failure_of(error)
             self._heading = ""
             # If an integration reports the framework's own count, it includes this error already.
@@ -371,7 +378,7 @@ class Run:
         except Exception as problem:
             tolerate(problem, "reporting a failure")
         finally:
-            self.finish("failed")
+            self.finish(state)
 
     def __enter__(self) -> Run:  # noqa: PYI034 (subclasses are not supported)
         return self
@@ -380,10 +387,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         leaving = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        if leaving:
+        if leaving and not lifetime.is_termination(error):
             self.finish()
-        elif lifetime.is_termination(error):
-            self.finish("terminated")
         else:
             self.fail(error)
 
