@@ -68,16 +68,17 @@ class ModuleCalls:
         calls = self
         is_known = getattr(getattr(original, "__code__", None), "co_names", ()) == _USED_BY_CALL
 
+        # PyTorch's profiler reads the local variable `self` of this function, and crashes without it.
         @functools.wraps(original)
-        def call(module: Any, *arguments: Any, **options: Any) -> Any:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
             if calls.ignored or (listener := calls.listener) is None:
-                if is_known and module._compiled_call_impl is None:  # noqa: SLF001 - as the original does
-                    return module._call_impl(*arguments, **options)  # noqa: SLF001
-                return original(module, *arguments, **options)
-            if not listener.begin_forward(module, arguments, options):
-                return original(module, *arguments, **options)
+                if is_known and self._compiled_call_impl is None:  # noqa: SLF001 - as the original does
+                    return self._call_impl(*arguments, **options)  # noqa: SLF001
+                return original(self, *arguments, **options)
+            if not listener.begin_forward(self, arguments, options):
+                return original(self, *arguments, **options)
             try:
-                return original(module, *arguments, **options)
+                return original(self, *arguments, **options)
             finally:
                 listener.end_forward()
 

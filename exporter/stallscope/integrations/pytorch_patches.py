@@ -315,10 +315,10 @@ class Patches:
         return observed
 
     def _script(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def observed(scripted: Any, *arguments: Any, **options: Any) -> Any:
-            if len(arguments) < 2:  # else it is among them
+        def observed(*arguments: Any, **options: Any) -> Any:
+            if len(arguments) < 3:  # else it is among them
                 options[_FRAMES] = options.get(_FRAMES, 0) + 1
-            return original(scripted, *arguments, **options)
+            return original(*arguments, **options)
 
         return observed
 

@@ -663,6 +663,32 @@ def test_a_scripted_function_finds_its_names(run: stallscope.Run) -> None:
     assert torch.jit.script(scripted_function)(torch.ones(2)).tolist() == [1.25, 1.25]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_scripted_may_be_named(run: stallscope.Run) -> None:
+    pytorch.watch(run=run)
+    assert torch.jit.script(obj=scripted_function)(torch.ones(1)).tolist() == scripted_function(torch.ones(1)).tolist()
+
+
+def test_a_module_may_have_an_argument_of_any_name(watched: Watched) -> None:
+    class Named(torch.nn.Module):
+        def forward(self, module: Any, loader: Any, arguments: Any) -> Any:
+            return module + loader + arguments
+
+    assert Named()(module=1, loader=2, arguments=3) == 6
+
+
+def test_pytorchs_profiler_may_record_stacks_of_watched_modules(watched: Watched) -> None:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        with_stack=True,
+        with_modules=True,
+        experimental_config=torch._C._profiler._ExperimentalConfig(verbose=True),
+    ) as profiler:
+        watched.train_epoch()
+    assert {"nn.Module: Model_0", "nn.Module: Linear_0"} <= {event.name for event in profiler.events()}
+    assert watched.last_report().steps == 4
+
+
 def scripted_function(tensor: torch.Tensor) -> torch.Tensor:
     return added(tensor)
 
