@@ -17,8 +17,10 @@ from stallscope.shim.tolerance import tolerate
 if TYPE_CHECKING:
     from stallscope.shim.timeline import Snapshot
 
-unobserved: Callable[[], AbstractContextManager[Any]] = getattr(torch._C, "DisableTorchFunctionSubclass", nullcontext)  # noqa: SLF001
-"""Context in which a look at a tensor does not call the `__torch_function__` of its class."""
+unobserved: Callable[[], AbstractContextManager[Any]] = getattr(torch._C, "DisableTorchFunction", nullcontext)  # noqa: SLF001
+"""Context in which a look at a tensor calls no `__torch_function__` of its class or of a mode."""
+SCALARS = frozenset({bool, bytes, float, int, str, type(None)})
+"""Types of values that contain nothing."""
 _DEEPEST = 3
 """Levels of lists and mappings that are searched for tensors."""
 _WIDEST = 16
@@ -99,9 +101,9 @@ def leading_dimension(batch: Any) -> int:
     """Return the first dimension of the first tensor in a batch; 0 without a tensor."""
     try:
         first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
-        if first.__class__ is torch.Tensor and first.dim():
-            return int(first.size(0))
         with unobserved():
+            if first.__class__ is torch.Tensor and first.dim():
+                return int(first.size(0))
             for tensor in tensors(batch):
                 if tensor.dim():
                     return int(tensor.shape[0])
@@ -122,7 +124,10 @@ def tensors(value: Any, depth: int = _DEEPEST, *, of_any_mapping: bool = True) -
         yield value
     elif depth:
         for item in first_items(value, of_any_mapping=of_any_mapping):
-            yield from tensors(item, depth - 1, of_any_mapping=of_any_mapping)
+            if type(item) is torch.Tensor:
+                yield item
+            elif type(item) not in SCALARS:
+                yield from tensors(item, depth - 1, of_any_mapping=of_any_mapping)
 
 
 def first_items(value: Any, *, of_any_mapping: bool) -> Iterable[Any]:

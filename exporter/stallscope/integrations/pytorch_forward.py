@@ -72,8 +72,8 @@ class ModuleCalls:
         @functools.wraps(original)
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
             if calls.ignored or (listener := calls.listener) is None:
-                if is_known and self._compiled_call_impl is None:  # noqa: SLF001 - as the original does
-                    return self._call_impl(*arguments, **options)  # noqa: SLF001
+                if is_known and self._compiled_call_impl is None:
+                    return self._call_impl(*arguments, **options)
                 return original(self, *arguments, **options)
             if not listener.begin_forward(self, arguments, options):
                 return original(self, *arguments, **options)

@@ -10,6 +10,7 @@ other call and in no wait for the device.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import weakref
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from stallscope.integrations.pytorch_batches import first_items, tensors, unobserved
+from stallscope.integrations.pytorch_batches import SCALARS, first_items, tensors, unobserved
 from stallscope.shim.run import Run
 
 _FIRST = 64
@@ -311,11 +312,23 @@ class FirstInput(InputCalls):
             self._began = None
 
 
+def _unhook_in_child() -> None:
+    """Remove the hook from a process that was forked while an interval is observed: there it would stay for ever."""
+    if isinstance(getattr(sys.getprofile(), "__self__", None), InputCalls):
+        sys.setprofile(None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unhook_in_child)
+
+
 def _values(result: Any) -> list[weakref.ref[Any]] | None:
     """Return weak references to the tensors and arrays in a call's result; None without any.
 
     The list is empty where a tensor has a gradient: such a call computes, and draws no batch.
     """
+    if type(result) in SCALARS:
+        return None
     found = list(tensors(result, of_any_mapping=False))
     if found:
         with unobserved():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.nn.modules.loss import _Loss
 
-from stallscope.integrations.pytorch_batches import Pass
+from stallscope.integrations.pytorch_batches import Pass, unobserved
 from stallscope.integrations.pytorch_cost import TimedLoop
 from stallscope.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
 from stallscope.integrations.pytorch_forward import ModuleCalls
@@ -741,8 +741,9 @@ class Loop:
             parameter = next(iter(model.parameters()), None)
             if parameter is None or not hasattr(torch, "get_autocast_dtype"):  # PyTorch 2.3 does not say for sure
                 return
-            kind = parameter.device.type
-            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype
+            with unobserved():
+                kind = parameter.device.type
+                dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype
             found = _PRECISIONS.get(dtype)
             if found == "fp32" and kind == "cuda" and torch.get_float32_matmul_precision() != "highest":
                 found = "tf32"

@@ -158,7 +158,6 @@ class Patches:
             self._replace(torch.jit, "script", self._script)
         if torch.distributed.is_available():
             for name in _COLLECTIVES:
-                self._replace(torch.distributed.distributed_c10d, name, self._communicate)
                 self._replace(torch.distributed, name, self._communicate)
             self._replace(torch.distributed.Work, "wait", self._communicate)
             self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._distribute)
@@ -211,8 +210,11 @@ class Patches:
         replacement = make(original)
         if not hasattr(replacement, "__wrapped__"):
             functools.update_wrapper(replacement, original)
-        self._replaced.append((owner, name, replacement, owner.__dict__.get(name)))
-        setattr(owner, name, replacement)
+        for place in (owner, sys.modules.get(getattr(original, "__module__", None) or "")):
+            # A function is pickled by its name in the module that defines it, where pickle must find the same one.
+            if place is owner or getattr(place, name, None) is original:
+                self._replaced.append((place, name, replacement, place.__dict__.get(name)))
+                setattr(place, name, replacement)
 
     def _iter(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         find = self._find

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from stallscope.integrations.pytorch_batches import unobserved
+
 _LONGEST = 10_000
 """Nodes of the graph that are looked at."""
 
@@ -44,7 +46,8 @@ class Updates:
     def expect(self, arguments: tuple[Any, ...]) -> None:
         """Choose the parameter to look at, before a backward pass."""
         if self._parameter is None or self._parameter() is None:
-            found = _leaf(arguments[0] if arguments else None)
+            with unobserved():
+                found = _leaf(arguments[0] if arguments else None)
             self._parameter = None if found is None else weakref.ref(found)
 
     def are_made_by(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
@@ -58,10 +61,13 @@ class Updates:
             self.is_pending, self._is_returned, self._parameter = True, False, None
             return
         parameter = None if self._parameter is None else self._parameter()
-        if parameter is not None and parameter.grad is not None:
-            self._gradient = _state(parameter.grad)
-            self._version = parameter._version  # noqa: SLF001 - PyTorch's own mark of changes in place
-            self.is_pending = True
+        if parameter is None:
+            return
+        with unobserved():
+            if parameter.grad is not None:
+                self._gradient = _state(parameter.grad)
+                self._version = parameter._version  # noqa: SLF001 - PyTorch's own mark of changes in place
+                self.is_pending = True
 
     def release(self) -> None:
         """Drop the reference to the parameter."""
@@ -72,10 +78,11 @@ class Updates:
         parameter = None if self._parameter is None else self._parameter()
         if not self.is_pending or (parameter is None and not self._is_certain):
             return False
-        gradient = None if parameter is None else parameter.grad
-        applied = parameter is not None and (
-            gradient is None or _state(gradient) != self._gradient or parameter._version != self._version  # noqa: SLF001
-        )
+        with unobserved():
+            gradient = None if parameter is None else parameter.grad
+            applied = parameter is not None and (
+                gradient is None or _state(gradient) != self._gradient or parameter._version != self._version  # noqa: SLF001
+            )
         self._shows = self._shows or applied
         if applied or (self._is_certain and not self._shows):  # through `.data`, updates leave no mark
             applied = True

@@ -6,11 +6,14 @@ What computes moves a scripted clock, so that every phase's time is known to the
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import gc
 import io
 import json
+import operator
+import os
 import pickle
 import pickletools
 import sys
@@ -24,6 +27,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.optim.optimizer as optimizers
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -663,6 +667,26 @@ def test_a_scripted_function_finds_its_names(run: stallscope.Run) -> None:
     assert torch.jit.script(scripted_function)(torch.ones(2)).tolist() == [1.25, 1.25]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        *("autograd.backward", "autograd.grad", "compile", "distributed.all_reduce", "distributed.barrier"),
+        *("distributed.checkpoint.load", "distributed.checkpoint.save", "jit.script", "load", "nn.Module.train"),
+        *("optim.Optimizer.add_param_group", "save", "utils.data.DataLoader.__iter__", "utils.swap_tensors"),
+    ],
+)
+def test_functions_of_pytorch_can_be_pickled(function: str, run: stallscope.Run) -> None:
+    import torch.distributed.checkpoint
+
+    pytorch.watch(run=run)
+    found = operator.attrgetter(function)(torch)
+    assert hasattr(found, "__wrapped__"), "it is replaced"
+    assert pickle.loads(pickle.dumps(found)) is found
+    pytorch.unwatch()
+    assert operator.attrgetter(function)(torch) is found.__wrapped__
+    assert pickle.loads(pickle.dumps(found.__wrapped__)) is found.__wrapped__
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_scripted_may_be_named(run: stallscope.Run) -> None:
     pytorch.watch(run=run)
@@ -1027,6 +1051,15 @@ def test_a_profiler_of_the_program_stays_and_nothing_breaks(watched: Watched) ->
     assert watched.last_report().steps == 3
 
 
+def test_a_process_that_is_forked_between_two_steps_has_no_profiling_hook(watched: Watched) -> None:
+    watched.train(drawn(watched))
+    assert sys.getprofile() is not None
+    child = os.fork()
+    if not child:
+        os._exit(0 if sys.getprofile() is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_no_profiling_hook_is_left_behind(run: stallscope.Run, watched: Watched) -> None:
     for _ in range(3):
         watched.train(drawn(watched))
@@ -1105,18 +1138,28 @@ def test_a_batch_in_a_dictionary_is_waited_for(kind: Callable[[Any], Any], watch
     assert watched.last_report()["data_wait"] == pytest.approx(3 * 2 * FETCH)
 
 
-def test_a_tensor_of_a_class_of_the_program_gets_only_the_calls_of_the_program(
-    run: stallscope.Run, parts: Parts
+class LogsAll(TorchFunctionMode):
+    """Records every operation, as `Logged` does for one tensor."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Logged.calls.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [Logged, torch.Tensor])
+def test_classes_and_modes_of_the_program_get_only_the_calls_of_the_program(
+    kind: Any, run: stallscope.Run, parts: Parts
 ) -> None:
-    inputs = torch.ones(2, 4).as_subclass(Logged)
+    inputs = torch.ones(2, 4).as_subclass(kind)
 
     def draw() -> tuple[Any, Any]:
         return inputs, torch.zeros(2, 2)
 
     def calls_of_three_steps() -> list[str]:
         Logged.calls.clear()
-        for _ in range(3):
-            parts.train(draw())
+        with contextlib.nullcontext() if kind is Logged else LogsAll():
+            for _ in range(3):
+                parts.train(draw())
         return Logged.calls.copy()
 
     alone = calls_of_three_steps()
