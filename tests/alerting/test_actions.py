@@ -223,7 +223,10 @@ def test_without_a_result_nothing_is_done_and_without_prometheus_alertmanager_tr
     assert workshop.ran == ["end it resnet50"]
 
 
-def test_an_action_is_an_annotation_in_grafana(workshop: Workshop) -> None:
+@pytest.mark.parametrize("proxy", ["", "HTTP_PROXY", "http_proxy"])
+def test_an_action_is_an_annotation_in_a_grafana_on_this_machine_whatever_the_proxy(
+    workshop: Workshop, proxy: str
+) -> None:
     posted: queue.SimpleQueue[tuple[str, str | None, Any]] = queue.SimpleQueue()
 
     class Handler(BaseHTTPRequestHandler):
@@ -234,7 +237,8 @@ def test_an_action_is_an_annotation_in_grafana(workshop: Workshop) -> None:
 
     with handled(Handler) as address:
         workshop.settings["grafana_url"] = f"http://{address}"
-        workshop.act(alert(), GRAFANA_TOKEN="secret")
+        environment = {proxy: f"http://127.0.0.1:{free_port()}", "NO_PROXY": "", "no_proxy": ""} if proxy else {}
+        workshop.act(alert(), GRAFANA_TOKEN="secret", **environment)
     path, authorization, annotation = posted.get(timeout=60)
     assert (path, authorization) == ("/api/annotations", "Bearer secret")
     assert annotation["tags"] == ["stallscope-action", "vision", "resnet50"]

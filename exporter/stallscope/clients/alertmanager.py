@@ -29,10 +29,9 @@ class Alertmanager:
         *,
         timeout: float = TIMEOUT_SECONDS,
         certificate: ClientCertificate | None = None,
-        proxies: bool = True,
     ) -> None:
         """Store the address. The arguments are those of `Prometheus`."""
-        self._client = Prometheus(url, timeout=timeout, certificate=certificate, proxies=proxies, api="/api/v2/")
+        self._client = Prometheus(url, timeout=timeout, certificate=certificate, api="/api/v2/")
 
     def alerts(self, **parameters: str) -> list[Alert]:
         """Return the alerts.

@@ -1,18 +1,25 @@
-"""HTTP requests that take a limited time and a limited number of bytes, whatever the server does."""
+"""HTTP requests that take a limited time and a limited number of bytes, whatever the server does.
+
+User and password come from the address only, never from `.netrc`. A server on this machine is requested without a
+proxy. Proxies and certificate authorities of the environment apply to other machines.
+"""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
+from requests.auth import HTTPBasicAuth
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
 from stallscope.clients.deadline import deadline_after, watch
+from stallscope.common.address import is_this_machine
 
 _PIECE_BYTES = 65_536
 
@@ -34,7 +41,7 @@ class HttpSession:
 
     def __init__(self) -> None:
         """Create the session; nothing is requested yet."""
-        self.session = requests.Session()
+        self.session = _Session()
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, _WatchedAdapter())
 
@@ -88,6 +95,29 @@ class HttpSession:
     def close(self) -> None:
         """Close the connections."""
         self.session.close()
+
+
+class _Session(requests.Session):
+    def __init__(self) -> None:
+        super().__init__()
+        # Without this, requests would read .netrc, whose entries replace the address's own user and password.
+        self.auth = _authorize
+
+    def merge_environment_settings(self, url: Any, *arguments: Any, **named: Any) -> Any:
+        settings = super().merge_environment_settings(url, *arguments, **named)
+        if is_this_machine(urlsplit(str(url)).hostname or ""):
+            settings["proxies"] = {}
+        return settings
+
+
+def _authorize(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Send the user and password of the address, if it has any."""
+    parts = urlsplit(request.url or "")
+    if parts.username is None and parts.password is None:
+        return request
+    user, password = (unquote(part or "").encode() for part in (parts.username, parts.password))
+    authorized: requests.PreparedRequest = HTTPBasicAuth(user, password)(request)
+    return authorized
 
 
 class _WatchedConnection(HTTPConnection):

@@ -19,6 +19,7 @@ import requests
 
 from stallscope.clients.client_certificate import ClientCertificate, tls_trouble
 from stallscope.clients.http_session import HttpSession, TooLongError
+from stallscope.common.address import is_this_machine
 from stallscope.common.formatting import readable, without_password
 from stallscope.common.version import __version__
 
@@ -29,7 +30,6 @@ _SHOWN = 200
 _MAX_WARNINGS = 8
 """While a store is down, the warning of each query is worded differently."""
 _INVALID_RESPONSE = "not a Prometheus response; check what listens at that address"
-_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _TOO_LARGE = re.compile(r"too many|too large|too long|exceed|limit|maximum|timed out|max[A-Z]", re.ASCII)
 """How Prometheus, Thanos, Mimir and VictoriaMetrics word an error that a smaller query avoids."""
 _TOO_LARGE_STATUSES = frozenset({408, 413, 504})
@@ -99,7 +99,6 @@ class Prometheus:
         timeout: float = TIMEOUT_SECONDS,
         max_bytes: int = MAX_BYTES,
         certificate: ClientCertificate | None = None,
-        proxies: bool = True,
         api: str = "/api/v1/",
     ) -> None:
         """Store the address; nothing is requested yet.
@@ -109,7 +108,6 @@ class Prometheus:
             timeout: time limit of one query in seconds.
             max_bytes: limit of a response's size.
             certificate: sent if the server requires one.
-            proxies: use the proxies of the environment.
             api: path of the API.
         """
         self.name = without_password(url).rstrip("/")
@@ -121,9 +119,8 @@ class Prometheus:
         self._http = HttpSession()
         session = self._http.session
         session.cert = certificate
-        session.trust_env = proxies
         session.headers["User-Agent"] = f"stallscope/{__version__}"
-        if urlsplit(url).hostname in _HERE:
+        if is_this_machine(urlsplit(url).hostname or ""):
             session.headers["Accept-Encoding"] = "identity"  # on this machine, compression costs more than it saves
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:

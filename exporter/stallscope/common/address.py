@@ -53,6 +53,21 @@ def all_interfaces() -> str:
     return "::"
 
 
+def is_this_machine(host: str) -> bool:
+    """Return whether a host's name or address is a loopback address, or one that connects to this machine."""
+    import ipaddress  # which commands that only read addresses do not need
+
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
+
+
 @lru_cache(1024)
 def sender_of(client: str) -> str:
     """Return the part of a client's address that identifies the client: for IPv6 its network of 2^64 addresses."""

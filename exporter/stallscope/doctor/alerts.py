@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from stallscope.common.address import is_this_machine
 from stallscope.common.formatting import without_password
 from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
 from stallscope.doctor.rules import LOAD, left_out
@@ -13,7 +14,6 @@ from stallscope.doctor.server import Server, optional
 
 _API = re.compile(r"/api/v\d/alerts$")
 _WATCHDOGS_GROUP = "stallscope-alerts-stallscope"
-_HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def _alertmanagers(server: Server) -> Iterator[Finding]:
@@ -45,8 +45,8 @@ def _received(server: Server, url: str, *, firing: bool) -> Finding:
     from stallscope.clients.prometheus import PrometheusError
 
     shown = without_password(url)
-    here = urlsplit(url).hostname in _HERE
-    if here and urlsplit(server.url).hostname not in _HERE:
+    here = is_this_machine(urlsplit(url).hostname or "")
+    if here and not is_this_machine(urlsplit(server.url).hostname or ""):
         return skipped(f"the Alertmanager at {shown} is reachable only from Prometheus' own machine")
     client = Alertmanager(_API.sub("", url), timeout=server.timeout, certificate=server.certificate)
     try:

@@ -129,7 +129,7 @@ def _escaped(value: str) -> str:
 
 
 def _wait(server: Component, port: Port) -> None:
-    prometheus = Prometheus(port.url, timeout=5.0, proxies=False)
+    prometheus = Prometheus(port.url, timeout=5.0)
     deadline = time.monotonic() + _START_SECONDS
     while problem := _problem(prometheus):
         if not server.running or time.monotonic() > deadline:

@@ -98,9 +98,8 @@ def _live(
     screen.say(screen.introduction(settings, scenario, driver))
     for component in components:
         component.start()
-    # A proxy from the environment must not be used for this machine's own addresses.
-    alertmanager = Alertmanager(settings.alertmanager.url, timeout=_ANSWER_SECONDS, proxies=False)
-    prometheus = Prometheus(settings.prometheus.url, timeout=_ANSWER_SECONDS, proxies=False)
+    alertmanager = Alertmanager(settings.alertmanager.url, timeout=_ANSWER_SECONDS)
+    prometheus = Prometheus(settings.prometheus.url, timeout=_ANSWER_SECONDS)
     exporter = ExporterClient(settings.exporter.url, timeout=_ANSWER_SECONDS)
     checks = _checks(settings, exporter, prometheus, alertmanager, scenario)
     if not _wait(checks, components, settings.timeout, stop):
