@@ -44,6 +44,13 @@ def normal(objects: list[Object]) -> dict[tuple[str, str], Any]:
 
 
 @pytest.mark.parametrize("overlay", SWITCHES)
+def test_kubectl_apply_can_store_every_rendered_object_in_its_annotation(overlay: str) -> None:
+    for each in helmed(*SWITCHES[overlay]):
+        applied = json.dumps(each, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(applied) < 0.8 * 2**18, each["metadata"]["name"]
+
+
+@pytest.mark.parametrize("overlay", SWITCHES)
 def test_the_chart_renders_the_objects_of_the_overlay(overlay: str) -> None:
     assert normal(helmed(*SWITCHES[overlay])) == normal(kustomized(f"overlays/{overlay}"))
 
