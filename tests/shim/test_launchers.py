@@ -125,6 +125,135 @@ def test_a_world_left_over_from_elsewhere_is_warned_of(caplog: pytest.LogCapture
     assert caplog.text == ""
 
 
+LIGHTNING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "45001", "NODE_RANK": "0"}
+"""Variables that Lightning sets for the ranks that it starts; LOCAL_RANK and WORLD_SIZE differ."""
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({**LIGHTNING, "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, (0, 0, 2)),
+        ({**LIGHTNING, "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, (1, 1, 2)),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, (1, 1, 2)),
+        # Two nodes of eight ranks: the only number of ranks by which node 1 has a rank 5.
+        ({**LIGHTNING, "NODE_RANK": "1", "LOCAL_RANK": "5", "WORLD_SIZE": "16"}, (13, 5, 16)),
+        ({**LIGHTNING, "NODE_RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, (7, 1, 8)),
+        # The size of a node as other launchers set it.
+        ({"NODE_RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "4"}, (4, 0, 16)),
+        ({"PET_NODE_RANK": "2", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "PET_NPROC_PER_NODE": "2"}, (5, 1, 8)),
+        ({"PET_NODE_RANK": "2", "PET_NPROC_PER_NODE": "auto", "PET_NNODES": "4", "LOCAL_RANK": "1", "WORLD_SIZE": "8"},
+         (5, 1, 8)),
+        ({"CROSS_RANK": "1", "CROSS_SIZE": "4", "LOCAL_SIZE": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "8"}, (2, 0, 8)),
+        ({"SLURM_NODEID": "1", "SLURM_NNODES": "4", "LOCAL_RANK": "0", "WORLD_SIZE": "16"}, (4, 0, 16)),
+        ({"JOB_COMPLETION_INDEX": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "NNODES": "2"}, (3, 1, 4)),
+        # Inside a Slurm step of one task, an MPI of one process, or a SageMaker host.
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+          **LIGHTNING, "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, (1, 1, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", **LIGHTNING, "LOCAL_RANK": "3", "WORLD_SIZE": "4"},
+         (3, 3, 4)),
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", **LIGHTNING, "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+         (1, 1, 2)),
+        # Lightning deletes WORLD_SIZE after the training.
+        ({**LIGHTNING, "LOCAL_RANK": "1"}, (1, 1, 1)),
+        # A script sets LOCAL_RANK, and the launcher counts all ranks.
+        ({**SLURM, "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, (5, 1, 8)),
+        ({**SLURM, "LOCAL_RANK": "1"}, (5, 1, 8)),
+        ({**OPEN_MPI, "LOCAL_RANK": "3"}, (3, 3, 4)),
+        ({**OWN, "LOCAL_RANK": "3", "WORLD_SIZE": "16"}, (7, 0, 9)),
+        ({"MVP_COMM_WORLD_RANK": "1", "MVP_COMM_WORLD_LOCAL_RANK": "1", "MVP_COMM_WORLD_SIZE": "2"}, (1, 1, 2)),
+        ({"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1"}, (3, 1, 1)),
+        ({"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}, (1, None, 2)),
+        ({"LOCAL_RANK": "0"}, (0, None, 1)),
+        ({"WORLD_SIZE": "1"}, (0, None, 1)),
+    ],
+)  # fmt: skip
+def test_ranks_come_from_a_part_of_torchrun_s_variables(
+    environment: dict[str, str], expected: tuple[int, int | None, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert launchers.ranks(environment) == expected
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected", "warning"),
+    [
+        (
+            {**LIGHTNING, "NODE_RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "16"},
+            (8, 0, 16),
+            (
+                "LOCAL_RANK, NODE_RANK and WORLD_SIZE leave open how many ranks a node has; 8 is assumed: set "
+                "LOCAL_WORLD_SIZE, or STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE"
+            ),
+        ),
+        (
+            {"NODE_RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "16", "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+            (4, 0, 16),
+            (
+                "LOCAL_RANK, NODE_RANK and WORLD_SIZE leave open how many ranks a node has; 4 is assumed: set "
+                "LOCAL_WORLD_SIZE, or STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE"
+            ),
+        ),
+        (
+            {"LOCAL_RANK": "4", "WORLD_SIZE": "4"},
+            (4, 4, 1),
+            "LOCAL_RANK is 4, in a world of 4; the world stays unknown",
+        ),
+        (
+            {"MASTER_ADDR": "10.0.0.7", "WORLD_SIZE": "4"},
+            (0, None, 1),
+            (
+                "WORLD_SIZE is 4, and no variable has the rank of this process; a run of one rank is reported: set "
+                "STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE, or begin the run after the process group is initialized"
+            ),
+        ),
+    ],
+)
+def test_variables_that_leave_the_rank_open_are_warned_of_once(
+    environment: dict[str, str],
+    expected: tuple[int, int | None, int],
+    warning: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        assert launchers.ranks(environment) == expected
+    assert [record.message for record in caplog.records] == [warning]
+
+
+def test_ranks_that_lightning_starts_share_a_name() -> None:
+    names = {named({**LIGHTNING, "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}, world=2) for rank in range(2)}
+    assert len(names) == 1
+    assert names != {named({**LIGHTNING, "MASTER_PORT": "45002", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, world=2)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (3, 3, 4)),  # torch.multiprocessing.spawn
+        ({"MASTER_ADDR": "10.0.0.7", "WORLD_SIZE": "4"}, (3, 3, 4)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (3, None, 4)),  # PyTorchJob counts pods, and each pod spawns two ranks
+        ({"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}, (3, 0, 4)),
+        (TORCHRUN, (9, 1, 16)),  # a process group for each node
+        (OWN, (7, 0, 9)),
+    ],
+)
+def test_a_larger_process_group_of_pytorch_has_the_rank(
+    environment: dict[str, str], expected: tuple[int, int | None, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 3, get_world_size=lambda: 4
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert launchers.ranks(environment) == expected
+
+
+def test_a_process_group_that_is_not_initialized_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert launchers.ranks({}) == (0, None, 1)
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace())  # while it is being imported
+    assert launchers.ranks(TORCHRUN) == (9, 1, 16)
+
+
 def named(environment: dict[str, str], world: int = 8, script: str = "/a/train.py") -> str:
     return launchers.run_name(environment, world, script, 1_700_000_000.0)
 

@@ -106,7 +106,7 @@ def prepare(options: SummaryOptions, program: str) -> str:
     try:
         base = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else _temporary()
         _remove_leftovers(base)
-        local_rank = launchers.ranks(os.environ)[1]
+        local_rank = launchers.local_rank(os.environ)
         if options.fail_on and local_rank:  # each rank is judged by itself, and the first one writes the summary
             options.form, options.file = "off", ""
         is_shared = local_rank is not None and not options.fail_on

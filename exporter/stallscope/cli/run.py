@@ -16,7 +16,7 @@ from stallscope.cli._become import become
 from stallscope.cli._run_summary import FORMS, SummaryOptions, discard, prepare, say
 from stallscope.cli._run_summary import VARIABLE as SUMMARY
 from stallscope.cli._supervised import end_as, supervise
-from stallscope.shim import automatic, lifetime, stored_reports
+from stallscope.shim import automatic, launchers, lifetime, stored_reports
 
 if TYPE_CHECKING:
     from stallscope.cli._parser import Parser
@@ -241,7 +241,7 @@ def _run(compiled: Any, main_module: ModuleType) -> int:
 def _note(main_module: ModuleType) -> None:
     """Print in one line why nothing, or no step, was measured."""
     folder = os.environ.get(stored_reports.VARIABLE, "")
-    if os.environ.get("RANK", "0") != "0" or stored_reports.has_reports(folder):
+    if launchers.ranks(os.environ)[0] or stored_reports.has_reports(folder):
         return
     integration = sys.modules.get("stallscope.integrations.pytorch")
     if not {"torch", "stallscope.shim.run"} & sys.modules.keys():  # a program with its own `Run` is measured by it

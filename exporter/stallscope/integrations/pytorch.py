@@ -24,7 +24,6 @@ are unchanged. How it works, and what is not seen: `shim/README.md`.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Iterable
@@ -171,14 +170,7 @@ def _find(shows: str = "") -> Loop | None:
 def _begin(since: float, in_backward: bool) -> Run:
     run, began = lifetime.current(), time.monotonic()
     if run is None:
-        rank = world_size = None
-        # A process that a program spawned as a rank has no launcher's variables.
-        if "RANK" not in os.environ and torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         run = Run(
-            rank=rank,
-            local_rank=rank,
-            world_size=world_size,
             head_start=began - since,
             prepare=lambda made: (
                 _patches.before.book(made, began if in_backward else None) if _patches is not None else None

@@ -1,7 +1,9 @@
 """Which rank of which job this process is, by what its launcher left in the environment.
 
 The first launcher of `LAUNCHERS` that gives a rank settles rank, local rank and world: what the user says, then what
-is closest to the training process, since one launcher often runs inside another (torchrun inside Slurm).
+is closest to the training process, since one launcher often runs inside another (torchrun inside Slurm). A program
+that starts its ranks itself, as Lightning does, sets only a part of torchrun's variables; see `_child`. A larger
+process group of PyTorch overrides a launcher that started one process for each node.
 """
 
 from __future__ import annotations
@@ -43,14 +45,41 @@ LAUNCHERS = (
     # MPI before Slurm: mpirun starts its daemons as Slurm's tasks, whose variables the ranks inherit.
     Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
     Launcher("MVAPICH", "MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_SIZE",)),
-    Launcher("MPICH", "PMI_RANK", ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID"), ("PMI_SIZE",)),  # and Intel MPI, Cray PALS
+    Launcher("MVAPICH 3", "MVP_COMM_WORLD_RANK", ("MVP_COMM_WORLD_LOCAL_RANK",), ("MVP_COMM_WORLD_SIZE",)),
+    # Also Intel MPI and Cray PALS.
+    Launcher("MPICH", "PMI_RANK", ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"), ("PMI_SIZE",)),
+    Launcher("Cray PALS", "PALS_RANKID", ("PALS_LOCAL_RANKID",), ()),
     Launcher("IBM jsrun", "JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_LOCAL_RANK",), ("JSM_NAMESPACE_SIZE",)),
     Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
     Launcher("Slurm", "SLURM_PROCID", ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
     Launcher("PMIx", "PMIX_RANK", (), ()),
     Launcher("JAX", "JAX_PROCESS_ID", (), ("JAX_NUM_PROCESSES",)),
     Launcher("LeaderWorkerSet", "LWS_WORKER_INDEX", (), ("LWS_GROUP_SIZE",)),
+    Launcher("SkyPilot", "SKYPILOT_NODE_RANK", (), ("SKYPILOT_NUM_NODES",)),
     Launcher("Kubernetes Job", "JOB_COMPLETION_INDEX", (), ()),
+)
+
+_NODE_RANKS = (
+    "NODE_RANK",  # Lightning
+    "GROUP_RANK",  # torchrun
+    "PET_NODE_RANK",  # Kubeflow
+    "CROSS_RANK",  # DeepSpeed, Horovod
+    "SKYPILOT_NODE_RANK",
+    "SLURM_NODEID",
+    "JOB_COMPLETION_INDEX",
+)
+"""Variables with the number of the node among the nodes of the job; the first that is set counts."""
+_RANKS_OF_NODE = ("LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE", "LOCAL_SIZE")
+_NODES = (
+    "GROUP_WORLD_SIZE",
+    "PET_NNODES",
+    "CROSS_SIZE",
+    "NNODES",
+    "NUM_NODES",
+    "SKYPILOT_NUM_NODES",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_NNODES",
 )
 
 _JOBS = (
@@ -104,7 +133,23 @@ def ranks(environment: Environment) -> tuple[int, int | None, int]:
     A process that no launcher started is rank 0 of 1. Variables that contradict each other are warned of, once.
     """
     launch = _launch(environment)
-    return (0, None, 1) if launch is None else (launch.rank, launch.local_rank, launch.world_size or 1)
+    if not environment.get(LAUNCHERS[0].rank):
+        launch = _process_group(launch)
+    if launch is None:
+        world = _whole(environment, "WORLD_SIZE") or 1
+        if world > 1:
+            warn(
+                f"WORLD_SIZE is {world}, and no variable has the rank of this process; a run of one rank is reported: "
+                "set STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE, or begin the run after the process group is initialized"
+            )
+        return 0, None, 1
+    return launch.rank, launch.local_rank, launch.world_size or 1
+
+
+def local_rank(environment: Environment) -> int | None:
+    """Return the local rank that a launcher has set; None without one."""
+    launch = _launch(environment)
+    return None if launch is None else launch.local_rank
 
 
 def restarts(environment: Environment) -> int:
@@ -151,6 +196,17 @@ def in_pod(environment: Environment) -> bool:
 
 
 def _launch(environment: Environment) -> Launch | None:
+    by_variables = _by_variables(environment)
+    if by_variables is None or (by_variables[0].name != "torchrun" and by_variables[0] is not LAUNCHERS[0]):
+        child = _child(environment, None if by_variables is None else by_variables[1])
+        if child is not None:
+            return child
+    if by_variables is not None:
+        return _agreed(environment, *by_variables)
+    return _tensorflow(environment) or _sagemaker(environment) or _tpu(environment) or _ray()
+
+
+def _by_variables(environment: Environment) -> tuple[Launcher, Launch] | None:
     for launcher in LAUNCHERS:
         rank = _whole(environment, launcher.rank)
         if rank is None or (launcher.name == "Slurm" and rank == 0 and not _slurm_step(environment)):
@@ -159,8 +215,64 @@ def _launch(environment: Environment) -> Launch | None:
         world = next((found for name in launcher.world_size if (found := _whole(environment, name))), None)
         if launcher.name == "PMIx":  # which srun --mpi=pmix sets as well
             world = _whole(environment, "SLURM_STEP_NUM_TASKS")
-        return _agreed(environment, launcher, Launch(rank, local, world))
-    return _tensorflow(environment) or _sagemaker(environment) or _tpu(environment) or _ray()
+        return launcher, Launch(rank, local, world)
+    return None
+
+
+def _child(environment: Environment, outer: Launch | None) -> Launch | None:
+    """Return the rank of a process that has LOCAL_RANK and no RANK.
+
+    Lightning starts the ranks of a node itself, with LOCAL_RANK, NODE_RANK and WORLD_SIZE, and deletes WORLD_SIZE
+    after the training. They inherit the variables of the process that started them, such as those of a Slurm step of
+    one task. A script may also set LOCAL_RANK from a launcher that counts all ranks.
+
+    Args:
+        environment: the environment.
+        outer: what another launcher set; used if its world is as large.
+    """
+    local, world = _whole(environment, "LOCAL_RANK"), _whole(environment, "WORLD_SIZE") or None
+    if local is None or (outer is not None and (outer.world_size or 1) >= (world or 2)):
+        return None
+    node = _hint(environment, _NODE_RANKS)
+    if world is None:
+        is_launched = local > 0 or (outer is None and bool(environment.get("MASTER_ADDR")))
+        return Launch(local, local, None) if is_launched and not node else None
+    if local >= world:
+        warn(f"LOCAL_RANK is {local}, in a world of {world}; the world stays unknown")
+        return Launch(local, local, None)
+    return Launch(node * _ranks_of_node(environment, world, node, local) + local, local, world)
+
+
+def _ranks_of_node(environment: Environment, world: int, node: int, local: int) -> int:
+    """Return the number of ranks of each node, with a warning where the variables leave it open."""
+
+    def is_possible(size: int) -> bool:
+        return size > local and world % size == 0 and world // size > node
+
+    nodes = _hint(environment, _NODES)
+    told = _hint(environment, _RANKS_OF_NODE) or (world // nodes if nodes else 0)
+    if is_possible(told):
+        return told
+    possible = [size for size in range(1, world + 1) if is_possible(size)]
+    visible = len(environment.get("CUDA_VISIBLE_DEVICES", "").split(","))
+    size = visible if visible > 1 and visible in possible else max(possible, default=world)
+    if node and len(possible) != 1:
+        warn(
+            f"LOCAL_RANK, NODE_RANK and WORLD_SIZE leave open how many ranks a node has; {size} is assumed: set "
+            "LOCAL_WORLD_SIZE, or STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE"
+        )
+    return size
+
+
+def _process_group(launch: Launch | None) -> Launch | None:
+    """Return the rank in PyTorch's default process group if it is larger than the launcher's world."""
+    with suppress(Exception):
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
+            if world > (1 if launch is None else launch.world_size or 1) and 0 <= rank < world:
+                return Launch(rank, rank if launch is None else launch.local_rank, world)
+    return launch
 
 
 def _agreed(environment: Environment, launcher: Launcher, launch: Launch) -> Launch:
@@ -357,6 +469,12 @@ def _json(environment: Environment, variable: str, kind: type) -> Any:
             if isinstance(found, kind):
                 return found
     return kind()
+
+
+def _hint(environment: Environment, variables: tuple[str, ...]) -> int:
+    """Return the first of several variables that is a number, else 0. Values such as `auto` and `1:4` are valid too."""
+    values = [environment.get(variable, "").strip() for variable in variables]
+    return next((int(value) for value in values if value.isascii() and value.isdecimal() and len(value) < 7), 0)
 
 
 def _whole(environment: Environment, variable: str) -> int | None:
