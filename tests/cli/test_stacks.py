@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,9 @@ def test_running_ranks_take_samples_and_find_lines_on_request(
     with exporter(tmp_path) as url, job(tmp_path, RUNNING, 2) as file:
         until(lambda: page(url).count("stallscope_training_rank_info{") == 2)
         assert stacks.main(["job", "--samples=2", "--interval=0.1", "--json", "--exporter.url", url]) == 0
-        document = json.loads(capsys.readouterr().out)
+        said = capsys.readouterr()
+        document = json.loads(said.out)
+        assert re.fullmatch(r"stallscope stacks: waiting up to \d+ s for stacks\n", said.err)
         assert stacks.main(["job", "--lines", "--exporter.url", url]) == 0
         shown = capsys.readouterr().out.splitlines()
     assert [len(rank["samples"]) for rank in document["exporters"][0]["ranks"]] == [2, 2]

@@ -291,7 +291,10 @@ class _Node:
 
 
 def _wait(nodes: Iterable[_Node], what: str) -> None:
-    waiting = list(nodes)
+    waiting = [node for node in nodes if node.is_waiting()]
+    if waiting and not sys.stderr.isatty():  # where no progress bar is shown
+        seconds = max(node.deadline for node in waiting) - time.monotonic()
+        print(f"stallscope stacks: waiting up to {seconds:.0f} s for {what}", file=sys.stderr, flush=True)
     with progress(f"Waiting for {what}") as advance:
         while waiting := [node for node in waiting if node.is_waiting()]:
             time.sleep(_POLL_SECONDS)
