@@ -227,6 +227,24 @@ def test_a_claimed_gpu_is_held_and_one_claimed_by_two_is_shared(kubelet: Kubelet
     assert kubernetes.environment.occupancies.sharing(UUIDS[0]) == "time_sliced"
 
 
+def test_pods_on_different_partitions_of_a_gpu_hold_it_without_sharing_it_in_turns(
+    kubelet: Kubelet, kubernetes: Node
+) -> None:
+    whole = gpu(0)
+    nodes = kubelet.root / "sys/class/kfd/kfd/topology/nodes/5"
+    nodes.mkdir(parents=True)
+    (nodes / "properties").write_text(f"location_id {7 << 8 | 1 << 28}\ndomain 0\ndrm_render_minor 137\n")
+    (kubelet.root / "sys/devices/platform/amdgpu_xcp_1/drm/renderD137").mkdir(parents=True)
+    first, second = ("team", "a", "main"), ("team", "b", "main")
+    kubelet.hand_out(
+        given(first, "0000:07:00.0", "amd.com/cpx_nps4"), given(second, "amdgpu_xcp_1", "amd.com/cpx_nps4")
+    )
+    kubernetes.show(on(whole, used=0))
+    assert kubernetes.held == {("0", *first, "", ""), ("0", *second, "", "")}
+    assert not kubernetes.environment.occupancies.sharing(whole.uuid)
+    assert not kubernetes.errors
+
+
 def test_a_lost_gpu_is_still_held_by_its_pod(kubelet: Kubelet, kubernetes: Node) -> None:
     kubelet.hand_out(given(RESNET, UUIDS[0]))
     kubernetes.show(on(gpu(0), (41207, GIB), used=GIB), on(gpu(1), used=0))

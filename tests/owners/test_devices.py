@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.owners.devices import Devices, handed_out_again
-from tests.collectors.recorded import TREES
+from tests.collectors.recorded import TREES, copy_of
 from tests.owners.machines import MIGS, UUIDS, gpu, mig
 
 WHOLE = (gpu(0), gpu(1))
@@ -54,6 +54,37 @@ def test_a_gpu_is_found_by_every_name_in_use(name: str) -> None:
 )
 def test_what_tells_no_known_gpu_is_not_guessed(name: str) -> None:
     assert found(name) is None
+
+
+AMD = tuple(
+    replace(gpu(index), uuid=f"GPU-amd{index}", pci_bus_id=address)
+    for index, address in enumerate(("0000:05:00.0", "0000:26:00.0"))
+)
+
+
+@pytest.fixture
+def partitioned(tmp_path: Path) -> Path:
+    """A machine whose second AMD GPU has a second partition, with a render node of its own."""
+    root = copy_of("amd_mi300x", tmp_path)
+    nodes = root / "sys/class/kfd/kfd/topology/nodes"
+    (nodes / "4").mkdir()
+    whole = (nodes / "3/properties").read_text()
+    partition = whole.replace("location_id 9728", f"location_id {9728 | 1 << 28}").replace("minor 136", "minor 137")
+    assert partition != whole
+    (nodes / "4/properties").write_text(partition)
+    for number, node in {"1": "renderD137", "9": "renderD199"}.items():
+        (root / f"sys/devices/platform/amdgpu_xcp_{number}/drm/{node}").mkdir(parents=True)
+    return root
+
+
+@pytest.mark.parametrize("name", ["amdgpu_xcp_1", "gpu-2-136", "gpu-3-137", "renderD137", "0000:26:00.0"])
+def test_an_amd_gpu_is_found_by_its_partitions_and_render_nodes(partitioned: Path, name: str) -> None:
+    assert Devices(partitioned, AMD).find([name]) == "GPU-amd1"
+
+
+@pytest.mark.parametrize("name", ["amdgpu_xcp_2", "amdgpu_xcp_9", "gpu-3-138", "gpu-137", "amdgpu_xcp_1/..", "gpu-0-0"])
+def test_a_partition_or_render_node_of_no_gpu_is_not_guessed(partitioned: Path, name: str) -> None:
+    assert Devices(partitioned, AMD).find([name]) is None
 
 
 def test_the_first_name_that_is_known_counts() -> None:

@@ -175,6 +175,7 @@ class Owners(Collector):
             return
         devices = Devices(self.environment.root, self._identities.values())
         holders: dict[str, list[Container]] = {}
+        holder_of: dict[tuple[str, str], Container] = {}
         replicated, unplaced = set(), set()
         for container, names, claimed in self._allocations:
             uuid = devices.find((*(published.get(claimed, ()) if claimed else ()), *names))
@@ -184,7 +185,9 @@ class Owners(Collector):
             known = holders.setdefault(uuid, [])
             if container not in known:
                 known.append(container)
-            if any(handed_out_again(name) for name in names) or len(known) > 1:
+            # Containers with different partitions of a GPU do not share it in turns.
+            first = holder_of.setdefault((uuid, names[0]), container)
+            if any(handed_out_again(name) for name in names) or first != container:
                 replicated.add(uuid)
         self._holders, self._replicated, self._unplaced = holders, frozenset(replicated), frozenset(unplaced)
         self._placed_for = (self._allocations, self._identities, published)

@@ -7,7 +7,8 @@
 | `nvidia0`, `nvidia0/gi1`, `nvidia0/vgpu1` | Google's device plugin: number of the device file, GPU instance, replica |
 | `gpu-0`, `…-gpu-0` | NVIDIA's driver for dynamic resource allocation, and its CDI names |
 | `gpu-0-mig-1g5gb-19-4`, `gpu-0-mig-19-4-1` | the same: an instance by profile and start, or by start and size |
-| `0000:19:00.0` | AMD's device plugin: PCI address |
+| `0000:19:00.0`, `amdgpu_xcp_3` | AMD's device plugin: PCI address, partition of a GPU |
+| `gpu-1-129` | AMD's driver for dynamic resource allocation: numbers of the card's and of the render node's file |
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _LEGACY = re.compile(r"MIG-(GPU-.*)/(\d+)/\d+", re.IGNORECASE)
 _NUMBERED = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?")
 _ALLOCATED = re.compile(r"(?:.*-)?gpu-(\d+)(?:-mig-(.+))?")
 _PROFILED = re.compile(r"(\d+g\.?\d+gb.*)-\d+-\d+")
+_PARTITION = re.compile(r"amdgpu_xcp_\d+")
+_RENDERED = re.compile(r"(?:gpu-\d+-|renderD)(\d+)")
+_PROPERTY = re.compile(r"^(drm_render_minor|location_id|domain) (\d+)$", re.MULTILINE)
 _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 _PciAddress = tuple[int, ...]
@@ -49,6 +53,7 @@ class Devices:
         self._by_index: dict[int, str] = {}
         self._by_pci: dict[_PciAddress, str] = {}
         self._by_minor: dict[int, str] | None = None
+        self._by_render_node: dict[int, str] | None = None
         for identity in identities:
             self._by_uuid[identity.uuid.lower()] = identity.uuid
             if identity.parent_uuid:
@@ -77,6 +82,11 @@ class Devices:
         if numbered:
             whole = self._numbered(int(numbered[1]))
             return whole if whole is None or numbered[2] is None else self._in_gpu_instance(whole, int(numbered[2]))
+        rendered = _RENDERED.fullmatch(self._render_node(name) if _PARTITION.fullmatch(name) else name)
+        if rendered:
+            if self._by_render_node is None:
+                self._by_render_node = self._read_render_nodes()
+            return self._by_render_node.get(int(rendered[1]))
         allocated = _ALLOCATED.fullmatch(name)
         if allocated:
             whole = self._numbered(int(allocated[1]))
@@ -104,6 +114,26 @@ class Devices:
         if self._by_minor is None:
             self._by_minor = self._read_minors()
         return self._by_minor.get(number) if self._by_minor else self._by_index.get(number)
+
+    def _render_node(self, partition: str) -> str:
+        """Return the name of a partition's render node; empty if there is no such partition."""
+        nodes = (self._root / "sys/devices/platform" / partition / "drm").glob("renderD*")
+        return next((each.name for each in nodes), "")
+
+    def _read_render_nodes(self) -> dict[int, str]:
+        """Return the GPUs by the numbers of their render nodes, of which each partition has one, from AMD's KFD."""
+        found: dict[int, str] = {}
+        for file in (self._root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
+            try:
+                properties = dict(_PROPERTY.findall(file.read_text(errors="replace")))
+            except OSError:
+                continue  # hidden from this container
+            location = int(properties.get("location_id", 0))
+            # The uppermost bits number the partition.
+            address = (int(properties.get("domain", 0)), location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7)
+            if (uuid := self._by_pci.get(address)) is not None:
+                found[int(properties.get("drm_render_minor", 0))] = uuid
+        return found
 
     def _read_minors(self) -> dict[int, str]:
         found: dict[int, str] = {}

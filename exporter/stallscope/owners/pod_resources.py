@@ -22,7 +22,7 @@ SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
 _LIST = "/v1.PodResourcesLister/List"
 
 # Kubernetes' resource names for GPUs; `nvidia.com` alone also stands for network devices.
-_GPU_RESOURCE = re.compile(r"(?:nvidia\.com/(?:gpu|mig-)|amd\.com/gpu)")
+_GPU_RESOURCE = re.compile(r"nvidia\.com/(?:gpu|mig-)|amd\.com/(?:gpu|[a-z]px_nps\d)")
 _GPU_DEVICE = re.compile(r"(?:GPU|MIG)-")
 """Resources may be renamed in a device plugin's configuration, which leaves the ids as they are."""
 _GPU_CLAIM = re.compile(r"(?:.*\.)?gpu\.(?:nvidia|amd)\.com(?:/.*)?|(?:nvidia|amd)\.com/gpu=.*")
