@@ -106,4 +106,23 @@ def test_the_mails_link_is_never_a_program(templates: Path) -> None:
 def test_an_alert_that_says_nothing_is_known_by_its_name(templates: Path) -> None:
     bare: AlertData = {"status": "firing", "labels": {"alertname": "SomebodyElses"}, "annotations": {}}
     assert rendered(templates, bare, "stallscope.title") == "Alert: SomebodyElses"
-    assert rendered(templates, bare, "stallscope.text") == ""
+    assert rendered(templates, bare, "stallscope.text") == "SomebodyElses"
+
+
+@pytest.mark.parametrize("template", ["stallscope.text", "stallscope.slack.text", "stallscope.mail.text"])
+def test_a_message_about_an_alert_of_others_is_never_empty_and_has_no_empty_link(
+    templates: Path, template: str
+) -> None:
+    foreign: AlertData = {"status": "firing", "labels": {"alertname": "TargetDown", "job": "node"}, "annotations": {}}
+    assert rendered(templates, foreign, template) == "TargetDown"
+    assert "href" not in rendered(templates, foreign, "stallscope.mail.html", "html")
+
+
+@pytest.mark.parametrize("template", ["stallscope.text", "stallscope.slack.text", "stallscope.mail.html"])
+def test_a_message_about_an_alert_without_a_description_has_its_summary_and_its_link(
+    templates: Path, template: str
+) -> None:
+    brief: AlertData = {**ALERT, "annotations": {"summary": "Input is slow.", "runbook_url": "https://example.org/r"}}
+    text = rendered(templates, brief, template, "html" if template.endswith("html") else "text")
+    assert "Input is slow" in text
+    assert "https://example.org/r" in text
