@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from stallscope.common.address import Address, parse_address
+from stallscope.common.address import Address, parse_address, split_url
 from stallscope.common.formatting import without_password
 from stallscope.common.logs import FORMATS, LEVELS
 from stallscope.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET
@@ -149,16 +149,14 @@ def _parse_group(text: str) -> str:
 
 def parse_server(text: str) -> str:
     """Read the address of an HTTP server with its path prefix, if it has one; empty for no server."""
-    from urllib.parse import urlsplit
-
     if not text:
         return ""
     try:
-        parts = urlsplit(text)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        split_url(text)
+        sound = "?" not in text and "#" not in text
     except ValueError:
         sound = False
-    if not sound or "?" in text or "#" in text or not re.fullmatch(r"[\x21-\x7e]+", text):
+    if not sound:
         raise ValueError("http://HOST:PORT or https://HOST:PORT, with its path prefix if it has one, or empty")
     return text.rstrip("/")
 

@@ -20,7 +20,7 @@ import pytest
 from stallscope.protocol import signature
 from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.shim import transport as shim_transport
-from stallscope.shim.transport import Datagrams, Post, room
+from stallscope.shim.transport import Datagrams, Post, host_and_port, room
 from tests.analysis.servers import dripping, talking
 from tests.handled import handled, reply
 from tests.web.certificates import Authority
@@ -205,12 +205,49 @@ def test_a_datagram_beyond_the_kernel_s_limit_is_too_large() -> None:
         "ftp://host",
         "http://:80",
         "http://host/a b",
+        "http://[::1",
+        "udp://[::1",
+        "http://[::1]80",
+        "http://[::1]x",
+        "udp://::1",
+        "http://[]:80",
+        "http://[host]:80",
+        "udp://[192.0.2.1]:80",
+        "http://host:70000",
+        "udp://[::1]:70000",
+        "http://host:-1",
+        "http://host:+80",
+        "udp://host: 80",
+        "udp://host:8_0",
+        "http://ho st",
+        "http://h\x01st",
+        "udp://ho[st",
+        "udp://host/path",
+        "http://host?path",
+        "http://a..b",
     ],
 )
 def test_a_malformed_address_is_warned_of_and_reports_nothing(address: str, caplog: pytest.LogCaptureFixture) -> None:
     sender = transport({"STALLSCOPE_ADDRESS": address})
     assert sender(b"1") == "absent"  # which is not warned of once more
     assert f"STALLSCOPE_ADDRESS is {address!r}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("host", ("host", 1)),
+        ("host:", ("host", 1)),
+        ("host:65535", ("host", 65535)),
+        ("192.0.2.1:80", ("192.0.2.1", 80)),
+        ("[::1]", ("::1", 1)),
+        ("[::1]:80", ("::1", 80)),
+        ("[fe80::1%eth0]:80", ("fe80::1%eth0", 80)),
+        ("gpu_node-7.example.", ("gpu_node-7.example.", 1)),
+    ],
+)
+def test_a_place_has_a_host_and_a_port(place: str, expected: tuple[str, int]) -> None:
+    assert host_and_port(place, 1) == expected
 
 
 def test_without_an_address_the_node_s_socket_and_the_local_exporter_are_tried() -> None:

@@ -51,6 +51,14 @@ def titles(evidence: Evidence) -> list[str]:
     return [finding.title for finding in gpu_findings(evidence.gpus["job"][0])]
 
 
+@pytest.mark.parametrize("url", ["http://[::1", "http://ops:secret@host:70000", "a server"])
+def test_a_malformed_address_of_prometheus_is_named(url: str) -> None:
+    unknown = gather([a_run()], f"http://127.0.0.1:{free_port()}", "", url).missing
+    words = "Verdict: the address of Prometheus must be http://HOST:PORT or https://HOST:PORT, got "
+    assert any(line.startswith(words) for line in unknown)
+    assert "secret" not in "".join(unknown)
+
+
 def test_every_known_phase_apart_from_the_work_has_a_cause_of_the_catalogue() -> None:
     known = {*PHASES, *OUTSIDE_PHASES} - {*WORK, "initialization", "paused"}
     assert set(PHASE_CAUSES) == known

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import base64
 import http.client
-import re
 import socket
 import ssl
 from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from stallscope.clients.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
 from stallscope.clients.deadline import deadline_after, watch
+from stallscope.common.address import split_url
 from stallscope.common.formatting import without_password
 from stallscope.common.version import __version__
 
@@ -75,20 +75,16 @@ class ExporterClient:
             ValueError: the address is invalid; the message shows a valid one.
         """
         try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            port = parts.port
-            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+            parts = split_url(url if "://" in url else f"http://{url}")
         except ValueError:
-            is_valid = False
-        if not is_valid or not re.fullmatch(r"[\x21-\x7e]+", url):
             shown = without_password(url)
             raise ValueError(
                 f"{shown!r} is not the address of an exporter; use one such as http://localhost:{DEFAULT_PORT}"
-            )
+            ) from None
         self.host: str = parts.hostname or ""
         self._secure = parts.scheme == "https"
         # With a scheme, a missing port is the default of HTTP; without one it is the exporter's.
-        self.port = port or (443 if self._secure else 80 if "://" in url else DEFAULT_PORT)
+        self.port = parts.port or (443 if self._secure else 80 if "://" in url else DEFAULT_PORT)
         self._path = (parts.path if parts.path not in ("", "/") else DEFAULT_PATH) + (
             f"?{parts.query}" if parts.query else ""
         )

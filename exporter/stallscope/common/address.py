@@ -1,11 +1,16 @@
-"""Listen addresses, written as Prometheus exporters write them."""
+"""Listen addresses, written as Prometheus exporters write them, and URLs of HTTP servers."""
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
 
 _HIGHEST_PORT = 65_535
+_HOST = re.compile(r"([^.]{1,63}\.)*[^.]{1,63}\.?")
 
 
 class Address(NamedTuple):
@@ -34,7 +39,7 @@ def parse_address(text: str) -> Address:
         and port.isdigit()
         and int(port) <= _HIGHEST_PORT
         and (":" in plain) == bracketed
-        and not any(character.isspace() or character in "[]/" for character in plain)
+        and not any(character.isspace() or not character.isprintable() or character in "[]/" for character in plain)
     )
     if not well_formed:
         raise ValueError(f"HOST:PORT, :PORT or [IPV6]:PORT with a port from 0 to {_HIGHEST_PORT}")
@@ -66,6 +71,43 @@ def is_this_machine(host: str) -> bool:
         return False
     address = getattr(address, "ipv4_mapped", None) or address
     return address.is_loopback or address.is_unspecified
+
+
+def split_url(text: str) -> SplitResult:
+    """Split the URL of an HTTP server, whose host and port are then known to be valid.
+
+    Raises:
+        ValueError: it is not the URL of an HTTP server.
+    """
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        is_sound = (
+            re.fullmatch(r"[\x21-\x7e]+", text)
+            and parts.scheme in ("http", "https")
+            and parts.port != 0
+            and _is_host(parts.hostname or "", parts.netloc.rpartition("@")[2])
+        )
+    except ValueError:
+        is_sound = False
+    if not is_sound:
+        raise ValueError("expected http://HOST:PORT or https://HOST:PORT")
+    return parts
+
+
+def _is_host(host: str, place: str) -> bool:
+    """Return whether the host is a name or an address, and nothing but a port follows it.
+
+    Raises:
+        ValueError: the brackets contain no IPv6 address.
+    """
+    import ipaddress  # which commands that only read listen addresses do not need
+
+    if "[" in place:
+        ipaddress.IPv6Address(host)
+        return place.rpartition("]")[2][:1] in ("", ":")
+    return _HOST.fullmatch(host) is not None
 
 
 @lru_cache(1024)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stallscope.shim.transport import connected, wait_until
+from stallscope.shim.transport import connected, host_and_port, wait_until
 
 if TYPE_CHECKING:
     from stallscope.shim.transport import Address
@@ -41,13 +41,14 @@ class Exporter:
         scheme, _, rest = url.partition("://")
         rest = rest.rpartition("@")[2]  # a password is neither sent nor shown
         place, slash, path = rest.partition("/")
-        host, colon, port = place.rpartition(":")
-        if scheme != "http" or not (place.isprintable() and path.isprintable()) or " " in place + path:
+        try:
+            if scheme != "http" or not path.isprintable() or " " in path:
+                raise ValueError(scheme)
+            host, port = host_and_port(place, 80)
+        except ValueError:
             shown = f"{scheme.rpartition('@')[2]}://{rest}"
-            raise ValueError(f"{shown!r:.200} is not an address of counters; expected http://host:port")
-        if not colon:
-            host, port = place, "80"
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            raise ValueError(f"{shown!r:.200} is not an address of counters; expected http://host:port") from None
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         self._targets: list[tuple[int, Address]] = [(family, address) for family, _, _, _, address in found]
         path = slash + path if path else "/metrics"
         self._request = f"GET {path} HTTP/1.0\r\nHost: {place}\r\nAccept: text/plain\r\n\r\n".encode()

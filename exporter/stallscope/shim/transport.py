@@ -284,11 +284,11 @@ def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagr
         return Datagrams([(socket.AF_UNIX, rest)], sign)
     try:
         if separator and scheme == "udp":
-            host, port = _host_and_port(rest, DEFAULT_PORT)
+            host, port = host_and_port(rest, DEFAULT_PORT)
             return Datagrams(_resolved(host, port), sign)
         if separator and scheme in ("http", "https"):
             place, slash, path = rest.partition("/")
-            host, port = _host_and_port(place, 443 if scheme == "https" else 80)
+            host, port = host_and_port(place, 443 if scheme == "https" else 80)
             path = (slash + path).rstrip("/") or "/api/v1/report"
             if not path.isprintable() or " " in path:
                 raise ValueError(path)
@@ -335,19 +335,26 @@ def _signing(environment: Mapping[str, str]) -> Signing | None:
     return Signing(token, "" if token else file)
 
 
-def _host_and_port(place: str, default: int) -> tuple[str, int]:
+def host_and_port(place: str, default: int) -> tuple[str, int]:
     """Split host:port or [address]:port.
 
     Raises:
-        ValueError: the host is missing, or the port is invalid.
+        ValueError: the host is missing or impossible, or the port is invalid.
     """
+    host, colon, port = place.partition(":")
     if place.startswith("["):
-        host, _, rest = place[1:].partition("]")
-        port = rest.removeprefix(":")
-    else:
-        host, _, port = place.partition(":")
-    number = int(port) if port else default
-    if not host or "@" in host or not 0 < number < 65536:
+        host, bracket, rest = place[1:].partition("]")
+        colon, port = rest[:1], rest[1:]
+        try:
+            socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+        except OSError:
+            raise ValueError(place) from None
+        if not bracket or colon not in ("", ":"):
+            raise ValueError(place)
+    number = default
+    if port:
+        number = int(port) if port.isascii() and port.isdecimal() and len(port) < 6 else 0
+    if not host or not 0 < number < 65536 or not host.isprintable() or any(each in " @[]/?#\\" for each in host):
         raise ValueError(place)
     return host, number
 

@@ -9,12 +9,14 @@ from stallscope.catalogue.metrics import family
 from stallscope.clients.address import default_url
 from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.clients.exposition import Page
-from stallscope.common.formatting import without_password
+from stallscope.common.address import split_url
+from stallscope.common.formatting import readable, without_password
 from stallscope.summary.measured import RunTime
 from stallscope.view.model import ENDED, Gpu, Owner
 from stallscope.view.observer import PROCESSES, RANK_GPU, RANK_STATE, WANTED, node_of
 from stallscope.view.verdicts import RunName, Verdict, VerdictWatch
 
+_ADDRESS_LENGTH = 200
 _EXPORTER_SECONDS = 2.0
 _PROMETHEUS_SECONDS = 3.0
 _XIDS = family("stallscope_gpu_xid_events_total")
@@ -151,9 +153,13 @@ def _verdicts(runs: list[RunTime], prometheus: str) -> tuple[dict[str, Verdict],
     try:
         from stallscope.clients.prometheus import Prometheus  # its library is optional here
 
+        split_url(prometheus)
         watch = VerdictWatch(Prometheus(prometheus, timeout=_PROMETHEUS_SECONDS))
-    except (ModuleNotFoundError, ValueError) as problem:
+    except ModuleNotFoundError as problem:
         return {}, str(problem)
+    except ValueError:
+        shown = readable(without_password(prometheus), _ADDRESS_LENGTH)
+        return {}, f'the address of Prometheus must be http://HOST:PORT or https://HOST:PORT, got "{shown}"'
     names = {run.name: RunName(run.name, run.first.info.get("namespace", "")) for run in runs}
     watch.look(names.values(), ())
     watch.ask()
