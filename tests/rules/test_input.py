@@ -143,7 +143,7 @@ def node(
     return story
 
 
-def check(rulebook: Rulebook, runs: Mapping[str, tuple[Story, str]], share: int = 30) -> None:
+def check(rulebook: Rulebook, runs: Mapping[str, tuple[Story, str]], share: int = 30, at: str = "20m") -> None:
     """Expect that cause of each run, at that share lost; 0 for one that is healthy."""
     rulebook.check(
         [each for story, _cause in runs.values() for each in story],
@@ -153,6 +153,7 @@ def check(rulebook: Rulebook, runs: Mapping[str, tuple[Story, str]], share: int 
                 for name, (_story, cause) in runs.items()
             ]
         },
+        at=at,
     )
 
 
@@ -205,13 +206,14 @@ def test_a_quota_that_stops_the_rank_on_a_free_host_is_throttling(rulebook: Rule
     )
 
 
-def test_cpus_that_others_burn_are_not_the_runs_limit(rulebook: Rulebook) -> None:
+def test_busy_cpus_are_the_reason_whoever_burns_them_unless_another_one_explains_the_wait(rulebook: Rulebook) -> None:
     check(
         rulebook,
         {
             "own": (node("own", busy=0.95, cores=40), "input_cpu_saturated"),
-            "part": (node("part", busy=0.95, cores=20), "input_bound"),
-            "others": (node("others", busy=0.95, cores=3), "input_bound"),
+            "part": (node("part", busy=0.95, cores=20), "input_cpu_saturated"),
+            "others": (node("others", busy=0.95, cores=3), "input_cpu_saturated"),
+            "reads": (node("reads", busy=0.95, cores=3, io_pressure=0.5, read=5e8), "input_disk_bound"),
             "untold": (
                 [each for each in node("untold", busy=0.95) if "process_cpu" not in each[0]],
                 "input_cpu_saturated",
@@ -219,6 +221,15 @@ def test_cpus_that_others_burn_are_not_the_runs_limit(rulebook: Rulebook) -> Non
             # All CPUs that it may use are busy, whichever process uses the others.
             "limit": (node("limit", busy=0.95, cores=7.8, limit=8), "input_cpu_saturated"),
         },
+    )
+
+
+@pytest.mark.parametrize("at", ["10m", "25m", "59m"])
+def test_the_reason_of_an_unchanged_wait_stays_while_others_fill_the_cpus(rulebook: Rulebook, at: str) -> None:
+    check(
+        rulebook,
+        {"others": (node("others", busy=0.97, pressure=0.6, cores=1, workers=2), "input_cpu_saturated")},
+        at=at,
     )
 
 

@@ -197,14 +197,14 @@ CAUSES: dict[str, Cause] = {
             "input",
             "performance",
             "Waiting for data: CPUs saturated",
-            "Decode and augment less per sample, or give the job more CPUs per GPU.",
+            "Decode and augment less per sample, give the job more CPUs per GPU, or run other programs elsewhere.",
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: its CPUs are saturated.",
                 """{loses} waiting for batches that the CPUs cannot prepare in time: {faster}.{line} More workers will
                 not help. Decode and augment less per sample (cache decoded data, resize offline, decode faster or on
-                the GPU), or give the job more CPUs per GPU.""",
+                the GPU), or give the job more CPUs per GPU. If other programs use the CPUs, run them elsewhere.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
             phase="data_wait",
