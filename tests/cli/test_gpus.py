@@ -69,6 +69,21 @@ def test_each_gpu_has_its_table_within_eighty_columns(said: Said) -> None:
     assert shown.isascii()
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_model_that_the_output_cannot_encode_is_escaped(node: NvmlStandIn, encoding: str) -> None:
+    node.gpu[0].name = "NVIDIA H100 漢字".encode()
+    done = subprocess.run(
+        [sys.executable, "-m", "stallscope", "gpus"],
+        env=os.environ | node.environment | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        encoding=encoding,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"GPU 0: NVIDIA H100 \u6f22\u5b57" in done.stdout
+
+
 def test_the_columns_of_a_table_are_aligned_whatever_stands_in_them(said: Said) -> None:
     lines = said.text.stdout.splitlines()
     head = next(line for line in lines if line.endswith("served by"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import shutil
 import subprocess
@@ -89,6 +90,39 @@ def test_every_parser_is_there_without_any_extra() -> None:
         "    print(importlib.import_module(f'stallscope.cli.{name}').parser().prog)\n"
     )
     assert made.stdout.splitlines() == [f"stallscope {name}" for name in COMMANDS], made.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"run"}))
+def test_a_name_that_the_output_cannot_encode_is_escaped(
+    name: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = "résumé 漢字 \udc80"
+
+    def prints(_: Sequence[str]) -> int:
+        print(shown)
+        print(shown, file=sys.stderr)
+        return 0
+
+    monkeypatch.setattr(f"stallscope.cli.{name}.main", prints)
+    ends = [io.TextIOWrapper(io.BytesIO(), encoding, errors="strict") for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", ends[0])
+    monkeypatch.setattr(sys, "stderr", ends[1])
+    assert main([name]) == 0
+    for end in ends:
+        end.flush()
+        assert end.buffer.getvalue() == f"{shown}\n".encode(encoding, "backslashreplace")  # type: ignore[attr-defined]
+
+
+def test_the_program_of_the_run_command_keeps_its_own_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = io.TextIOWrapper(io.BytesIO(), "ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", end)
+    monkeypatch.setattr("stallscope.cli.run.main", lambda _: print("é"))
+    with pytest.raises(UnicodeEncodeError):
+        main(["run", "train.py"])
+    assert end.errors == "strict"
 
 
 def test_ctrl_c_ends_with_130_and_no_word(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,24 @@ def leftovers(folder: Folder) -> list[Path]:
     return found
 
 
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"LC_ALL": "C.UTF-8"},
+        {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"},
+    ],
+)
+def test_a_name_beyond_ascii_is_shown_or_escaped(folder: Folder, locale: dict[str, str]) -> None:
+    folder.environment |= {"STALLSCOPE_RUN": "déjà", **locale}
+    (folder.path / "short.py").write_text("import stallscope\nfor _ in stallscope.track(range(3)):\n    pass\n")
+    done = folder.run("--summary", "summary.json", "short.py")
+    assert done.returncode == 0
+    assert done.stderr.startswith(("stallscope run: déjà finished", r"stallscope run: d\xe9j\xe0 finished"))
+    document = json.loads((folder.path / "summary.json").read_text(encoding="utf-8"))
+    assert [run["run"] for run in document["runs"]] == ["déjà"]
+
+
 def test_the_summary_names_the_phase_with_the_largest_share_and_what_is_unknown(folder: Folder) -> None:
     run = folder.run("program.py")
     assert (run.returncode, run.stdout) == (0, "")

@@ -16,6 +16,7 @@ from stallscope.cli import _py_spy, _requests, stacks
 from tests.analysis.servers import answering
 from tests.cli.test_nccl_ras import in_json, service, serving
 from tests.cli.test_trace import exporter, page, process
+from tests.free_ports import free_port
 from tests.waiting import until
 
 HANGING = """
@@ -135,6 +136,15 @@ def test_lines_and_the_reason_of_each_rank_without_are_shown(
     del ranks[0]["lines"]
     assert stacks.main(["job", "--lines"]) == 1
     assert "this exporter can't request lines of code; update it" in capsys.readouterr().err
+
+
+def test_without_a_flag_the_exporter_of_this_machine_is_queried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setattr("stallscope.cli.stacks.default_exporter", lambda: url)
+    assert stacks.main(["job"]) == 1
+    assert capsys.readouterr().err.startswith(f"stallscope stacks: {url}: ")
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,8 @@ def pod(name: str, **more: str) -> dict[str, str]:
     ("environment", "expected"),
     [
         ({"STALLSCOPE_RUN": "mine", "SLURM_JOB_ID": "4"}, "mine"),
+        ({"STALLSCOPE_RUN": "漢".encode().decode("ascii", "surrogateescape"), "SLURM_JOB_ID": "4"}, "漢"),
+        ({"STALLSCOPE_RUN": "\x01", "SLURM_JOB_ID": "4"}, "train-4"),
         ({"SLURM_JOB_ID": "4", "TORCHELASTIC_RUN_ID": "abc"}, "train-4"),
         ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "4", "SLURM_ARRAY_TASK_ID": "2"}, "train-4_2"),
         ({"SLURM_JOB_ID": "9", "SLURM_JOB_ID_HET_GROUP_0": "8"}, "train-8"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import pkgutil
 import sys
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == [_RUN_COMMAND]:
         return _run(arguments)
     _open_closed_streams()
+    _replace_unknown_characters()
     try:
         try:
             return _run(arguments)
@@ -77,6 +79,13 @@ def _open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
+def _replace_unknown_characters() -> None:
+    r"""Write an escape sequence, such as `\u6f22`, for a character that the terminal or the pipe cannot encode."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.cli import _flight_recorder, _nccl_ras, _requests
-from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
 from stallscope.cli._py_spy import Unreadable, threads_of
+from stallscope.clients.address import default_exporter
 from stallscope.common.address import Address, parse_address
 from stallscope.common.formatting import ago, percent, readable, several, without_password
 from stallscope.protocol.stack_request import MAX_INTERVAL
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
         made.error("--lines: takes none of --pid, --samples and --interval; omit them")
     if parsed.pid is not None:
         return _show_process(parsed.pid, as_json=parsed.json)
-    nodes = [_Node(address, parsed) for address in parsed.exporter or [DEFAULT_EXPORTER]]
+    nodes = [_Node(address, parsed) for address in parsed.exporter or [default_exporter()]]
     for node in nodes:
         node.begin()
     _wait(nodes, "lines of code" if parsed.lines else "stacks")

@@ -197,10 +197,7 @@ def _printed(lines: Sequence[Line]) -> str:
     from stallscope.terminal.lines import ASCII, plain
 
     text = "\n".join(plain(each) for each in lines).rstrip("\n") + "\n"
-    if _speaks_unicode():
-        return text
-    encoding = sys.stdout.encoding or "ascii"
-    return text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text if _speaks_unicode() else text.translate(ASCII)
 
 
 def _speaks_unicode() -> bool:

@@ -13,7 +13,8 @@ import sys
 import time
 from contextlib import suppress
 
-from stallscope.shim.tolerance import complain, warn
+from stallscope.protocol.vocabulary import MAX_NAME_LENGTH
+from stallscope.shim.tolerance import complain, label, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def run_name(environment: Environment, world_size: int, script: str, start: floa
     where they meet; and only for a process that is alone, its start and number, which are the same for every run that
     this process begins.
     """
-    if told := environment.get("STALLSCOPE_RUN", "").strip():
+    if told := label(environment.get("STALLSCOPE_RUN", ""), MAX_NAME_LENGTH):
         return told
     name = _program(environment, script)
     launch = _launch(environment)

@@ -100,6 +100,9 @@ def label(text: object, longest: int) -> str:
     if not isinstance(text, str):
         text = str(text) if type(text) in (int, float) else ""
     short = text[: 8 * longest]  # or a megabyte would be looked at letter by letter
+    if not short.isprintable():
+        with suppress(UnicodeError):  # Python does not decode the environment in a locale without UTF-8
+            short = short.encode(errors="surrogateescape").decode(errors="replace")
     return "".join([character for character in short if character.isprintable()]).strip()[:longest].strip()
 
 
