@@ -111,7 +111,7 @@ def test_a_name_that_the_output_cannot_encode_is_escaped(
     assert main([name]) == 0
     for end in ends:
         end.flush()
-        assert end.buffer.getvalue() == f"{shown}\n".encode(encoding, "backslashreplace")  # type: ignore[attr-defined]
+        assert end.buffer.getvalue() == f"{shown}\n".encode(encoding, "backslashreplace")
 
 
 def test_the_program_of_the_run_command_keeps_its_own_streams(
