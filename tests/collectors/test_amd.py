@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,6 +167,42 @@ def test_a_host_without_such_gpus_has_no_such_source_up(tmp_path: Path) -> None:
     page = host.run(3)
     host.close()
     assert "\nstallscope_gpu_" not in page.text
+
+
+def show_on_the_bus(root: Path, vendor: str) -> None:
+    device = root / "sys/bus/pci/devices/0000:05:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text("0x038000\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "vendor", "up"),
+    [(True, "0x1002", "0"), (False, "0x1002", None), (True, "0x10de", None)],
+    ids=["driver without its gpu", "another driver", "another maker"],
+)
+def test_a_driver_that_shows_no_gpu_from_the_start_is_down_only_if_it_should_show_one(
+    module: bool, vendor: str, up: str | None, tmp_path: Path
+) -> None:
+    show_on_the_bus(tmp_path, vendor)
+    if module:
+        (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
+    host = ScriptedHost(tmp_path)
+    page = host.run(3)
+    host.close()
+    found = re.search(r'^stallscope_exporter_source_up{source="amd"} (\d)$', page.text, re.MULTILINE)
+    assert (found and found[1]) == up
+
+
+def test_a_list_of_gpus_that_cannot_be_read_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_folder: str) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("stallscope.drivers.amd.kernel.os.listdir", refuse)
+    host = ScriptedHost(tmp_path)
+    page = host.run(3)
+    host.close()
+    assert 'stallscope_exporter_source_up{source="amd"} 0' in page.text
 
 
 def test_nonsense_is_counted_and_reaches_no_query(radeon: ScriptedHost) -> None:

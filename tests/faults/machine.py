@@ -25,6 +25,7 @@ DEADLINE = 60.0
 """Seconds: generous, since every wait ends as soon as what it waits for is there."""
 SOURCE_UP = "stallscope_exporter_source_up"
 READINGS = "stallscope_exporter_source_readings_total"
+FAILURES = "stallscope_exporter_source_failures_total"
 STUCK_THREADS = "stallscope_exporter_source_stuck_threads"
 REJECTED = "stallscope_exporter_values_rejected_total"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -115,6 +116,23 @@ class Machine:
         self.without_library = False
         self.notice_hardware()
 
+    def hide_hardware(self) -> None:
+        """Let the kernel list no GPU, as without the kernel module."""
+        for each in self._kernel.iterdir():
+            each.rmdir()
+
+    def show_on_the_bus(self, *vendors: str, driver: str = "") -> None:
+        """Let the PCI bus list one display controller for each vendor, and nothing else, bound to a kernel driver."""
+        bus = self._folder / "sys/bus/pci/devices"
+        bus.mkdir(parents=True, exist_ok=True)
+        for number, vendor in enumerate(vendors):
+            device = bus / f"0000:{number:02x}:00.0"
+            device.mkdir()
+            (device / "vendor").write_text(f"{vendor}\n")
+            (device / "class").write_text("0x030200\n")
+            if driver:
+                (device / "driver").symlink_to(self._folder / "sys/bus/pci/drivers" / driver)
+
     def start(self, *flags: str) -> None:
         """Start the exporter, and wait until it answers."""
         command = [sys.executable, "-m", "stallscope", "exporter", "--web.listen-address=127.0.0.1:0"]
@@ -154,8 +172,7 @@ class Machine:
 
     def notice_hardware(self) -> None:
         """Let the kernel list the GPUs that are there now."""
-        for each in self._kernel.iterdir():
-            each.rmdir()
+        self.hide_hardware()
         for slot in self.node.control.slot[: self.node.gpu_count]:
             (self._kernel / f"0000:{0x10 + slot:02x}:00.0").mkdir()
 

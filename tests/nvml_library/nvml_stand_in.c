@@ -99,6 +99,10 @@ result driver_answers(void) {
     return NO_PERMISSION;
   case MISMATCHED:
     return LIB_RM_VERSION_MISMATCH;
+  case BROKEN:
+    return UNKNOWN;
+  case BLOCKED:
+    return OPERATING_SYSTEM;
   }
   return generation == control->generation ? SUCCESS : UNINITIALIZED;
 }

@@ -116,6 +116,10 @@ class DriverState(IntEnum):
     NOT_LOADED = 1
     FORBIDDEN = 2
     MISMATCHED = 3
+    BROKEN = 4
+    """Every call fails with an unknown error."""
+    BLOCKED = 5
+    """The device files are blocked by cgroups."""
 
 
 class Wave(IntEnum):

@@ -14,11 +14,29 @@ LOSSES: Mapping[str, str] = {
     "library_not_found": "The driver's library is gone; GPUs come back by themselves when it is there.",
     "version_mismatch": "The driver was upgraded: reload its kernel module or reboot, and restart the exporter.",
     "no_permission": "The exporter may not open the device files.",
+    "library_unusable": "The driver's library is installed, but can't be loaded: install the driver again.",
+    "no_devices": "The driver responds, but lists no GPU: see dmesg; usually only a reboot helps.",
     "released": "It was released on request.",
     "mig_reconfigured": "The instance was taken apart.",
     "suspended": "The kernel put it to sleep.",
 }
 """Meaning and remedy by reason; `explained` has a text for all other reasons."""
+
+_REMEDIES: Mapping[str, str] = {
+    "binding_missing": "pip install 'stallscope[exporter]'",
+    "binding_incompatible": "install stallscope's own version of nvidia-ml-py: pip install 'stallscope[exporter]'",
+    "driver_not_loaded": "load the kernel module (modprobe nvidia, or modprobe amdgpu), and see dmesg for its messages",
+    "library_unusable": "install the driver again, in the version of its kernel module",
+    "no_devices": "see dmesg for the missing GPUs; usually only a reboot helps",
+    "no_permission": "let the exporter's user open the GPUs' device files; start a container with its GPUs",
+    "operating_system": "let the exporter's cgroup open /dev/nvidia*; start a container with its GPUs",
+    "version_mismatch": "the driver was upgraded: reload its kernel module or reboot, and restart the exporter",
+}
+
+
+def remedy(reason: str) -> str:
+    """Return what to do about a driver that does not respond, for `DriverUnavailable.reason`."""
+    return _REMEDIES.get(reason, "`nvidia-smi` must work first: see dmesg for the driver's messages")
 
 
 def explained(reason: str) -> str:

@@ -21,9 +21,9 @@ from stallscope.cli._picked import Picked, refusal
 from stallscope.clients.address import default_exporter
 from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.clients.exposition import Page
-from stallscope.doctor.drivers import pci_gpus
 from stallscope.drivers.device import Driver, DriverError
 from stallscope.drivers.nvidia.nvml import NvmlDriver
+from stallscope.drivers.pci import pci_gpus
 
 _POLL_SECONDS = 10.0
 """Interval between two polls while waiting. One poll takes the driver a few milliseconds per GPU."""

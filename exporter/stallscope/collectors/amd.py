@@ -8,6 +8,7 @@ from stallscope.collectors.base import Environment, register
 from stallscope.collectors.gpu.source import GpuCollector
 from stallscope.drivers.amd.kernel import AmdDriver
 from stallscope.drivers.device import Driver
+from stallscope.drivers.pci import pci_gpus
 
 
 @register
@@ -16,6 +17,11 @@ class AmdCollector(GpuCollector):
 
     name: ClassVar[str] = "amd"
     summary: ClassVar[str] = "AMD GPUs through their kernel driver (amdgpu)."
+
+    def has_hardware(self) -> bool:
+        """Return True if amdgpu is loaded and the PCI bus lists an AMD GPU; older ones have another driver."""
+        root = self.environment.root
+        return (root / "sys/module/amdgpu").exists() and bool(pci_gpus(root).get("AMD"))
 
     def make_driver(self, environment: Environment) -> Driver:
         """The kernel's files under the environment's root."""

@@ -8,6 +8,7 @@ from stallscope.collectors.base import Environment, register
 from stallscope.collectors.gpu.source import GpuCollector
 from stallscope.drivers.device import Driver
 from stallscope.drivers.nvidia.nvml import NvmlDriver
+from stallscope.drivers.pci import pci_gpus
 
 
 @register
@@ -20,6 +21,10 @@ class NvidiaCollector(GpuCollector):
     def make_driver(self, environment: Environment) -> Driver:
         """Return the real driver, or that of a simulation."""
         return environment.driver() if environment.driver is not None else NvmlDriver()
+
+    def has_hardware(self) -> bool:
+        """Return True if NVIDIA's kernel module or the PCI bus lists a GPU of this machine."""
+        return super().has_hardware() or bool(pci_gpus(self.environment.root).get("NVIDIA"))
 
     def hardware(self) -> frozenset[str]:
         """Return the bus addresses of the GPUs that NVIDIA's kernel module lists."""

@@ -14,20 +14,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stallscope.catalogue.gpu_losses import LOSSES
+from stallscope.catalogue.gpu_losses import LOSSES, remedy
 from stallscope.doctor.checkup import Finding, Stop, failed, ok, skipped, warning
+from stallscope.drivers.pci import pci_gpus
 
 _PROBE_LIMIT = 40.0
 """Seconds for all drivers, including the start of the process on a busy machine."""
-_PCI_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
-_PCI_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
-"""Display controllers, and AMD's processing accelerators."""
 _REMEDIES = {
     "driver_not_loaded": "load it with modprobe nvidia; if this machine has no NVIDIA GPU, remove the library",
-    "version_mismatch": "the driver was upgraded: reload its kernel module or reboot, and restart the exporter",
     "no_permission": "let this user open /dev/nvidia*, or run stallscope doctor as the exporter's user",
-    "binding_incompatible": "install stallscope's own version of nvidia-ml-py: pip install 'stallscope[exporter]'",
 }
+"""Remedies that differ from those of the exporter, by reason."""
 _NOT_INSTALLED = ("library_not_found", "binding_missing")
 """Reasons of a driver that is not there: no failure on a machine without a GPU."""
 
@@ -70,7 +67,9 @@ def drivers(root: Path, call_limit: float) -> Iterator[Finding]:
         elif present.get(maker):
             yield failed(
                 f"this machine has {present[maker]} {maker} GPUs, but {problem}",
-                "`nvidia-smi` must work first: install or load the driver; start containers with their GPUs "
+                remedy(reason)
+                if is_fault and reason != "driver_not_loaded"
+                else "`nvidia-smi` must work first: install or load the driver; start containers with their GPUs "
                 "(docker run --gpus all)"
                 if maker == "NVIDIA"
                 else "load the kernel driver (modprobe amdgpu); start containers with /dev/kfd and /dev/dri",
@@ -80,7 +79,7 @@ def drivers(root: Path, call_limit: float) -> Iterator[Finding]:
             report = warning if reason == "driver_not_loaded" and has_bus else failed
             yield report(
                 f"NVIDIA's library is installed, but {problem}",
-                _REMEDIES.get(reason, "`nvidia-smi` must work first: see dmesg for the driver's messages"),
+                _REMEDIES.get(reason) or remedy(reason),
             )
     if not found and has_bus:
         yield skipped("this machine has no NVIDIA or AMD GPU")
@@ -150,16 +149,6 @@ def _probe(call_limit: float) -> dict[str, dict[str, Any]]:
         last = errors.strip().rpartition("\n")[2]
         raise Stop(failed(f"cannot query the drivers: {last}", "run `stallscope gpus`"))
     return {answer["source"]: answer for answer in json.loads(line)}
-
-
-def pci_gpus(root: Path) -> dict[str, int]:
-    """Return the number of GPUs on the PCI bus by maker, with or without a driver."""
-    found: dict[str, int] = {}
-    for device in (root / "sys/bus/pci/devices").glob("*"):
-        maker = _PCI_MAKERS.get(text_of(device / "vendor"))
-        if maker and text_of(device / "class").startswith(_PCI_GPU_CLASSES):
-            found[maker] = found.get(maker, 0) + 1
-    return found
 
 
 def text_of(file: Path) -> str:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, NoReturn
 
+from stallscope.catalogue.gpu_losses import remedy
 from stallscope.catalogue.metrics import family
 from stallscope.collectors.base import Collector, CollectorState, Environment, NotPresent
 from stallscope.collectors.gpu.events import Events
@@ -40,9 +41,9 @@ _ENUMERATION_SECONDS = 10.0
 _INCOMPLETE_SECONDS = 2.0
 """Seconds between enumerations while a GPU is not identified."""
 _RETRY_KNOWN_SECONDS = 5.0
-"""Maximum pause between two attempts to open a driver that has responded before."""
+"""Maximum pause between two attempts to open the driver of a machine that has GPUs."""
 _RETRY_ABSENT_SECONDS = 30.0
-"""Maximum pause between two attempts to open a driver that has never responded."""
+"""Maximum pause between two attempts to open the driver of a machine that shows no GPU."""
 _QUIET_SECONDS = 1.0
 """Maximum seconds to wait for calls in progress before the session is closed."""
 _REOPEN_LOST_SECONDS = (60.0, 600.0)
@@ -54,6 +55,10 @@ _GPU_REMEMBERED_SECONDS = 7 * 86400.0
 _GONE_AT_MOST = 64
 """Maximum number of removed GPUs and instances that are shown; the newest are kept."""
 _EVENTS = "events"
+_NOT_INSTALLED = frozenset({"library_not_found", "binding_missing"})
+"""Reasons of a driver that is not installed."""
+_UNUSED = frozenset({"driver_not_loaded", "library_unusable", "binding_incompatible"})
+"""Reasons of a driver that may be left on a machine without a GPU. All others are faults."""
 
 RELEASED = "released"
 MIG_RECONFIGURED = "mig_reconfigured"
@@ -85,6 +90,8 @@ class GpuCollector(Collector):
         self._reading: dict[str, bool] = {}
         """Threads that are reading now; each thread writes only its own entry."""
         self._problem: DriverUnavailable | None = None
+        self._absent = False
+        """True if the newest problem means that this machine has no such GPUs."""
         self._pause = 0.0
         self._retry_at = 0.0
         self._enumerate_at = 0.0
@@ -111,12 +118,20 @@ class GpuCollector(Collector):
         """Return the GPUs that the kernel lists. An older session of the driver may not list a new GPU."""
         return frozenset()
 
+    def has_hardware(self) -> bool:
+        """Return True if the machine has such GPUs, whether or not their driver works."""
+        return bool(self.hardware())
+
+    def is_absent(self, problem: DriverUnavailable) -> bool:
+        """Return True if the problem means that this machine has no such GPUs, rather than that their driver fails."""
+        return problem.reason in _NOT_INSTALLED or (problem.reason in _UNUSED and not self.has_hardware())
+
     def read(self) -> Iterable[Sample]:
         """Maintain the session with the driver, and the list of GPUs.
 
         Raises:
-            NotPresent: no driver responds, now or before; or the driver is released on request.
-            DriverUnavailable: the driver no longer responds; it is tried again after a pause.
+            NotPresent: this machine has no such GPUs; or the driver is released on request.
+            DriverUnavailable: the driver does not respond; it is tried again after a pause.
             DriverError: a GPU can't be identified, so no series can report it.
         """
         now = self.environment.clock.monotonic()
@@ -343,7 +358,6 @@ class GpuCollector(Collector):
             self._fail(problem, now)
         self._open = True
         self._problem = None
-        self._pause = 0.0
         self._session += 1
         self._events.forget()
         self._hardware = self.hardware()
@@ -358,14 +372,15 @@ class GpuCollector(Collector):
     def _fail(self, problem: DriverUnavailable, now: float | None = None) -> NoReturn:
         """Raise the problem with the driver. With a time, also schedule the next attempt."""
         if now is not None:
-            longest = _RETRY_KNOWN_SECONDS if self._gpus else _RETRY_ABSENT_SECONDS
+            self._absent = not self._gpus and self.is_absent(problem)
+            longest = _RETRY_ABSENT_SECONDS if self._absent else _RETRY_KNOWN_SECONDS
             self._pause = min(2 * self._pause or self.environment.interval, longest)
             self._retry_at = now + self._pause
             self._problem = problem
-        if not self._gpus:
+        if self._absent:
             raise NotPresent(str(problem)) from problem
         # A new exception each time, because the traceback of one that is raised repeatedly would grow without limit.
-        raise DriverUnavailable(problem.reason, str(problem))
+        raise DriverUnavailable(problem.reason, f"{str(problem).rstrip('.')}; {remedy(problem.reason)}") from problem
 
     def _instances(self) -> frozenset[int]:
         """Return the MIG instances that GPUs reported since the driver was opened."""
@@ -378,7 +393,10 @@ class GpuCollector(Collector):
 
     def _enumerate(self, now: float) -> None:
         devices = list(self._driver.devices())
+        if not devices and not self._gpus and self.has_hardware():
+            raise DriverUnavailable("no_devices", "the driver responds, but lists none of this machine's GPUs")
         system = self._driver.system()
+        self._pause = 0.0
         self._enumerate_at = now + _ENUMERATION_SECONDS
         known = {id(gpu.session.device): gpu for gpu in self._gpus.values() if gpu.met_in == self._session}
         whole = len(devices)

@@ -99,8 +99,8 @@ def survey(source: GpuCollector, *, readings: int = 3, pause: float = 1.0, limit
         if not main.ended.is_set():
             return Survey(source.name, f"the driver did not answer within {limit:g} s", hung=True)
         problem = str(main.error or "")
-        if isinstance(main.error, NotPresent):
-            break  # a missing driver does not appear while a person waits for it
+        if isinstance(main.error, (NotPresent, DriverUnavailable)) and not source.gpus:
+            break  # a driver does not appear while a person waits for it
         before = {uuid: gpu.calls for uuid, gpu in source.gpus.items()}
         hanging = {key: each for key, each in attempts.items() if not each.ended.is_set()}
         readers = {key: read for key, read in source.parts().items() if key not in hanging}
@@ -123,8 +123,10 @@ def survey(source: GpuCollector, *, readings: int = 3, pause: float = 1.0, limit
     )
     if all(each.ended.is_set() for each in attempts.values()):
         source.close()
-    unavailable = main.error.__cause__ if isinstance(main.error, NotPresent) else main.error
-    reason = unavailable.reason if isinstance(unavailable, DriverUnavailable) else ""
+    reason = ""
+    if main.error is not None and isinstance(main.error.__cause__, DriverUnavailable):
+        # The collector's own error adds a remedy; the command that shows the survey has its own.
+        reason, problem = main.error.__cause__.reason, str(main.error.__cause__)
     return Survey(source.name, problem, reason, gpus=gpus)
 
 

@@ -130,8 +130,11 @@ class AmdDriver:
         classes = f"{self._root}/sys/class/drm"
         try:
             names = os.listdir(classes)  # noqa: PTH208 - as in device_files
-        except OSError:
+        except FileNotFoundError:
             return {}
+        except OSError as problem:
+            reason = "no_permission" if isinstance(problem, PermissionError) else "driver_error"
+            raise DriverUnavailable(reason, f"{classes} cannot be listed: {problem.strerror}") from None
         found = {}
         for name in names:
             if not re.fullmatch(r"card\d+", name):

@@ -10,6 +10,8 @@ kept by thread.
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +24,7 @@ from stallscope.drivers.device import DriverUnavailable, Unsupported
 UNINITIALIZED = 1
 NOT_SUPPORTED = 3
 INSUFFICIENT_SIZE = 7
+LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
 ARGUMENT_VERSION_MISMATCH = 25
 UNKNOWN = 999
@@ -34,6 +37,7 @@ _MOST_BUFFERS = 64
 _MOST_ENTRIES = 1 << 16
 """Maximum size that a driver may request."""
 _MISSING = object()
+_NAME = "libnvidia-ml.so.1"
 
 # nvmlSample_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t, nvmlFieldValue_t, nvmlGpmMetric_t.
 _SAMPLE = struct.Struct("=QQ")
@@ -110,6 +114,8 @@ class Library(Protocol):
         Raises:
             NvmlFailure: the driver answered with another code than success.
             MissingFunction: the library has no such function.
+            DriverUnavailable: with the reason `library_unusable`, by `nvmlInit`: the library exists, but can't be
+                loaded.
         """
 
 
@@ -123,6 +129,7 @@ class PynvmlLibrary:
         self._symbols: dict[tuple[str, ...], Any] = {}
         self._buffers = _Buffers()
         self._own: dict[str, Callable[..., Any]] = {
+            "nvmlInit": self._init,
             "nvmlDeviceGetHandleByIndex": self._device,
             "nvmlDeviceGetMigDeviceHandleByIndex": self._mig_device,
             "nvmlDeviceGetSamples": self._samples,
@@ -161,8 +168,9 @@ class PynvmlLibrary:
     def call(self, name: str, *arguments: Any) -> Any:
         """See `Library`."""
         function = self._own.get(name)
-        if function is not None:
-            return function(*arguments)
+        return self._through_binding(name, *arguments) if function is None else function(*arguments)
+
+    def _through_binding(self, name: str, *arguments: Any) -> Any:
         binding = self._binding
         if binding is None:
             raise NvmlFailure(UNINITIALIZED, "the library is not loaded")
@@ -181,6 +189,16 @@ class PynvmlLibrary:
         except binding.NVMLLibraryMismatchError:
             raise MissingFunction(f"this driver's library has no {name}") from None
         return answer if type(answer) is int else _plain(answer)
+
+    def _init(self) -> None:
+        try:
+            self._through_binding("nvmlInit")
+        except NvmlFailure as failure:
+            # The binding reports every library that it can't load as missing.
+            trouble = _load_problem() if failure.code == LIBRARY_NOT_FOUND else ""
+            if trouble:
+                raise DriverUnavailable("library_unusable", f"the NVIDIA library can't be loaded: {trouble}") from None
+            raise
 
     def _symbol(self, *names: str) -> Any:
         """Return the first of these C functions that the library has, newest version first."""
@@ -454,6 +472,17 @@ def _plain(answer: Any) -> Any:
     if hasattr(answer, "__dict__"):
         return SimpleNamespace(**{name: _plain(value) for name, value in vars(answer).items()})
     return answer
+
+
+def _load_problem() -> str:
+    """Return why the driver's library can't be loaded; empty if it can, or if it is not installed."""
+    try:
+        ctypes.CDLL(_NAME)
+    except OSError as problem:
+        text = str(problem)
+        missing = text.startswith(f"{_NAME}:") and os.strerror(errno.ENOENT) in text
+        return "" if missing else text
+    return ""
 
 
 def _import_binding() -> Any:

@@ -59,7 +59,7 @@ class NvmlDriver:
 
         Raises:
             DriverUnavailable: with the reason `binding_missing`, `binding_incompatible`, `library_not_found`,
-                `driver_not_loaded`, `no_permission`, `version_mismatch`, or `driver_error`.
+                `library_unusable`, `driver_not_loaded`, `no_permission`, `version_mismatch`, or `driver_error`.
         """
         if self._session is not None and not self._session.over:
             return
