@@ -319,3 +319,30 @@ def test_a_report_that_is_held_waits_a_second_at_most(clock: ScriptedClock) -> N
     clock.advance(0.125)
     timeline.step()
     assert published == [clock.monotonic()]
+
+
+def test_the_newest_time_outside_phases_can_extend_the_checkpoint_before_it(clock: ScriptedClock) -> None:
+    timeline = looping(clock)
+    timeline.step()
+    checkpoint = timeline.phase("checkpoint")
+    clock.advance(1.0)
+    with checkpoint:
+        clock.advance(2.0)
+    clock.advance(4.0)
+    moved: list[tuple[float, float, str]] = []
+    timeline.rebooked = lambda began, ended, phase, sources: moved.append((began, ended, phase))
+    timeline.extend(checkpoint, 3.0)
+    assert (timeline.other.seconds, checkpoint.seconds, checkpoint.occurrences) == (2.0, 5.0, 1)
+    assert moved == [(clock.monotonic() - 3.0, clock.monotonic(), "checkpoint")]
+    timeline.step()
+    assert timeline.step_seconds == 7.0  # a checkpoint belongs to its step
+
+
+def test_a_checkpoint_is_extended_by_no_more_than_the_time_outside_phases(clock: ScriptedClock) -> None:
+    timeline = looping(clock)
+    checkpoint = timeline.phase("checkpoint")
+    with checkpoint:
+        clock.advance(2.0)
+    clock.advance(1.0)
+    timeline.extend(checkpoint, 3.0)
+    assert (timeline.other.seconds, checkpoint.seconds) == (0.0, 3.0)

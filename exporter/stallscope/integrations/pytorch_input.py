@@ -4,8 +4,10 @@ Between the phases that are observed (optimizer, forward, backward) a loop compu
 the next batch. A function that draws a batch is known by what it returns: tensors, or arrays behind tensors, with which
 a module is called afterwards. So Python's own profiling hook is set between the phases, notes which calls returned such
 values, and is gone before the next phase. Where no function drew the batch, yet the module is called with tensors that
-did not exist before, the code of the loop itself made them: that is the time between the phases which passed in no
-other call and in no wait for the device.
+did not exist before, the code of the loop itself may have made them. Evidence is then a call that makes or copies
+tensors or arrays, or that reads: the time from that call on counts, except for other calls and waits for the device.
+What precedes it, such as a pause or a log, remains `other`. After a checkpoint, what exceeds the usual `other` of a
+step is the rest of the checkpoint: an upload, for example.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
+from random import Random
 from types import CodeType, FrameType
 from typing import Any
 
 from stallscope.integrations.pytorch_batches import SCALARS, first_items, tensors, unobserved
 from stallscope.shim.run import Run
+from stallscope.shim.timeline import Phase
 
 _FIRST = 64
 """Intervals that are all observed, to learn what usually happens in them."""
@@ -37,6 +41,18 @@ _BEFORE_LOOP = 0.1
 calls its modules without end."""
 _DEVICE_WAITS = frozenset({"cpu", "item", "numpy", "print", "synchronize", "tolist", "write"})
 """Built-in calls of the loop itself that wait for the device or write logs."""
+_READS = frozenset({"load", "loads", "read", "readinto", "readline", "readlines", "recv", "recv_into"})
+_MAKES = frozenset(
+    {"arange", "array", "as_tensor", "asarray", "astype", "bernoulli", "cat", "choice", "concatenate", "cuda"}
+    | {"frombuffer", "from_numpy", "full", "full_like", "gather", "index_select", "integers", "linspace", "multinomial"}
+    | {"normal", "normal_", "ones", "ones_like", "permutation", "pin_memory", "rand", "rand_like", "randint"}
+    | {"randint_like", "randn", "randn_like", "random", "random_", "random_sample", "randperm", "stack"}
+    | {"standard_normal", "take", "tensor", "to", "uniform", "uniform_", "zeros", "zeros_like"}
+)
+_SOURCES = _READS | _MAKES
+"""Built-in calls of the loop itself that read, or that make or copy tensors and arrays."""
+_UNUSUAL = 4.0
+"""Multiple of the newest observed interval from which a longer one contains something else, such as an upload."""
 
 
 @dataclass(slots=True)
@@ -45,8 +61,10 @@ class _Call:
 
     code: CodeType
     began: float
-    rest: float = 0.0
-    """Seconds in calls made from it that drew nothing."""
+    makes: bool
+    inline: float
+    unexplained: float
+    """Values of `InputCalls` when it began."""
 
 
 class _Returned:
@@ -79,10 +97,15 @@ class InputCalls:
         self._began: float | None = None
         self._is_observed = False
         self._open: list[_Call] = []
-        self._rest = 0.0
         self._moved = 0.0
         self._events = 0
-        self._wait_began: float | None = None
+        self._mark = 0.0
+        self._makes = False
+        """True once the code of the loop itself has begun to make a batch."""
+        self._inline = 0.0
+        """Seconds in which that code made a batch."""
+        self._unexplained = 0.0
+        """Seconds of that code before, in operators and plain Python, outside of calls."""
 
     @property
     def drawing(self) -> bool:
@@ -91,10 +114,10 @@ class InputCalls:
 
     def begin(self) -> None:
         """Begin an interval, at the end of a phase."""
-        self._began = self._seconds()
+        self._began = self._mark = self._seconds()
         self.is_open = True
-        self._rest = self._moved = 0.0
-        self._wait_began = None
+        self._makes = False
+        self._inline = self._unexplained = self._moved = 0.0
         self._open.clear()
         self._is_observed = self._is_due() and sys.getprofile() is None and sys.gettrace() is None
         if self._is_observed:
@@ -167,39 +190,47 @@ class InputCalls:
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         self._events += 1
+        now = self._seconds()
+        seconds = now - self._mark
+        self._mark = now
+        if event == "c_return" or event == "c_exception":
+            if argument.__name__ in _DEVICE_WAITS:
+                self._makes = False
+            elif self._makes:
+                self._inline += seconds
+            return
+        self._add(seconds)
         if event == "call":
-            self._open.append(_Call(frame.f_code, self._seconds()))
+            self._open.append(_Call(frame.f_code, now, self._makes, self._inline, self._unexplained))
         elif event == "return":
             if self._open:
-                self._close_call(self._open.pop(), frame, argument)
-        elif event == "c_call":
-            self._wait_began = self._seconds() if argument.__name__ in _DEVICE_WAITS else None
-        elif self._wait_began is not None:
-            self._add_rest(self._seconds() - self._wait_began)
-            self._wait_began = None
+                self._close_call(self._open.pop(), frame, argument, now)
+        elif argument.__name__ in _SOURCES and not isinstance(argument.__self__, Random):
+            self._makes = True
 
-    def _close_call(self, call: _Call, frame: FrameType, result: Any) -> None:
-        seconds = self._seconds() - call.began
+    def _add(self, seconds: float) -> None:
+        """Add seconds of the loop's own code."""
+        if self._makes:
+            self._inline += seconds
+        else:
+            self._unexplained += seconds
+
+    def _close_call(self, call: _Call, frame: FrameType, result: Any, now: float) -> None:
+        seconds = now - call.began
+        self._makes, self._inline, self._unexplained = call.makes, call.inline, call.unexplained
         if call.code in self.functions:
             self._move(seconds)
+            self._mark = self._seconds()
             return
         values = None if result is None else _values(result)
         if values is None:  # it may have kept what it drew
-            self._add_rest(seconds)
             return
         depth = len(self._open)
         while self._returned and self._returned[-1].depth > depth:
             self._returned.pop()
         if values and len(self._returned) < _MAX_RETURNED:
             self._returned.append(_Returned(frame, depth, seconds, values))
-        elif not values:
-            self._add_rest(seconds)
-
-    def _add_rest(self, seconds: float) -> None:
-        if self._open:
-            self._open[-1].rest += seconds
-        else:
-            self._rest += seconds
+            self._inline += seconds  # what it returned may be copied since
 
     def _find_behind(self, inputs: list[Any]) -> bool:
         """Find the calls that returned these inputs, or what they are views of."""
@@ -214,14 +245,15 @@ class InputCalls:
         return bool(found)
 
     def _find(self, inputs: list[Any]) -> None:
-        """Find the call that drew these inputs, else take what the code of the loop itself did."""
+        """Find the call that drew these inputs, else take the time in which the code of the loop itself made them."""
         if self._find_behind(inputs) or self.functions:
             return
-        rest = self._rest + sum(call.rest for call in self._open)
-        elapsed = self._seconds() - (self._began or 0.0) - rest
+        self._add(self._seconds() - self._mark)
+        if self._inline == 0.0 and inputs[0]._base is None:  # noqa: SLF001 - a view takes no time; no public attribute
+            self._inline = self._unexplained
         longest = max((returned.seconds for returned in self._returned if returned.is_own), default=0.0)
         # What a function returned may have been copied since, to the device or to another type.
-        self._move(longest if longest > elapsed / 2.0 else elapsed)
+        self._move(longest if longest > self._inline / 2.0 else self._inline)
 
 
 class LoopInput(InputCalls):
@@ -239,6 +271,52 @@ class LoopInput(InputCalls):
         """Seconds that observing the newest observed interval took, about."""
         self._usual: dict[bool, tuple[float, float]] = {}
         """Seconds of input and of all else in the newest observed interval, by whether a module's call ended it."""
+        self._stored: Phase | None = None
+        """The checkpoint that the present interval follows."""
+        self._stored_at = 0.0
+        self._usual_rest = 0.0
+        """Seconds of `other` that the step usually has from there on."""
+
+    def follow(self, checkpoint: Phase, *, is_in_step: bool) -> None:
+        """Note that a checkpoint has ended: the code up to the next phase may belong to it.
+
+        Args:
+            checkpoint: its phase.
+            is_in_step: whether the code that each step has may follow.
+        """
+        timeline, other = self._timeline, self._other
+        spent = self._seconds()
+        timeline.snapshot()
+        self._stored, self._stored_at = checkpoint, spent
+        self._usual_rest = max(spent / max(timeline.steps, 1) - (spent - other.mark), 0.0) if is_in_step else 0.0
+        self.is_open = True
+
+    def end(self, *, computes_gradients: bool = False) -> None:
+        """End the interval where a phase begins that is not a call of a module."""
+        super().end(computes_gradients=computes_gradients)
+        self._extend_checkpoint()
+
+    def end_with_call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """End the interval where a module is called."""
+        super().end_with_call(arguments, options)
+        self._extend_checkpoint()
+
+    def forget(self) -> None:
+        """Prepare for a report."""
+        super().forget()
+        checkpoint = self._stored
+        self._extend_checkpoint()
+        self._stored, self._stored_at = checkpoint, self._seconds()
+
+    def _extend_checkpoint(self) -> None:
+        if self._stored is None:
+            return
+        checkpoint, self._stored = self._stored, None
+        spent = self._seconds() - self._stored_at
+        usual = min(spent, self._usual_rest)
+        self._usual_rest -= usual
+        if spent > usual:
+            self._timeline.extend(checkpoint, spent - usual)
 
     def _is_due(self) -> bool:
         self._intervals += 1
@@ -268,11 +346,13 @@ class LoopInput(InputCalls):
         elapsed = self._seconds() - (self._began or 0.0)  # without what was moved
         self._began = None
         if self._is_observed:
-            self._usual[is_call] = (self._moved, elapsed)
+            if self._stored is None:
+                self._usual[is_call] = (self._moved, elapsed)
             return
         moved, rest = self._usual.get(is_call, (0.0, 0.0))
         if moved > 0.0:
-            self._move(elapsed * moved / (moved + rest))
+            is_unusual = elapsed > _UNUSUAL * (moved + rest)
+            self._move(moved if is_unusual else elapsed * moved / (moved + rest))
 
 
 class FirstInput(InputCalls):

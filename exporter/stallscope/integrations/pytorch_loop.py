@@ -1065,6 +1065,8 @@ class Loop:
         with self.run.phase(phase):
             result = function(*arguments, **options)
         self._begin_input()
+        if phase == "checkpoint":
+            self._input.follow(timeline.phase(phase), is_in_step=not self._exhausted)
         return result
 
     # Steps

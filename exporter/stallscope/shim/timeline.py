@@ -480,6 +480,20 @@ class Timeline:
         target.occurrences += 1
         target.peak = max(target.peak, seconds)
 
+    def extend(self, phase: Phase, seconds: float) -> None:
+        """Move the newest seconds of `other` that were not yet reported to a phase of the step that precedes them."""
+        self.snapshot()
+        other = self.other
+        seconds = min(seconds, other.seconds)
+        other.seconds -= seconds
+        other.mark = min(other.mark, other.seconds)
+        phase.seconds += seconds
+        phase.peak = max(phase.peak, seconds)
+        self._explained += seconds
+        self._special = True
+        if self.rebooked is not None:
+            self.rebooked(self.mark - seconds, self.mark, phase.name, ("other",))
+
     def publish(self, now: float) -> None:
         """Send the report that is due, unless it is delayed."""
         self.settle()
