@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.common.address import Address, all_interfaces
+from stallscope.intake.local_senders import LocalSenders
 from stallscope.intake.pending import Datagram, PassedFile, sessions_terminated
 from stallscope.intake.runs import Transport
 from stallscope.protocol.signature import is_signed
@@ -178,23 +179,28 @@ class UnixReceiver(Receiver):
 class UdpReceiver(Receiver):
     """A UDP socket."""
 
-    def __init__(self, host: str, port: int, *, notices: bool = True) -> None:
+    def __init__(self, host: str, port: int, *, notices: bool = True, root: Path = Path("/")) -> None:
         """Take the address.
 
         Args:
             host: name or address of this machine; empty for all interfaces.
             port: 0 lets the kernel choose.
             notices: treat text from a known sender that is not a report as its notice of SIGTERM or SIGHUP.
+            root: folder that contains `proc`, to identify senders on this machine.
         """
         super().__init__("udp", f"UDP {Address(host, port)}")
         self._host = host
         self._port = port
         self._notices = notices
+        self._local = LocalSenders(root)
         self._sessions: dict[Any, str] = {}
 
     def read(self, received: Received) -> Datagram:
         """Return the parsed datagram; the notice of a signal is a traceback written by faulthandler."""
         datagram = super().read(received)
+        identity = self._local.identify(received[3], datagram.data)
+        if identity is not None:
+            datagram = datagram._replace(pid=identity.pid, uid=identity.uid)
         data, session = datagram.data, self._sessions.get(datagram.sender)
         if session is None or data.startswith(b"{") or is_signed(data):
             return datagram

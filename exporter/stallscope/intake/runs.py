@@ -17,10 +17,10 @@ process is seen alive. Therefore the series of one name neither alternate betwee
 
 A run belongs to the user of its ranks that are seen alive: the uid that the kernel reports for the socket. A run of the
 same name by another user is held as `<run>-<uid>`. A report for another user's session is refused as `not_owner`. A
-sender without a uid (UDP, HTTP) can add ranks to a run, but never replaces a rank that is seen alive. A rank that is
-seen alive replaces one of such a sender, whichever started first. The sender's run is held as `<run>-network` if both
-have a world size of one; otherwise its rank is refused as `not_owner`. A run never gets a name that belongs to another
-user.
+sender without a uid (HTTP, and UDP except as in `local_senders`) can add ranks to a run, but never replaces a rank that
+is seen alive. A rank that is seen alive replaces one of such a sender, whichever started first. The sender's run is
+held as `<run>-network` if both have a world size of one; otherwise its rank is refused as `not_owner`. A run never gets
+a name that belongs to another user.
 
 States come from the shim's reports, except two. A rank is `lost` if its process is known to be gone, or if its process
 is not visible and the rank has been silent for the expiry time. A rank is `terminated` when its process sends the

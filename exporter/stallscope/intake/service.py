@@ -106,7 +106,7 @@ class Intake:
             receivers.append(UnixReceiver(settings.socket, settings.socket_mode))
         if settings.udp is not None:
             # A notice has no signature, so UDP can't carry one where reports must be signed.
-            receivers.append(UdpReceiver(*settings.udp, notices=self.authentication is None))
+            receivers.append(UdpReceiver(*settings.udp, notices=self.authentication is None, root=root))
         self._dispatcher = Dispatcher(
             tuple(receivers),
             self._accept,
