@@ -7,6 +7,7 @@ from collections import UserDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,14 @@ class Pass:
     """
 
     def __init__(
-        self, loader: Any, trains: bool | None, predicted: bool, gradients: bool, *, is_prefetched: bool = False
+        self,
+        loader: Any,
+        trains: bool | None,
+        predicted: bool,
+        gradients: bool,
+        *,
+        iterator: Any = None,
+        is_prefetched: bool = False,
     ) -> None:
         """Begin a pass.
 
@@ -44,6 +52,7 @@ class Pass:
             trains: whether the pass is for training, where that is known.
             predicted: the same as far as it can be predicted.
             gradients: whether gradients were enabled when it began.
+            iterator: of a loader that is not known, because its class has an `__iter__` of its own.
             is_prefetched: whether another thread than the loop's iterates the loader.
         """
         self.loader: Callable[[], Any] = _nothing if loader is None else weakref.ref(loader)
@@ -66,6 +75,8 @@ class Pass:
         self.forwards = 0
         """Calls of modules in the loop when the newest batch was fetched."""
         self.iterator: Callable[[], Any] = _nothing
+        if loader is None:
+            loader = _described_by(iterator)
         self.nominal = batch_size(loader)
         sampler = getattr(loader, "batch_sampler", None)
         self.length: int | None = None
@@ -95,6 +106,13 @@ def batch_size(loader: Any) -> int | None:
         if getattr(sampler, "split_batches", False) and type(size) is int:
             size //= getattr(sampler, "num_processes", 1)
     return size if type(size) is int and size > 0 else None
+
+
+def _described_by(iterator: Any) -> Any:
+    """Return what the iterator of a PyTorch loader knows of it, as far as a pass reads it."""
+    sampler = getattr(iterator, "_index_sampler", None)
+    workers = getattr(iterator, "_num_workers", None)
+    return SimpleNamespace(batch_sampler=sampler, num_workers=workers)
 
 
 def leading_dimension(batch: Any) -> int:

@@ -365,14 +365,14 @@ class Loop:
         found = self._passes.get(iterator)
         if self._elsewhere():
             if found is None:
-                found = Pass(None, True, True, True, is_prefetched=True)
+                found = Pass(None, True, True, True, iterator=iterator, is_prefetched=True)
                 self._keep_pass(iterator, found)
             return found if found.is_prefetched else None
         if self._timed_elsewhere():
             return None
         gradients = torch.is_grad_enabled()
         if found is None:
-            found = Pass(None, None, self._predict(None, gradients), gradients)
+            found = Pass(None, None, self._predict(None, gradients), gradients, iterator=iterator)
             self._keep_pass(iterator, found)
         found.is_prefetched = False
         if found.trains is None and self._is_used(found):

@@ -29,7 +29,7 @@ import torch
 import torch.optim.optimizer as optimizers
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 import stallscope
 from stallscope.integrations import pytorch, pytorch_input
@@ -208,6 +208,23 @@ def test_a_loader_is_described_whether_it_is_named_or_found(
     pytorch.watch(parts.model, parts.optimizer, parts.loader if is_named else None, run=run)
     for _ in range(2):
         for batch in parts.loader:
+            parts.train(batch)
+    last = LastReport(run, desk)
+    assert (last.gauges["dataloader_workers"], last.gauges["batch_size"], last.gauges["epoch"]) == (0, 2, 1)
+    assert last.counters["samples"] == 16
+
+
+def test_a_loader_of_a_class_with_its_own_iterator_is_described(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    class Stateful(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return _SingleProcessDataLoaderIter(self)
+
+    loader = Stateful(Samples(clock), batch_size=2)
+    pytorch.watch(run=run)
+    for _ in range(2):
+        for batch in loader:
             parts.train(batch)
     last = LastReport(run, desk)
     assert (last.gauges["dataloader_workers"], last.gauges["batch_size"], last.gauges["epoch"]) == (0, 2, 1)
