@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from threading import get_ident
+from threading import Thread, current_thread, get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -105,7 +105,7 @@ class Loop:
 
     It holds modules, optimizers and loaders weakly. The loop belongs to the thread that computes gradients and steps
     the optimizers. Other threads are not part of it, nor are forked processes; loaders that are iterated in other
-    threads only add to the value `prefetch_seconds`.
+    threads only add to the value `prefetch_seconds`, unless that thread trains a model of its own.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class Loop:
         self._gpu_found = gpu_found
         self._thread = get_ident()
         self._is_owner = False  # whether gradients were computed in that thread
+        self._others: weakref.WeakSet[Thread] = weakref.WeakSet()  # that compute gradients: they prefetch nothing
         self.is_closed = False
         """True once the loop is no longer observed."""
         self._timeline = run.timeline
@@ -333,6 +334,8 @@ class Loop:
     def _new_pass(self, loader: Any) -> Pass | None:
         gradients = torch.is_grad_enabled()
         if self._elsewhere():
+            if current_thread() in self._others:
+                return None
             return Pass(loader, True, True, gradients, is_prefetched=True)
         if self._timed_elsewhere():
             return None
@@ -364,6 +367,8 @@ class Loop:
         """Return the pass that a batch is fetched for, after it was decided what for; None where it is not observed."""
         found = self._passes.get(iterator)
         if self._elsewhere():
+            if current_thread() in self._others:
+                return None
             if found is None:
                 found = Pass(None, True, True, True, iterator=iterator, is_prefetched=True)
                 self._keep_pass(iterator, found)
@@ -757,6 +762,7 @@ class Loop:
     def backward(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Let gradients be computed."""
         if (get_ident() != self._thread or not self._is_owner or self.run.silent) and not self._own():
+            self._others.add(current_thread())
             return function(*arguments, **options)
         if self._capture is not None:
             self._capture.add("backward")

@@ -926,7 +926,17 @@ def test_other_threads_are_not_the_loop(watched: Watched) -> None:
     in_a_thread(compute)
     last = watched.last_report()
     assert (last.steps, last.phase("forward").occurrences, last.phase("backward").occurrences) == (4, 4, 4)
-    assert last.values["prefetch_seconds"] == pytest.approx(8 * FETCH)
+    assert last.values["prefetch_seconds"] == pytest.approx(2 * FETCH), "before it computed gradients"
+
+
+def test_the_batches_of_another_training_are_not_counted(watched: Watched, clock: ScriptedClock) -> None:
+    other = Parts(clock)
+    watched.train_epoch()
+    in_a_thread(lambda: [other.train(batch) for _ in range(3) for batch in other.loader])
+    watched.train_epoch()
+    last = watched.last_report()
+    assert last.steps == 8
+    assert last.counters["samples"] == 2 * 8 + 2, "the first batch may be one that the thread fetches for the loop"
 
 
 def test_the_loop_belongs_to_the_thread_that_computes_gradients(watched: Watched) -> None:
