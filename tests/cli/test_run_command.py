@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import zipapp
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -244,6 +245,16 @@ def test_what_can_not_be_run_is_said(arguments: tuple[str, ...], status: int, wo
     assert (run.returncode, run.stdout) == (status, "")
     assert run.stderr.startswith("stallscope run: ")
     assert words in run.stderr
+
+
+@pytest.mark.parametrize(("name", "status"), [("app.pyz", 127), ("./app.pyz", 126), ("./app", 126)])
+def test_an_archive_or_a_folder_is_run_by_python(name: str, status: int, programs: Programs) -> None:
+    programs.write("app/__main__.py", "print('here')")
+    zipapp.create_archive(programs.folder / "app", programs.folder / "app.pyz")
+    run = programs.run(name)
+    assert run.returncode == status
+    assert run.stderr.endswith(f"; if Python runs it: stallscope run python {name}\n")
+    assert programs.run(sys.executable, name).stdout == "here\n"
 
 
 def test_a_command_is_ended_by_a_broken_pipe_as_elsewhere() -> None:

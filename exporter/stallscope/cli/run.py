@@ -152,12 +152,14 @@ def _fail(message: str, status: int = _USAGE_ERROR) -> int:
 
 
 def _become(command: list[str]) -> int:
+    name = command[0]
+    hint = f"; if Python runs it: stallscope run python {name}" if Path(name).exists() else ""  # an archive or a folder
     try:
         become(command)
     except FileNotFoundError:
-        return _fail(f"{command[0]}: command not found", _NOT_FOUND)
+        return _fail(f"{name}: command not found{hint}", _NOT_FOUND)
     except OSError as error:
-        return _fail(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
+        return _fail(f"{name}: {error.strerror}{hint}", _NOT_EXECUTABLE)
 
 
 def _run_script(script: str, arguments: list[str]) -> int:
