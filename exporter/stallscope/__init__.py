@@ -13,6 +13,9 @@ progress. Importing this package loads nothing but the standard library, and sta
 
 from __future__ import annotations
 
+import sys
+
+from stallscope.common.standard_library import hidden, standard_library
 from stallscope.common.version import __version__
 
 TYPE_CHECKING = False  # importing typing would take longer than all of the shim
@@ -42,7 +45,30 @@ def __getattr__(name: str) -> object:
     # The exporter imports this package too, and has no use for the shim.
     if name not in _PLACES:
         raise AttributeError(f"module 'stallscope' has no attribute {name!r}")
-    from importlib import import_module
-
-    found = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    try:
+        found = _imported(name)
+    except Exception as error:  # noqa: BLE001 - the training goes on without being measured
+        found = _stand_in(name, error)
+    globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _imported(name: str) -> object:
+    with standard_library():
+        __import__(_PLACES[name])
+    return getattr(sys.modules[_PLACES[name]], name)
+
+
+def _stand_in(name: str, error: Exception) -> object:
+    from stallscope.common import silence
+
+    return silence.stand_in(name, error)
+
+
+if hidden():  # the modules of a package are also imported by the modules of an integration, outside of any block
+    for _name in ("Run", "current", "on_stop", "span", "trace", "track"):
+        __getattr__(_name)

@@ -16,6 +16,8 @@ _PARTS = (
     "__init__.py",
     "common/__init__.py",
     "common/file_trust.py",
+    "common/silence.py",
+    "common/standard_library.py",
     "common/version.py",
     "integrations",
     "protocol",

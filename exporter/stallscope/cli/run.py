@@ -16,6 +16,7 @@ from stallscope.cli._become import become
 from stallscope.cli._run_summary import FORMS, SummaryOptions, discard, prepare, say
 from stallscope.cli._run_summary import VARIABLE as SUMMARY
 from stallscope.cli._supervised import end_as, supervise
+from stallscope.common.standard_library import release
 from stallscope.shim import automatic, launchers, lifetime, stored_reports
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ def _search_first(folder: str) -> None:
     """Replace the folder of this command on `sys.path` by the program's folder."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
+        release(folder)
 
 
 def _main_module(file: str | None, loader: Any, spec: ModuleSpec | None = None) -> ModuleType:

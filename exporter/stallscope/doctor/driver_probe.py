@@ -64,7 +64,3 @@ def _nvml_version(library: PynvmlLibrary) -> str:
     except (NvmlFailure, MissingFunction, OSError):
         return ""
     return version if isinstance(version, str) else version.decode(errors="replace")
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]))

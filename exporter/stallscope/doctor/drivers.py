@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.catalogue.gpu_losses import LOSSES, remedy
+from stallscope.common.standard_library import OWN_FOLDERS
 from stallscope.doctor.checkup import Finding, Stop, failed, ok, skipped, warning
 from stallscope.drivers.pci import pci_gpus
 
@@ -110,6 +111,9 @@ def _gpus(maker: str, gpus: Sequence[dict[str, Any]], present: int) -> Iterator[
         yield ok(f"{responding} {maker} GPUs and instances respond")
 
 
+_PROBE = f"{OWN_FOLDERS}from stallscope.doctor.driver_probe import main; main(float(sys.argv[1]))"
+
+
 def _probe(call_limit: float) -> dict[str, dict[str, Any]]:
     """Return the response of each maker's driver, by collector.
 
@@ -117,7 +121,7 @@ def _probe(call_limit: float) -> dict[str, dict[str, Any]]:
         Stop: the exporter's libraries are not installed, or the drivers do not respond in time.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "stallscope.doctor.driver_probe", f"{call_limit:g}"],
+        [sys.executable, "-c", _PROBE, f"{call_limit:g}"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from stallscope.common.standard_library import standard_library
 from stallscope.shim import worker_samples
 from stallscope.shim.stored_reports import summarise_at_exit
 from stallscope.shim.tolerance import switched_on, tolerate
@@ -93,7 +94,9 @@ class _Finder:
             return
         module, _, attribute = function.partition(":")
         try:
-            getattr(importlib.import_module(module), attribute)(self._since)
+            with standard_library():
+                __import__(module)
+            getattr(sys.modules[module], attribute)(self._since)
         except Exception as error:
             tolerate(error, f"attaching to {name}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stallscope.common.standard_library import standard_library
 from stallscope.protocol.vocabulary import MAX_BYTES
 
 TYPE_CHECKING = False
@@ -58,6 +59,7 @@ def _shortened(part: Any) -> Any:
 
 
 def _encoded(document: dict[str, Any]) -> bytes:
-    import json  # costs more than the rest of the shim to import, and few runs come here
+    with standard_library():
+        import json  # costs more than the rest of the shim to import, and few runs come here
 
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()

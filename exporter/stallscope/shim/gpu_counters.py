@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from stallscope.common.standard_library import standard_library
 from stallscope.shim.transport import connected, host_and_port, wait_until
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Exporter:
         except ValueError:
             shown = f"{scheme.rpartition('@')[2]}://{rest}"
             raise ValueError(f"{shown!r:.200} is not an address of counters; expected http://host:port") from None
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with standard_library():  # a codec for names of hosts is imported
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         self._targets: list[tuple[int, Address]] = [(family, address) for family, _, _, _, address in found]
         path = slash + path if path else "/metrics"
         self._request = f"GET {path} HTTP/1.0\r\nHost: {place}\r\nAccept: text/plain\r\n\r\n".encode()

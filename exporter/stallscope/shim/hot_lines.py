@@ -19,6 +19,7 @@ import time
 from _thread import get_ident, start_new_thread
 from math import inf
 
+from stallscope.common.standard_library import standard_library
 from stallscope.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH
 from stallscope.shim import worker_samples
 from stallscope.shim.tolerance import switched_off, tolerate
@@ -280,7 +281,8 @@ class Burst:
 
     def lines(self) -> dict[str, list[Line]]:
         """Return the lines of each phase that was sampled for long enough, the largest share first."""
-        from stallscope.shim.code_location import entry_of
+        with standard_library():
+            from stallscope.shim.code_location import entry_of
 
         workers = self._channel.counts() if self._channel is not None else {}
         found: dict[str, list[Line]] = {}
@@ -308,8 +310,9 @@ class Burst:
 
     def _sample(self) -> None:
         try:
-            from stallscope.shim.code_location import is_inside, is_waiting, spot_of
-            from stallscope.shim.worker_samples import spots_of_others, ticks
+            with standard_library():
+                from stallscope.shim.code_location import is_inside, is_waiting, spot_of
+                from stallscope.shim.worker_samples import spots_of_others, ticks
 
             timeline = self._timeline
             for now, seconds in ticks():

@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 
+from stallscope.common.standard_library import standard_library
 from stallscope.shim.launchers import in_pod, pod_name
 from stallscope.shim.repository import commit
 from stallscope.shim.tolerance import complain
@@ -20,7 +21,8 @@ _NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 def information(environment: Mapping[str, str], root: str = "/") -> dict[str, str]:
     """Return the report's `info`, without ranks."""
-    import socket
+    with standard_library():
+        import socket
 
     job_class = environment.get("STALLSCOPE_JOB_CLASS", "").strip() or "production"
     if job_class not in ("production", "experiment"):
@@ -58,7 +60,8 @@ def _commit() -> str:
 
 def _account() -> str:
     try:
-        import pwd
+        with standard_library():
+            import pwd
 
         return pwd.getpwuid(os.getuid()).pw_name
     except (ImportError, KeyError):  # a container's user often has no entry

@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
+from stallscope.common.standard_library import standard_library
 from stallscope.protocol.vocabulary import MAX_NAME_LENGTH
 from stallscope.shim.tolerance import complain, label, warn
 
@@ -389,7 +390,8 @@ def _is_uuid(text: str) -> bool:
 
 
 def _hashed(text: str) -> str:
-    import binascii
+    with standard_library():
+        import binascii
 
     return f"{binascii.crc32(text.encode(errors='replace')):08x}"
 
@@ -407,7 +409,8 @@ def _ray_job() -> str:
 
 def _pod_job(environment: Environment, alone: bool) -> str:
     """Return the job of this pod, if the pod's name contains it."""
-    import re  # rarely needed, and not quick to import
+    with standard_library():
+        import re  # rarely needed, and not quick to import
 
     if leader := environment.get("LWS_LEADER_ADDRESS", "").strip():
         return leader.partition(".")[0]
@@ -441,7 +444,8 @@ def _meeting_point(environment: Environment) -> str:
         if not place:
             continue
         if place.startswith(("127.", "localhost", "::1", "[::1]")):  # every machine has such a place
-            import socket
+            with standard_library():
+                import socket
 
             place = f"{socket.gethostname()} {place}"
         return _hashed(place)
@@ -463,7 +467,8 @@ def _json(environment: Environment, variable: str, kind: type) -> Any:
     """A variable in JSON; an empty value of the kind where it isn't one."""
     text = environment.get(variable, "")
     if text and len(text) < 1 << 20:
-        import json
+        with standard_library():
+            import json
 
         with suppress(ValueError, RecursionError):
             found = json.loads(text)

@@ -11,12 +11,13 @@ import sys
 import weakref
 from types import TracebackType
 
+from stallscope.common.standard_library import loaded, standard_library
 from stallscope.shim import termination
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, FrameType
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from stallscope.shim.run import Run
 
@@ -105,8 +106,8 @@ def watch(run: Run) -> None:
             _chain_exit()
             _chain_quitters()
         # A child of multiprocessing exits without atexit, but calls its finalizers.
-        util = sys.modules.get("multiprocessing.util")
-        process = sys.modules.get("multiprocessing.process")
+        util: Any = loaded("multiprocessing.util")
+        process: Any = loaded("multiprocessing.process")
         if util is not None and process is not None and process.parent_process() is not None:
             util.Finalize(None, finish_all, exitpriority=100)
         else:
@@ -144,7 +145,7 @@ def _inherited_runs() -> tuple[Run, ...]:
 
     A process that multiprocessing started without `daemon` may be a rank, launched by a program with an open run.
     """
-    process = sys.modules.get("multiprocessing.process")
+    process: Any = loaded("multiprocessing.process")
     if process is not None and process.parent_process() is not None and not process.current_process().daemon:
         return ()
     return _inherited
@@ -155,7 +156,7 @@ def importing_for_parent() -> bool:
 
     The code at the top level of the program was already executed in the parent process.
     """
-    process = sys.modules.get("multiprocessing.process")
+    process: Any = loaded("multiprocessing.process")
     return process is not None and getattr(process.current_process(), "_inheriting", False)
 
 
@@ -231,7 +232,8 @@ def _chain_exception_hook() -> None:
 
 def _note_status(status: object) -> None:
     global _failed, _terminated
-    import threading
+    with standard_library():
+        import threading
 
     if threading.current_thread() is threading.main_thread():  # another thread would end only itself
         _failed = _fails(status)

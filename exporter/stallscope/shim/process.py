@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import sys
 import time
 from _thread import get_ident
 from collections.abc import Iterator
 from math import inf
+
+from stallscope.common.standard_library import loaded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _LOOK_EVERY = 5.0
 """Seconds between looks at the children, and at the cgroup's account."""
@@ -207,7 +212,7 @@ def _cores() -> float:
 
 def _threads() -> list[int]:
     """Threads that may have started children: the kernel keeps children by the thread that did."""
-    threading = sys.modules.get("threading")
+    threading: Any = loaded("threading")
     if threading is None:
         return [os.getpid()]
     found = [thread.native_id for thread in threading.enumerate()[:_MAX_THREADS]]

@@ -7,6 +7,7 @@ import sys
 import time
 from math import inf, isfinite
 
+from stallscope.common.standard_library import standard_library
 from stallscope.protocol import vocabulary
 from stallscope.shim import devices, identity, launchers, lifetime, stacks, termination, worker_samples
 from stallscope.shim.failures import failure_of, is_out_of_memory
@@ -326,7 +327,8 @@ class Run:
         """Write traces of selected steps; takes the keywords of `stallscope.trace`."""
         try:
             # Most runs never need it, and the single file does not contain it.
-            from stallscope.shim.tracing.trace import trace
+            with standard_library():
+                from stallscope.shim.tracing.trace import trace
         except ImportError as error:
             tolerate(error, "tracing")
         else:
@@ -334,7 +336,8 @@ class Run:
 
     def _allow_stop(self) -> None:
         try:
-            from stallscope.shim.stopping import Stopper  # most runs never need it
+            with standard_library():
+                from stallscope.shim.stopping import Stopper  # most runs never need it
         except ImportError as error:
             tolerate(error, "allowing stop requests")
         else:
@@ -799,9 +802,11 @@ class Run:
             tolerate(error, "finding lines of code")
 
     def _shortened(self, payload: bytes) -> bytes:
-        import json
+        with standard_library():
+            import json
 
-        from stallscope.shim.fitting import fit
+        with standard_library():
+            from stallscope.shim.fitting import fit
 
         self._dropped["shortened"] = self._dropped.get("shortened", 0) + 1
         warn("reports are too long for one datagram; values, phases or GPUs are left out: give shorter names")

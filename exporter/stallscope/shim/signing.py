@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 
+from stallscope.common.standard_library import standard_library
 from stallscope.protocol.signature import key, signed
 from stallscope.shim.tolerance import complain
 
@@ -24,7 +25,8 @@ class Signing:
     """Signs documents; without a token they stay as they are."""
 
     def __init__(self, token: str, file: str = "", monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._key = key(token) if token else None
+        with standard_library():
+            self._key = key(token) if token else None
         self._file = file
         self._monotonic = monotonic
         self._looked = 0.0
@@ -38,7 +40,10 @@ class Signing:
         """Return the document with its signature."""
         if self._file and (now := self._monotonic()) - self._looked >= _LOOK_EVERY:
             self._look(now)
-        return document if self._key is None else signed(document, *self._key, time.time())
+        if self._key is None:
+            return document
+        with standard_library():
+            return signed(document, *self._key, time.time())
 
     def _look(self, now: float) -> None:
         self._looked = now
@@ -55,4 +60,5 @@ class Signing:
             complain(f"STALLSCOPE_TOKEN_FILE names {self._file!r:.200}, which every user may read; chmod o-rwx it")
         tokens = [line for line in lines if line and not line.startswith("#")]
         if tokens:
-            self._mark, self._key = mark, key(tokens[0])
+            with standard_library():
+                self._mark, self._key = mark, key(tokens[0])

@@ -28,6 +28,7 @@ import signal
 import sys
 import time
 
+from stallscope.common.standard_library import standard_library
 from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.vocabulary import LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
 from stallscope.shim.request_file import RequestFile
@@ -247,7 +248,8 @@ class Watch:
 
     def _take(self, data: bytes, name: str, rank: int, hot_lines: HotLines | None) -> None:
         """Start to sample the requested stacks or lines in another thread, because this thread is about to report."""
-        from stallscope.protocol import stack_request
+        with standard_library():
+            from stallscope.protocol import stack_request
 
         try:
             request = stack_request.parse(data)
@@ -343,7 +345,8 @@ def memory_file() -> int:
     Raises:
         OSError: the system does not support memory files.
     """
-    import fcntl
+    with standard_library():
+        import fcntl
 
     file = above_standard(os.memfd_create("stallscope-stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     try:
@@ -363,8 +366,9 @@ def _timer(number: int) -> Callable[[float], None]:
         OSError: the system does not support such timers.
         AttributeError: the C library does not have the functions.
     """
-    import ctypes
-    import struct
+    with standard_library():
+        import ctypes
+        import struct
 
     library = ctypes.CDLL(None, use_errno=True)
     settime = library.timer_settime

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, TypeVar
 
+from stallscope.common.standard_library import standard_library
 from stallscope.shim.step_requests import requests_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Stopper:
         if self._step is None or step < self._step:
             return True
         self._step = None
-        import logging  # only where there is something to log
+        with standard_library():
+            import logging  # only where there is something to log
 
         how = "calling the function of on_stop" if _callback is not None else "sending SIGTERM to this process"
         logging.getLogger("stallscope").warning(

@@ -11,6 +11,7 @@ import atexit
 import os
 from contextlib import suppress
 
+from stallscope.common.standard_library import OWN_FOLDERS, standard_library
 from stallscope.shim.tolerance import above_standard, tolerate
 
 TYPE_CHECKING = False
@@ -33,7 +34,9 @@ _LOCK = "lock"
 _PATIENCE = 20.0
 """Seconds that the summary may take: it queries an exporter and Prometheus, with shorter limits."""
 _COMMAND = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); sys.path[0] = sys.argv.pop(1); "
+    f"{OWN_FOLDERS}packages = [place for place, path in enumerate(sys.path) if path.endswith('-packages')]; "
+    "sys.path.insert(packages[0] if packages else len(sys.path), sys.argv.pop(1)); "
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "from stallscope.summary.main import main; main(sys.argv[1])"
 )
 """Code of the process: Ctrl-C ends it without a traceback, and the program's folder is not searched for modules."""
@@ -82,7 +85,8 @@ def hold(folder: str) -> None:
     if _held == (os.getpid(), folder):
         return
     try:
-        import fcntl
+        with standard_library():
+            import fcntl
 
         fcntl.lockf(_open_lock(folder), fcntl.LOCK_SH | fcntl.LOCK_NB)  # the descriptor stays open
         _held = os.getpid(), folder
@@ -126,7 +130,8 @@ def lock_alone(folder: str) -> int:
     """Lock the folder if no other process holds it; return the descriptor to keep open, or -1."""
     descriptor = -1
     try:
-        import fcntl
+        with standard_library():
+            import fcntl
 
         descriptor = _open_lock(folder)
         # The own lock is released first: of processes that end together, the last to try finds no other lock.
@@ -149,8 +154,9 @@ def has_reports(folder: str) -> bool:
 
 
 def _start(folder: str) -> None:
-    import json
-    import subprocess
+    with standard_library():
+        import json
+        import subprocess
 
     with open(os.path.join(folder, SETTINGS), encoding="utf-8") as file:
         settings = json.load(file)

@@ -21,6 +21,7 @@ import signal
 import socket
 import weakref
 
+from stallscope.common.standard_library import standard_library
 from stallscope.protocol.vocabulary import TERMINATION_ADDRESS
 from stallscope.shim.tolerance import is_same_file, tolerate
 from stallscope.shim.transport import datagram_socket
@@ -223,7 +224,8 @@ def _is_python_handler(number: int) -> bool:
     if spare is None or not callable(signal.getsignal(number)) or not is_default(spare):
         return False
     try:
-        import ctypes
+        with standard_library():
+            import ctypes
     except ImportError:
         return False
     handlers = []

@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from math import inf, isfinite
 
+from stallscope.common.standard_library import standard_library
+
 _told: set[str] = set()
 
 
@@ -38,7 +40,8 @@ def warn(message: str, cause: str = "") -> None:
         return
     _told.add(cause)
     with suppress(Exception):  # of a handler or a filter of the program
-        import logging  # only where there is something to say: it costs more than the rest of the shim to import
+        with standard_library():
+            import logging  # only where there is something to say: it costs more than the rest of the shim to import
 
         logging.getLogger("stallscope").warning("%s", message)
 
@@ -127,7 +130,8 @@ def above_standard(descriptor: int) -> int:
     """
     if descriptor > 2:
         return descriptor
-    import fcntl
+    with standard_library():
+        import fcntl
 
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS, ENOTSOCK
 
+from stallscope.common.standard_library import standard_library
 from stallscope.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
 from stallscope.shim.tolerance import above_standard, complain, warn
 
@@ -203,7 +204,8 @@ class Post:
         self._host = host
         self._tls: ssl.SSLContext | None = None
         if scheme == "https":
-            import ssl
+            with standard_library():
+                import ssl
 
             self._tls = ssl.create_default_context(cafile=authorities or None)
         name = f"[{host}]" if ":" in host else host
@@ -320,7 +322,8 @@ def room(sender: Sender) -> int:
     """Return the maximum bytes of a report with a sender."""
     if getattr(sender, "sign", None) is None:
         return MAX_BYTES
-    from stallscope.protocol.signature import LENGTH
+    with standard_library():
+        from stallscope.protocol.signature import LENGTH
 
     return MAX_BYTES - LENGTH
 
@@ -330,7 +333,8 @@ def _signing(environment: Mapping[str, str]) -> Signing | None:
     file = environment.get("STALLSCOPE_TOKEN_FILE", "").strip()
     if not token and not file:
         return None
-    from stallscope.shim.signing import Signing  # imports hashlib, which most runs do not need
+    with standard_library():
+        from stallscope.shim.signing import Signing  # imports hashlib, which most runs do not need
 
     return Signing(token, "" if token else file)
 
@@ -361,7 +365,8 @@ def host_and_port(place: str, default: int) -> tuple[str, int]:
 
 def _is_whole(answer: bytes) -> bool:
     """Return True if the response is complete; one without Content-Length is complete with its head."""
-    import re  # only HTTP needs it
+    with standard_library():
+        import re  # only HTTP needs it
 
     head, end, body = answer.partition(b"\r\n\r\n")
     announced = re.search(rb"(?i)\r\ncontent-length: *(\d{1,9})", head)
@@ -405,7 +410,8 @@ def wait_until(deadline: float, connection: socket.socket) -> None:
 def _resolved(host: str, port: int, kind: int = socket.SOCK_DGRAM) -> list[tuple[int, Address]]:
     """Resolve the host once, because the training loop must not wait for DNS."""
     try:
-        found = socket.getaddrinfo(host, port, type=kind)
+        with standard_library():  # a codec for names of hosts is imported
+            found = socket.getaddrinfo(host, port, type=kind)
     except OSError as error:
         complain(f"STALLSCOPE_ADDRESS names the host {host!r:.200}, which is not found ({error}); nothing is reported")
         return []

@@ -18,6 +18,7 @@ from _thread import get_ident, start_new_thread
 from contextlib import suppress
 from math import inf
 
+from stallscope.common.standard_library import loaded, standard_library
 from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH
 from stallscope.shim.tolerance import above_standard, is_same_file, label, switched_off, switched_on, tolerate
 
@@ -84,7 +85,8 @@ class Channel:
 
     def counts(self) -> Counts:
         """Return the counts of the workers since the burst began."""
-        import json
+        with standard_library():
+            import json
 
         found: Counts = {}
         workers: dict[Entry, set[int]] = {}
@@ -115,7 +117,8 @@ class Follower:
         Raises:
             OSError: the training process is gone, or has closed the memory.
         """
-        import mmap
+        with standard_library():
+            import mmap
 
         self.path = path
         file = self._opened(os.O_RDWR)
@@ -133,9 +136,11 @@ class Follower:
 
     def append(self, counted: dict[Spot, float]) -> None:
         """Append the seconds of each line."""
-        import json
+        with standard_library():
+            import json
 
-        from stallscope.shim.code_location import entry_of
+        with standard_library():
+            from stallscope.shim.code_location import entry_of
 
         if not counted:
             return
@@ -214,7 +219,7 @@ def _after_fork_in_child() -> None:
 def _follow(path: str) -> None:
     """Read the number of the burst whenever a connection of `multiprocessing` has received or sent something."""
     global _followed, _is_observing
-    connection = getattr(sys.modules.get("multiprocessing.connection"), "Connection", None)
+    connection = getattr(loaded("multiprocessing.connection"), "Connection", None)
     if connection is None:
         return
     try:
@@ -247,7 +252,8 @@ def _begin(followed: Follower) -> None:
 
 def _burst(followed: Follower, number: int) -> None:
     """Sample the threads of this process for the length of a burst."""
-    from threading import main_thread
+    with standard_library():
+        from threading import main_thread
 
     try:
         main = main_thread().ident or 0
@@ -271,7 +277,8 @@ def _burst(followed: Follower, number: int) -> None:
 
 def _spots(frames: dict[int, FrameType], main: int) -> list[Spot]:
     """Return the line of a worker's main thread; if that one waits, the lines of the threads that it waits for."""
-    from stallscope.shim.code_location import is_waiting, spot_of
+    with standard_library():
+        from stallscope.shim.code_location import is_waiting, spot_of
 
     frame = frames.get(main)
     if frame is None or is_waiting(frame):
@@ -282,7 +289,8 @@ def _spots(frames: dict[int, FrameType], main: int) -> list[Spot]:
 
 def spots_of_others(frames: dict[int, FrameType], main: int) -> list[Spot]:
     """Return the lines that threads execute, except this thread and the main thread."""
-    from stallscope.shim.code_location import is_waiting, spot_of
+    with standard_library():
+        from stallscope.shim.code_location import is_waiting, spot_of
 
     own = get_ident()
     others = [frames[thread] for thread in frames if thread not in (main, own)][:_MOST_THREADS]

@@ -31,7 +31,7 @@ class Component:
         self.name = name
         self.log = log
         self._command = list(command)
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from stallscope.common.standard_library import OWN_FOLDERS
+
 _TIMEOUT_SECONDS = 20.0
 
 _PROGRAM = """
@@ -31,7 +33,11 @@ def driver_answer(timeout: float = _TIMEOUT_SECONDS) -> str | None:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=timeout, check=False
+            [sys.executable, "-X", "utf8", "-c", OWN_FOLDERS + _PROGRAM],
+            capture_output=True,
+            encoding="utf-8",
+            timeout=timeout,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return None

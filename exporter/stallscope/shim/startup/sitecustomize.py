@@ -20,10 +20,14 @@ def _run_the_other() -> None:
 
 _run_the_other()
 try:
-    from stallscope.shim.automatic import VARIABLE, start
-    from stallscope.shim.tolerance import switched_on
+    from stallscope.common.standard_library import release, script_folder, standard_library
+
+    with standard_library():
+        from stallscope.shim.automatic import VARIABLE, start
+        from stallscope.shim.tolerance import switched_on
 except ImportError:  # another Python, which hasn't got it
     pass
 else:
     if switched_on(VARIABLE):
         start()
+        release(script_folder(sys.orig_argv))
