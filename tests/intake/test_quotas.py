@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -340,6 +340,64 @@ class TestShares:
         self.squat(registry, ATTACKER)
         send(registry, make_report(run="mine"), HONEST)
         assert "dropped run 'squatted7' rank 0 of user 1001 for run 'mine' of user 1002" in caplog.text
+
+
+class TestEndedRuns:
+    """What ended runs leave is limited, whatever the limit of runs and the expiry time are."""
+
+    @pytest.fixture
+    def registry(self, clock: ScriptedClock) -> RunRegistry:
+        return RunRegistry(Limits(runs=10_000, ranks=10_000), clock=clock)
+
+    def finish(self, registry: RunRegistry, names: Iterable[str], uid: int | None, clock: ScriptedClock) -> None:
+        for name in names:
+            clock.advance(0.002)
+            assert send(registry, make_report(run=name), uid) == ""
+            assert send(registry, make_report(run=name, state="finished", sequence=2), uid) == ""
+
+    @pytest.mark.parametrize("uid", [HONEST, None], ids=["user", "network"])
+    def test_a_series_of_short_runs_leaves_the_newest(
+        self, registry: RunRegistry, clock: ScriptedClock, uid: int | None
+    ) -> None:
+        most = registry.limits.ended_runs_per_sender
+        self.finish(registry, (f"r{number:04}" for number in range(120)), uid, clock)
+        assert sorted(held.report.run for held in registry.held) == [f"r{n:04}" for n in range(120 - most, 120)]
+        assert taken(registry).series == registry._totals.all.series
+
+    def test_many_senders_share_the_total_and_the_smallest_keeps_its_own(
+        self, registry: RunRegistry, clock: ScriptedClock
+    ) -> None:
+        self.finish(registry, ["mine"], HONEST, clock)
+        for user in range(1, 6):
+            self.finish(registry, (f"{user}-{number}" for number in range(40)), 2000 + user, clock)
+        found = runs(registry)
+        assert found.total() == registry.limits.ended_runs
+        assert found[HONEST] == 1
+        assert max(found[2000 + user] for user in range(1, 6)) - min(found[2000 + user] for user in range(1, 6)) <= 1
+
+    def test_a_run_with_a_rank_that_goes_on_is_not_dropped(self, registry: RunRegistry, clock: ScriptedClock) -> None:
+        assert send(registry, make_report(run="long"), HONEST) == ""
+        self.finish(registry, ["long"], HONEST, clock)
+        assert send(registry, make_report(run="long", rank=1), HONEST) == ""
+        self.finish(registry, (f"r{number}" for number in range(50)), HONEST, clock)
+        assert {held.report.rank for held in registry.held if held.report.run == "long"} == {0, 1}
+
+    def test_a_sweep_longer_than_the_limit_of_runs_is_never_refused(self, clock: ScriptedClock) -> None:
+        registry = RunRegistry(clock=clock)
+        self.finish(registry, (f"trial-{number}" for number in range(200)), HONEST, clock)
+        assert not [each for each in registry.collect() if each.family.name.endswith("rejected_total") and each.value]
+
+    def test_runs_that_are_lost_at_once_are_limited_as_well(
+        self, clock: ScriptedClock, root: Path, set_process: SetProcess
+    ) -> None:
+        registry = RunRegistry(Limits(ended_runs_per_sender=3), clock=clock, root=root)
+        for number in range(8):
+            set_process(100 + number)
+            registry.accept(make_report(run=f"r{number}"), "unix", pid_seen=100 + number, uid=HONEST)
+        for number in range(8):
+            set_process(100 + number, None)
+        registry.check_processes()
+        assert len(registry.held) == 3
 
 
 class TestRestore:

@@ -363,6 +363,8 @@ class TestLimits:
     def test_the_standing_limits_are_those_of_the_contract(self) -> None:
         assert Limits() == Limits(
             runs=64,
+            ended_runs=64,
+            ended_runs_per_sender=32,
             ranks_per_run=256,
             ranks=1024,
             value_names_per_run=32,

@@ -953,7 +953,12 @@ EXPORTER_FAMILIES = (
         values={"file": ("config", "web_config")},
         provider="web.reloads",
     ),
-    _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),
+    _exporter(
+        "exporter_runs",
+        _GAUGE,
+        "Runs held, up to 64 ended ones included (32 of one user).",
+        provider="intake.runs",
+    ),
     _exporter("exporter_series", _GAUGE, "Series on the newest page."),
     _exporter(
         "exporter_series_dropped_total",

@@ -35,12 +35,16 @@ a limit is refused. New names in reports of a held rank are dropped, and the ran
   afterwards: first ended ranks, then ranks that the network reported only once, then the newest.
 - a sender on the network displaces only ranks of the network that were reported once, more than a minute ago.
 
+Of ended runs, the newest of each sender and in total stay; older ones are dropped before their expiry time, so that a
+series of short runs neither fills the page nor prevents the next run.
+
 No sender creates more series within an expiry time than the exporter may hold.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,6 +135,9 @@ class Limits:
     """Limits of runs, ranks, series and memory."""
 
     runs: int = 64
+    ended_runs: int = 64
+    """Ended runs of all senders, whatever `runs` is."""
+    ended_runs_per_sender: int = 32
     ranks_per_run: int = 256
     ranks: int = 1024
     value_names_per_run: int = MAX_VALUES
@@ -472,6 +479,8 @@ class RunRegistry:
         else:
             self._held[key] = entry
         self._changes += 1
+        if ended is not None and (held is None or held.ended is None):
+            self._drop_expired(now)
 
     def _find(
         self, report: Report, pid_seen: int | None, uid: int | None
@@ -704,11 +713,34 @@ class RunRegistry:
 
     def _drop_expired(self, now: float) -> None:
         kept = {key: held for key, held in self._held.items() if held.ended is None or now - held.ended < self.expiry}
+        excess = self._excess_runs(kept)
+        if excess:
+            kept = {key: held for key, held in kept.items() if key[0] not in excess}
         self._created = {
             sender: (since, number) for sender, (since, number) in self._created.items() if now - since < self.expiry
         }
         if len(kept) < len(self._held):
             self._keep(kept)
+
+    def _excess_runs(self, held: Mapping[Key, Held]) -> Collection[str]:
+        """Return the ended runs above the limits: the oldest of each sender, then of the sender with the most."""
+        ended: dict[str, float] = {}
+        owners: dict[str, Sender] = {}
+        for (run, rank), each in held.items():
+            ended[run] = max(ended.get(run, 0.0), math.inf if each.ended is None else each.ended)
+            owners[run] = self._totals.sender_of((run, rank))
+        oldest_first: dict[Sender, list[str]] = {}
+        for run in sorted(ended, key=lambda run: (ended[run], run)):
+            if ended[run] < math.inf:
+                oldest_first.setdefault(owners[run], []).append(run)
+        excess: list[str] = []
+        for runs in oldest_first.values():
+            while len(runs) > self.limits.ended_runs_per_sender:
+                excess.append(runs.pop(0))
+        while sum(map(len, oldest_first.values())) > self.limits.ended_runs:
+            largest = max(oldest_first.values(), key=lambda runs: (len(runs), -ended[runs[0]]))
+            excess.append(largest.pop(0))
+        return frozenset(excess)
 
     def _keep(self, kept: dict[Key, Held]) -> None:
         for key in self._held.keys() - kept.keys():
