@@ -343,7 +343,7 @@ class TestShares:
 
 
 class TestEndedRuns:
-    """What ended runs leave is limited, whatever the limit of runs and the expiry time are."""
+    """Ended runs are limited, whatever the limit of runs and the expiry time are."""
 
     @pytest.fixture
     def registry(self, clock: ScriptedClock) -> RunRegistry:
