@@ -594,6 +594,53 @@ def test_a_driver_counter_never_falls_whatever_the_driver_says(
         last = total
 
 
+_driver_events = st.lists(
+    st.tuples(
+        st.floats(0.01, 20.0),
+        st.sampled_from(["counter", "late", "wild", "restart", "error", "integral"]),
+        st.floats(0.0, 2.0) | st.floats(0.0, 1e6),
+    ),
+    max_size=60,
+)
+
+
+@given(st.floats(0.0, 1e6), _driver_events)
+def test_a_counter_of_seconds_never_grows_faster_than_time_passes(
+    start: float, events: list[tuple[float, str, float]]
+) -> None:
+    counter = DriverCounter(most_per_second=1, slack=2.0)
+    now, since_integral, true, session = 10.0, 0.0, start, 1
+    first = counter.take(true, session=session, now=now)
+    for seconds, kind, amount in events:
+        now += seconds
+        true += seconds
+        since_integral += seconds
+        if kind == "restart":
+            true, session = min(amount, seconds), session + 1
+        if kind == "integral":
+            # The poll of reasons covers only time that no reading of the counter covers.
+            counter.add(since_integral)
+        elif kind != "error":
+            raw = {"counter": true, "restart": true, "late": true + min(amount, 2.0), "wild": amount}[kind]
+            counter.take(raw, session=session, now=now)
+        if kind != "error":
+            since_integral = 0.0
+        assert counter.total - first <= now - 10.0 + 1e-6
+
+
+def test_a_reading_that_came_late_is_added_when_the_next_one_did_not() -> None:
+    counter = DriverCounter(most_per_second=1, slack=2.0)
+    totals = [counter.take(raw, now=now) for now, raw in [(0.0, 0.0), (1.0, 2.5), (2.0, 2.5), (3.0, 3.0)]]
+    assert totals == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_time_that_was_not_used_is_not_saved_up() -> None:
+    counter = DriverCounter(most_per_second=1, slack=2.0)
+    for second in range(100):
+        counter.take(0.0, now=float(second))
+    assert counter.take(2.9, now=100.0) == 1.0
+
+
 @given(st.lists(st.integers(0, 2**32 // 4 - 1), min_size=1), st.integers(0, 2**32 - 1))
 def test_a_wrapping_counter_read_often_enough_loses_nothing(growth: list[int], start: int) -> None:
     counter = DriverCounter(widths=(32,))

@@ -324,6 +324,9 @@ class DriverCounter:
 
     Drivers' counters wrap, restart when the driver is reloaded, and sometimes report one implausible value. An
     implausible reading adds nothing, is counted, and is discarded if the next reading continues from the previous one.
+
+    With a highest rate, the total never grows faster than it between two readings, whatever the driver reports. A
+    growth above it, because one driver call came late and the next one did not, is added at the next readings.
     """
 
     def __init__(self, *, widths: Sequence[int] = (), most_per_second: float | None = None, slack: float = 0.0) -> None:
@@ -346,6 +349,9 @@ class DriverCounter:
         self._added: float | None = None  # by `add`, minus the part that the driver has counted too
         self._base: _Base | None = None
         self._doubted: _Base | None = None  # the base before an implausible reading
+        self._allowed = 0.0  # what may be added without exceeding the highest rate
+        self._allowed_at: float | None = None
+        self._deferred = 0.0  # growth that exceeded it
         self._session = 0
 
     @property
@@ -359,6 +365,7 @@ class DriverCounter:
         Later readings of the driver add only the part that exceeds these amounts.
         """
         self._added = (self._added or 0.0) + amount
+        self._allowed -= amount
         self.total += amount
         return self.total
 
@@ -373,6 +380,7 @@ class DriverCounter:
         if not 0 <= raw < _MOST:
             self.out_of_range += 1
             return self.total
+        self._allow_until(now)
         raw = float(raw)  # a mixture of integers and fractions would be rounded in both directions
         reading, base = _Base(raw, now), self._base
         reopened, self._session = session != self._session, session
@@ -381,6 +389,7 @@ class DriverCounter:
             if self._added is None:
                 self.total = raw
             self._added = 0.0  # the driver may have counted for long before its counter was first read
+            self._allowed = 0.0
             return self.total
         doubted = self._doubted
         if doubted is not None and raw >= doubted.value:
@@ -403,9 +412,27 @@ class DriverCounter:
             self._doubted = base
         else:
             added = self._added or 0.0
-            self.total += max(0.0, growth - added)
+            self.total += self._within_rate(max(0.0, growth - added), base, now)
             self._added = max(0.0, added - growth)
         return self.total
+
+    def _allow_until(self, now: float | None) -> None:
+        if now is not None and self._most_per_second is not None:
+            if self._allowed_at is not None:
+                self._allowed += self._most_per_second * max(0.0, now - self._allowed_at)
+            self._allowed_at = now
+
+    def _within_rate(self, growth: float, base: _Base, now: float | None) -> float:
+        """Return what may be added now, and defer the rest. What is allowed and not used does not stay allowed."""
+        most = self._most_per_second
+        if most is None or now is None or base.at is None:
+            return growth
+        self._allowed = min(self._allowed, most * (now - base.at))
+        growth += self._deferred
+        granted = min(growth, max(0.0, self._allowed))
+        self._deferred = min(growth - granted, most * self._slack)
+        self._allowed = min(0.0, self._allowed - granted)
+        return granted
 
     def _wrapped(self, base: _Base, raw: float) -> float | None:
         """Return the increase if the counter has wrapped: from the upper half of its range to the lowest quarter."""

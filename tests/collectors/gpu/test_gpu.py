@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stallscope.catalogue.metrics import family
 from stallscope.drivers.device import (
@@ -109,6 +112,39 @@ def test_throttling_is_timed_by_bits_only_for_reasons_that_nobody_counts() -> No
     assert page["throttled_seconds_total", "power_cap"] == 7.0
     assert page["throttled_seconds_total", "hw_slowdown"] == pytest.approx(10)
     assert page["throttled_seconds_total", "sync_boost"] == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.sampled_from(["ok", "no counters", "part", "reset", "reopened", "no reasons", "all fail", "late"]),
+        max_size=40,
+    )
+)
+def test_throttled_seconds_never_exceed_the_time_that_passed_whatever_fails(events: list[str]) -> None:
+    device = ScriptedDevice(throttle_reasons=frozenset({"power_cap", "hw_slowdown"}))
+    readings = Readings(device)
+    reported = 7.0
+    first: dict[tuple[str, ...], tuple[float, float]] = {}
+    for event in events:
+        reported = 0.5 if event == "reset" else reported + 1.0
+        if event in {"reset", "reopened"}:
+            readings.reopen()
+        failed = DriverError("driver_error", "not now")
+        throttled = {} if event == "part" else {"power_cap": reported + 0.9 * (event == "late")}
+        device.answers["counters"] = (
+            failed if event in {"no counters", "all fail"} else counters_of(throttled=throttled)
+        )
+        device.answers["throttle_reasons"] = (
+            failed if event in {"no reasons", "all fail"} else frozenset({"power_cap", "hw_slowdown"})
+        )
+        with contextlib.suppress(DriverError):
+            page = readings.after(1)
+            now = readings.clock.monotonic()
+            for key, value in page.items():
+                if key[0] == "throttled_seconds_total":
+                    began, base = first.setdefault(key, (now, value))
+                    assert value - base <= now - began + 1e-6, (events, key)
 
 
 def activity(**values: Any) -> Iterator[Activity | None]:
