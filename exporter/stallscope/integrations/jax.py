@@ -86,7 +86,9 @@ class TrackedStep(Generic[Arguments, Result]):
             self.run.gauge("batch_size", self._samples * self._calls_per_step)
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        """Call the function, and report the call."""
+        """Call the function, and report the call, unless JAX traces it."""
+        if _is_tracing():
+            return self._function(*args, **kwargs)
         run = self._fit.run or self.run
         calls = self._calls
         every = self._device_time_every
@@ -190,6 +192,12 @@ def _track_step(
         settings: further arguments of `stallscope.Run`.
     """
     return TrackedStep(function, run, calls_per_step, device_time_every, settings)
+
+
+def _is_tracing() -> bool:
+    """Return whether JAX traces a function, as in `jax.eval_shape`: a call then computes nothing."""
+    is_clean = getattr(sys.modules.get("jax._src.core"), "trace_state_clean", None)  # no public function has it
+    return is_clean is not None and not is_clean()
 
 
 def _place(jax: Any) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def track(
 
     A step ends when the loop requests the next batch; the time until the batch arrives is the next step's
     `data_wait`. A step that is left by `break` or an exception isn't counted. Iterating again, over the same object or
-    over another one tracked under the same run, goes on with the run and counts an epoch. The run ends with the
-    process, as failed where an exception or `sys.exit` with a status ended it, or with `Run.finish()`.
+    over another one tracked under the same run, goes on with the run and counts an epoch if it makes a step. The run
+    ends with the process, as failed where an exception or `sys.exit` with a status ended it, or with `Run.finish()`.
 
     The first two steps of a pass are never counted as slow: there the loader's workers start again, and the wait for
     them counts as `data_wait`. Several optimizers in one iteration change nothing, since batches are counted.

@@ -144,5 +144,17 @@ def in_a_class(desk: Desk) -> None:
         assert model.step.run is run, "what is wrapped shines through"
 
 
+def traced(desk: Desk) -> None:
+    """Three calls, after the step was traced for its shapes and its operations."""
+    step = track_step(train, "traced", sender=desk, interval=0.0)
+    weight, batch = jax.numpy.float32(0.0), jax.numpy.ones(8)
+    assert jax.eval_shape(step, weight, batch).shape == ()
+    assert jax.make_jaxpr(step)(weight, batch).eqns
+    assert jax.jit(lambda *inputs: step(*inputs) + 1.0)(weight, batch).shape == ()
+    for _ in range(3):
+        weight = step(weight, batch)
+    step.run.finish()
+
+
 if __name__ == "__main__":
-    main("jax", (tracked, recompiling, waiting_for_nothing, failing, measured, in_a_class))
+    main("jax", (tracked, recompiling, waiting_for_nothing, failing, measured, in_a_class, traced))

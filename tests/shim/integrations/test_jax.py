@@ -30,6 +30,10 @@ def test_a_step_function_of_a_class_is_bound_as_without_us(folder: Path) -> None
     assert read(folder, "in_a_class").newest.gauges["step"] == 5
 
 
+def test_a_call_that_is_only_traced_is_no_step(folder: Path) -> None:
+    assert read(folder, "traced").newest.gauges["step"] == 3
+
+
 def test_phases_are_the_time(tracked: Reports) -> None:
     assert_phases_are_the_time(tracked)
 
