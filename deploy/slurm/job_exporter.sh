@@ -5,7 +5,7 @@
 set -euo pipefail
 
 : "${SLURM_JOB_ID:?job_exporter.sh is for a step of a Slurm job}"
-command -v stallscope >/dev/null || { echo "job_exporter.sh: stallscope: not on PATH; run pip install 'stallscope[exporter]'" >&2; exit 1; }
+command -v stallscope >/dev/null || { echo "job_exporter.sh: stallscope: not on PATH; install it from a checkout: pip install '.[exporter]'" >&2; exit 1; }
 targets=${STALLSCOPE_TARGETS:-/shared/stallscope/targets}
 node=${SLURMD_NODENAME:-$(hostname)}
 folder=/tmp/stallscope-$(id -u)-$SLURM_JOB_ID

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from stallscope.cli import frames
+from stallscope.common.installation import install_command
 from stallscope.replay.series import Series
 from tests.analysis.scrapes import SCRAPES, of_gpu, of_host, of_rank, scraped, there
 
@@ -144,4 +145,4 @@ def test_without_a_library_it_says_what_to_install(folder: Folder, monkeypatch: 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "stallscope.analysis.export", raising=False)
     said = folder.refusal("--run", "resnet50")
-    assert said == "stallscope frames needs pyarrow: pip install 'stallscope[analysis]'"
+    assert said == f"stallscope frames needs pyarrow: {install_command('analysis')}"

@@ -15,6 +15,7 @@ import pytest
 
 from stallscope.cli import report
 from stallscope.clients.prometheus import PrometheusError
+from stallscope.common.installation import install_command
 from stallscope.replay.series import Series
 from tests.filled_prometheus import write
 from tests.free_ports import free_port
@@ -304,7 +305,7 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(
     monkeypatch.delitem(sys.modules, "stallscope.report.html", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert report.main(["--run", "resnet50"]) == 1
-    assert capsys.readouterr().err == "stallscope report needs jinja2: pip install 'stallscope[analysis]'\n"
+    assert capsys.readouterr().err == f"stallscope report needs jinja2: {install_command('analysis')}\n"
 
 
 def test_watching_ends_with_the_run_and_a_page_that_renews_itself_no_more(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stallscope.cli import _py_spy, _requests, stacks
+from stallscope.common.installation import install_command
 from tests.analysis.servers import answering
 from tests.cli.test_nccl_ras import in_json, service, serving
 from tests.cli.test_trace import exporter, page, process
@@ -285,4 +286,4 @@ def test_without_py_spy_the_message_says_what_to_install(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert stacks.main(["--pid", "7"]) == 1
-    assert "pip install 'stallscope[stacks]'" in capsys.readouterr().err
+    assert install_command("stacks") in capsys.readouterr().err

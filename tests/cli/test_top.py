@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.common.installation import install_command
 from stallscope.common.local_stack import LocalStack, announced
 from stallscope.view import observer
 from tests.analysis.servers import answering
@@ -197,7 +198,8 @@ def test_without_its_library_the_live_screen_says_what_to_install(tmp_path: Path
     status, said = in_a_terminal("--exporter.url=localhost:9", PYTHONPATH=str(tmp_path))
     assert status == 1
     assert (
-        b"stallscope top needs textual: pip install 'stallscope[terminal]'; --once and --json work without it" in said
+        f"stallscope top needs textual: {install_command('terminal')}; --once and --json work without it".encode()
+        in said
     )
 
 

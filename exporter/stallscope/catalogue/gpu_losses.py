@@ -23,8 +23,8 @@ LOSSES: Mapping[str, str] = {
 """Meaning and remedy by reason; `explained` has a text for all other reasons."""
 
 _REMEDIES: Mapping[str, str] = {
-    "binding_missing": "pip install 'stallscope[exporter]'",
-    "binding_incompatible": "install stallscope's own version of nvidia-ml-py: pip install 'stallscope[exporter]'",
+    "binding_missing": "pip install nvidia-ml-py",
+    "binding_incompatible": "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py",
     "driver_not_loaded": "load the kernel module (modprobe nvidia, or modprobe amdgpu), and see dmesg for its messages",
     "library_unusable": "install the driver again, in the version of its kernel module",
     "no_devices": "see dmesg for the missing GPUs; usually only a reboot helps",

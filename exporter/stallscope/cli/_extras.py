@@ -22,6 +22,8 @@ def missing(command: str, error: ModuleNotFoundError, extra: str, *, alternative
     """
     if (error.name or "").startswith("stallscope"):
         raise error
+    from stallscope.common.installation import install_command  # only this error needs it
+
     hint = f"; {alternative}" if alternative else ""
-    print(f"stallscope {command} needs {error.name}: pip install 'stallscope[{extra}]'{hint}", file=sys.stderr)
+    print(f"stallscope {command} needs {error.name}: {install_command(extra)}{hint}", file=sys.stderr)
     return 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stallscope.common.formatting import readable
+from stallscope.common.installation import install_command
 from stallscope.protocol.stacks import MAX_FRAMES, Frame, Stack
 
 _SECONDS = 30.0
@@ -43,7 +44,7 @@ def threads_of(pid: int, root: Path = Path("/")) -> list[Thread]:
     """
     program = _program()
     if program is None:
-        raise Unreadable("py-spy is not installed; install it: pip install 'stallscope[stacks]'")
+        raise Unreadable(f"py-spy is not installed; install it: {install_command('stacks')}")
     command = [program, "dump", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)

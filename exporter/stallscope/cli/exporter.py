@@ -416,7 +416,9 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("stallscope"):
             raise
-        return _refuse(f"{problem.name} is not installed; the exporter needs: pip install 'stallscope[exporter]'", 1)
+        from stallscope.common.installation import install_command
+
+        return _refuse(f"{problem.name} is not installed; the exporter needs: {install_command('exporter')}", 1)
     _share_one_heap()
     summaries = {name: source.summary for name, source in sources.items()}
     try:

@@ -61,7 +61,7 @@ def parser() -> Parser:
             "stallscope stacks resnet50 --samples 5 --interval 10": "a rank that is slow now and then",
             "stallscope stacks resnet50 --lines": "the lines of code that take the most time of each phase",
             "stallscope stacks llama --flight-recorder /dumps": "also the dumps of PyTorch's flight recorder",
-            "stallscope stacks --pid 4242": "a process without the shim; needs the extra stallscope[stacks]",
+            "stallscope stacks --pid 4242": "a process without the shim; needs py-spy",
         },
         notes="A rank with STALLSCOPE_STACKS=0 in its environment takes no samples.\n\nExit status: 0 if stacks or "
         "lines are shown, 1 if an exporter refused or no rank has any, 2 for an invalid command line.",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.catalogue.gpu_losses import LOSSES, remedy
+from stallscope.common.installation import install_command
 from stallscope.common.standard_library import OWN_FOLDERS
 from stallscope.doctor.checkup import Finding, Stop, failed, ok, skipped, warning
 from stallscope.drivers.pci import pci_gpus
@@ -149,7 +150,7 @@ def _probe(call_limit: float) -> dict[str, dict[str, Any]]:
     if not line:
         missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", errors)
         if missing:
-            raise Stop(skipped(f"{missing[1]} is not installed", "pip install 'stallscope[exporter]'"))
+            raise Stop(skipped(f"{missing[1]} is not installed", install_command("exporter")))
         last = errors.strip().rpartition("\n")[2]
         raise Stop(failed(f"cannot query the drivers: {last}", "run `stallscope gpus`"))
     return {answer["source"]: answer for answer in json.loads(line)}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stallscope.clients.client_certificate import ClientCertificate
+from stallscope.common.installation import install_command
 from stallscope.doctor.checkup import Stop, Subject, failed, skipped
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def begin(subject: Subject) -> Server:
         from stallscope.clients.prometheus import Prometheus, PrometheusError
     except ModuleNotFoundError as error:
         report = failed if subject.prometheus_named else skipped
-        raise Stop(report(f"{error.name} is not installed", "pip install 'stallscope[analysis]'")) from None
+        raise Stop(report(f"{error.name} is not installed", install_command("analysis"))) from None
     prometheus = Prometheus(
         subject.prometheus_url,
         timeout=subject.prometheus_timeout,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stallscope.common.installation import install_command
 from stallscope.doctor.checkup import Stop, skipped
 
 
@@ -16,7 +17,7 @@ def mapping_of(text: str) -> dict[str, Any]:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise Stop(skipped("yaml is not installed", "pip install 'stallscope[exporter]'")) from None
+        raise Stop(skipped("yaml is not installed", install_command("exporter"))) from None
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     document = yaml.load(text, Loader=loader)  # noqa: S506 - both are safe
     return document if isinstance(document, dict) else {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from stallscope.clients.alertmanager import Alert, Alertmanager
 from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.clients.prometheus import Prometheus, PrometheusError
+from stallscope.common.installation import install_command
 from stallscope.common.local_stack import LocalStack, announced, runtime_folder
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack import installation, screen
@@ -58,9 +59,7 @@ def run(settings: Settings) -> int:
     """
     # Cheap checks come before the installation of programs.
     if settings.training_job and importlib.util.find_spec("numpy") is None:
-        raise StackError(
-            "the training job needs NumPy: pip install 'stallscope[up]', or leave it out: --no-training-job"
-        )
+        raise StackError(f"the training job needs NumPy: {install_command('up')}, or leave it out: --no-training-job")
     grafana = [settings.grafana] if find_programs().grafana else []
     wanted = [settings.exporter, settings.prometheus, settings.alertmanager, *grafana]
     with reserved_ports(wanted, screen.say) as (exporter, prometheus, alertmanager, *grafana):

@@ -490,7 +490,7 @@ def _import_binding() -> Any:
         import pynvml
     except ImportError:
         raise DriverUnavailable(
-            "binding_missing", "the package nvidia-ml-py is not installed: pip install 'stallscope[exporter]'"
+            "binding_missing", "the package nvidia-ml-py is not installed: pip install nvidia-ml-py"
         ) from None
     if not hasattr(pynvml, "NVMLLibraryMismatchError"):
         raise DriverUnavailable(

@@ -46,8 +46,10 @@ class BasicAuthentication:
         try:
             import bcrypt
         except ModuleNotFoundError:
+            from stallscope.common.installation import install_command
+
             raise ConfigurationError(
-                "basic_auth_users needs the package bcrypt: pip install 'stallscope[exporter]'"
+                f"basic_auth_users needs the package bcrypt: {install_command('exporter')}"
             ) from None
         self._check = bcrypt.checkpw
         self._secret = os.urandom(32)
