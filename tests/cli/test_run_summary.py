@@ -131,7 +131,7 @@ def test_the_summary_names_the_phase_with_the_largest_share_and_what_is_unknown(
     texts = {line[:12].strip(): line[12:] for line in lines}
     assert texts["time"].startswith("data wait ")
     assert texts["largest"].startswith("Waiting for data: ")
-    assert texts["try"] == "Raise loader workers and prefetching, and cache the data near the GPUs."
+    assert texts["try"].startswith("Prepare batches ahead of the step, in loader workers or a thread")
     assert texts["unknown"].startswith("Verdict: http://127.0.0.1:")
     assert not leftovers(folder)
 

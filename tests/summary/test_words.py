@@ -164,6 +164,26 @@ def test_the_line_with_most_of_the_time_of_the_phase_is_named() -> None:
     assert "line" not in shown(a_run(rank(code={"checkpoint": lines(1.0, 1.0)["data_wait"]})))
 
 
+@pytest.mark.parametrize(
+    ("phases", "words"),
+    [
+        ({"forward": 60.0, "backward": 40.0}, "100 steps of 1.00 s, 100 samples/s"),
+        ({"forward": 90.0, "checkpoint": 10.0}, "100 steps of 1.00 s with checkpoints, 100 samples/s"),
+        (
+            {"forward": 100.0, "evaluation": 100.0},
+            "100 steps of 1.00 s without evaluation, 50 samples/s with evaluation",
+        ),
+        (
+            {"forward": 90.0, "checkpoint": 10.0, "evaluation": 80.0, "restore": 20.0},
+            "100 steps of 1.00 s with checkpoints but without evaluation and restore, 50 samples/s with evaluation",
+        ),
+        ({"forward": 99.9, "evaluation": 0.1}, "100 steps of 1.00 s, 100 samples/s"),
+    ],
+)
+def test_the_first_line_says_what_a_step_and_a_rate_contain(phases: dict[str, float], words: str) -> None:
+    assert f": {words}" in shown(a_run(rank(phases, counters={"samples": 10_000.0})))[""]
+
+
 def test_heat_of_the_own_gpu_since_the_program_began_is_reported_with_its_remedy() -> None:
     evidence = evidence_of(on_gpu(1))
     assert titles(evidence) == [

@@ -179,14 +179,14 @@ CAUSES: dict[str, Cause] = {
             "input",
             "performance",
             "Waiting for data",
-            "Raise loader workers and prefetching, and cache the data near the GPUs.",
+            "Prepare batches ahead of the step, in loader workers or a thread, and cache the data near the GPUs.",
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for its input data.",
-                """{loses} waiting for the next batch: {faster}.{line} Its host shows no reason. Raise the number of
-                loader workers and the prefetch depth, keep workers alive between epochs, and check where the data are
-                stored (cache them on a local disk).""",
+                """{loses} waiting for the next batch: {faster}.{line} Its host shows no reason. Prepare batches ahead
+                of the step: with more loader workers that stay alive between epochs, or in a thread if the loop makes
+                its batches itself. Check where the data are stored (cache them on a local disk).""",
             ),
             mutes=_WAITS_FOR_DATA,
             phase="data_wait",
@@ -404,14 +404,15 @@ CAUSES: dict[str, Cause] = {
             "device",
             "performance",
             "Time outside the measured phases",
-            "Avoid .item(), .cpu() and print in each step; log less often.",
+            "Do slow calls in the loop less often or in a thread: uploads, logs, metrics, .item(), print.",
             Alert(
                 "warning",
                 Loss("sync_warning", "sync_high"),
                 "Training run loses time outside its measured phases.",
-                """{loses} outside every measured phase, with its GPUs idle: {faster}.{line} Avoid .item(), .cpu() and
-                print in each step, log less often, disable anomaly detection, and control garbage collection; or name
-                the work with run.phase().""",
+                """{loses} outside every measured phase, with its GPUs idle: {faster}.{line} Do slow calls in the loop
+                less often or in a thread: uploads, logs, metrics, .item(), print. "stallscope stacks RUN --lines" shows
+                them. Disable anomaly detection, and control garbage collection. To see the work by name, wrap it in
+                run.phase().""",
             ),
             phase="other",
         ),

@@ -753,7 +753,12 @@ TRAINING_FAMILIES = (
     _training("last_step_timestamp_seconds", _GAUGE, "When the newest step ended, Unix time."),
     _training("last_push_timestamp_seconds", _GAUGE, "When the newest report arrived, Unix time."),
     _training("restarts_total", _COUNTER, "Sessions of this rank after the first."),
-    _training("step_seconds", _HISTOGRAM, "Duration of one training step, boundary to boundary.", buckets=STEP_BUCKETS),
+    _training(
+        "step_seconds",
+        _HISTOGRAM,
+        "Duration of one training step, boundary to boundary: with checkpoints, without evaluation, restore, pauses.",
+        buckets=STEP_BUCKETS,
+    ),
     _training(
         "phase_seconds_total",
         _COUNTER,

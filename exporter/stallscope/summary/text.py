@@ -69,10 +69,14 @@ def _first_line(run: RunTime) -> str:
     failure = f" ({readable(run.failure)})" if run.failure else ""
     done = f"{readable(run.name)} {_STATE_WORDS[run.state]}{failure} after {duration(run.seconds)}"
     parts = [f"{several(run.all_steps, 'step')}"]
+    named = {each.name for each in phase_shares(run.shares)}
+    outside = " and ".join(phase for phase in ("evaluation", "restore") if phase in named)
     if run.step is not None:
         parts[0] += f" of {duration(run.step)}"
+        contents = ("with checkpoints" if "checkpoint" in named else "", f"without {outside}" if outside else "")
+        parts[0] += f" {' but '.join(filter(None, contents))}" if any(contents) else ""
     parts += [
-        f"{rate(value)} {unit}/s"
+        f"{rate(value)} {unit}/s" + (f" with {outside}" if outside else "")
         for value, unit in ((run.samples_per_second, "samples"), (run.tokens_per_second, "tokens"))
         if value is not None
     ]

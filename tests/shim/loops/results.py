@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stallscope.catalogue.metrics import OUTSIDE_PHASES
 from stallscope.protocol.report import Report, ReportError, parse
 
 SHARE = 0.03
@@ -23,6 +24,7 @@ _NOISE = 0.1
 _CHECKSUM = "/.data/serialization_id"
 """Member of PyTorch's archives that depends on all others, the paths in them included."""
 _SPEEDS = ("_runtime", "_per_second")
+_ROUNDING = 0.001
 PHASES = (
     *("initialization", "data_wait", "forward", "backward", "optimizer", "communication", "evaluation"),
     *("checkpoint", "restore", "other"),
@@ -120,6 +122,7 @@ def judge(program: Path, bare: Run, watched: Run, disabled: bool = False) -> Res
                 problems.append(f"{who}{name} {phase.true:.3f} s, reported {phase.reported:.3f} s")
                 noise = noise and phase.error < _NOISE
     others = [f"the exporter refuses a report: {why}" for why in sorted(refused)]
+    others += [f"rank {rank}: {problem}" for rank, report in reports.items() if (problem := _step_problem(report))]
     if bare.exit_code != watched.exit_code:
         others.append(
             f"exit code {bare.exit_code}, watched {watched.exit_code}: {_last_line(watched.folder / 'stderr')}"
@@ -190,6 +193,16 @@ def _rank(record: Mapping[str, Any], report: Report | None, several: bool) -> Ra
         steps = 0 if report.step_seconds is None else report.step_seconds.count
     samples = None if report is None else report.counters.get("samples")
     return Rank(record["rank"], (record["steps"], steps), (record["samples"], samples), phases)
+
+
+def _step_problem(report: Report) -> str:
+    """Return by how much the steps exceed their phases; an unfinished step is in the phases only."""
+    if report.step_seconds is None:
+        return ""
+    phases = {name: phase.seconds for name, phase in report.phases.items() if name not in OUTSIDE_PHASES}
+    if report.step_seconds.sum <= sum(phases.values()) + _ROUNDING:
+        return ""
+    return f"the phases of steps take {sum(phases.values()):.3f} s, the steps {report.step_seconds.sum:.3f} s"
 
 
 def _last_line(path: Path) -> str:
