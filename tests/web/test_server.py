@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -467,6 +468,40 @@ def test_a_storm_of_connections_from_one_client_keeps_another_one_in(make_server
         assert is_served(late)
         assert is_served(early)
         assert len(server._connections) <= 5
+
+
+def test_while_one_client_floods_with_connections_another_one_is_answered_each_time(make_server: MakeServer) -> None:
+    server = make_server(max_connections=20)
+    ended = threading.Event()
+    flooded = 0
+
+    def flood() -> None:
+        nonlocal flooded
+        opened: deque[socket.socket] = deque()
+        while not ended.is_set() and flooded < 20_000:
+            with contextlib.suppress(OSError):
+                opened.append(
+                    socket.create_connection(("127.0.0.1", server.address.port), timeout=5, source_address=(CROWD, 0))
+                )
+                flooded += 1
+            if len(opened) > 100:
+                opened.popleft().close()
+        for each in opened:
+            each.close()
+
+    attacker = threading.Thread(target=flood)
+    attacker.start()
+    try:
+        with connected(server) as kept:
+            assert is_served(kept)
+            until(lambda: flooded > 100, "the flood never came")
+            for _ in range(30):
+                assert get(server, "/client") == (200, b"127.0.0.1")
+            assert is_served(kept)
+            assert len(server._connections) <= 20
+    finally:
+        ended.set()
+        attacker.join()
 
 
 @pytest.mark.parametrize(

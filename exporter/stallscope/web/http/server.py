@@ -42,6 +42,8 @@ REQUEST_SECONDS = 10.0
 IDLE_SECONDS = 90.0
 """How long a connection stays open between two requests: longer than the usual scrape interval."""
 MAX_CONNECTIONS = 256
+_BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted. A client beyond it tries again after a second."""
 """Connections that one listener holds at once, where the limit of open files (`ulimit -n`) allows it."""
 _MIN_CONNECTIONS = 8
 _OTHER_FILES = 128
@@ -406,7 +408,10 @@ def _listen(address: Address) -> socket.socket:
         for family, *_, place in found:
             try:
                 listening = socket.create_server(
-                    place[:2], family=family, backlog=128, dualstack_ipv6=host == "::" and family == socket.AF_INET6
+                    place[:2],
+                    family=family,
+                    backlog=_BACKLOG,
+                    dualstack_ipv6=host == "::" and family == socket.AF_INET6,
                 )
             except OSError as refused:  # noqa: PERF203 - a name has few addresses
                 problem = problem or refused
