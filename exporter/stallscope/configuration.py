@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,9 @@ _SERVICE_VARIABLE = re.compile(
     ENVIRONMENT_PREFIX + r"(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 """Variables that Kubernetes sets in every pod next to a Service named `stallscope-exporter`."""
+
+_COLUMNS = 80
+"""Maximum width of the help."""
 
 
 class ConfigurationError(Exception):
@@ -618,6 +622,11 @@ def _parsed(setting: Setting, text: str, place: str) -> Any:
         raise ConfigurationError(f"{place}: {setting.name} can't be {shown!r}: expected {problem}") from None
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(_COLUMNS, shutil.get_terminal_size().columns) - 2)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise the error in one line, without argparse's usage."""
@@ -668,7 +677,7 @@ def flag_parser(table: Mapping[str, Setting]) -> argparse.ArgumentParser:
         usage="stallscope exporter [flags]",
         description="Serves this node's GPU, host and training metrics to Prometheus.",
         epilog=_NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(_GROUPS.values())}

@@ -48,6 +48,20 @@ def test_every_command_is_listed_once_with_what_it_is_for(capsys: pytest.Capture
     assert all(summary.endswith(".") for summary in commands().values())
 
 
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_is_at_most_eighty_columns_wide(
+    name: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    if name:
+        shown = importlib.import_module(f"stallscope.cli.{name}").parser().format_help()
+    else:
+        assert main(["--help"]) == 0
+        shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+
+
 def test_help_of_all_commands_loads_no_library_and_no_command() -> None:
     shown = python("import sys; from stallscope.cli import main; main(['--help']); print(*sys.modules)")
     loaded = set(shown.stdout.split())

@@ -25,6 +25,7 @@ GROUPS = {
 }
 """Commands by purpose, in the order of the help."""
 
+_COLUMNS = 80
 _FAILED = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
@@ -123,11 +124,17 @@ def _summary(file: Path) -> str:
 
 
 def _help() -> str:
+    import textwrap  # which a training does not need
+
     summaries = commands()
     lines = ["usage: stallscope COMMAND [flags]", "", "Where does my GPU time go, and what do I change?"]
     for group, names in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {name:<12}{summaries[name]}" for name in names)]
-    lines += ["", "`stallscope help COMMAND` shows the flags of a command, `stallscope --version` the version."]
+        lines += ["", f"{group}:"]
+        for name in names:
+            lines += textwrap.wrap(
+                summaries[name], _COLUMNS, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14
+            )
+    lines += ["", "`stallscope help COMMAND` shows the flags of a command,", "`stallscope --version` the version."]
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ Arguments after `--` are never parsed as flags, so that a command can pass them 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 
 from stallscope.common.formatting import without_password
 
+_COLUMNS = 80
 USAGE_ERROR = 2
 """Exit status after a wrong command line."""
 
@@ -92,7 +94,11 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Wrap paragraphs, except those with indented lines: examples."""
+    """Wrap paragraphs at 80 columns or fewer, except those with indented lines: examples."""
+
+    def __init__(self, prog: str) -> None:
+        """Take the width of the terminal, if it is below 80 columns."""
+        super().__init__(prog, width=min(_COLUMNS, shutil.get_terminal_size().columns) - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(

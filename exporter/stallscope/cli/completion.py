@@ -43,7 +43,7 @@ def parser() -> Parser:
         "The script does not run stallscope; print it again after an update.",
         examples={
             'eval "$(stallscope completion bash)"': "try it in this bash",
-            "stallscope completion bash > ~/.local/share/bash-completion/completions/stallscope": "for bash",
+            "stallscope completion bash > ~/.stallscope.bash": "for bash, with source ~/.stallscope.bash in ~/.bashrc",
             "stallscope completion zsh > ~/.zfunc/_stallscope": "for zsh, with fpath+=(~/.zfunc) before compinit",
             "stallscope completion fish > ~/.config/fish/completions/stallscope.fish": "for fish",
             "stallscope completion tcsh > ~/.stallscope.tcsh": "for tcsh, with source ~/.stallscope.tcsh in ~/.tcshrc",

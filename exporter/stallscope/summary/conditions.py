@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from stallscope.catalogue.metrics import OUTSIDE_PHASES, PHASES
+
 EXCEEDED = 90
 """Exit status if a program succeeds and a value is exceeded."""
 UNKNOWN = 91
 """Exit status if a program succeeds and a value is unknown."""
 STEP = "step"
 LOST = "lost"
+_NAMES = tuple(dict.fromkeys((STEP, LOST, *PHASES, *OUTSIDE_PHASES)))
 _FORM = re.compile(r"\s*([^\s<>=]+)\s*>\s*(\d+(?:\.\d+)?)\s*(%|ms|s|)\s*")
 _DIVISORS = {"%": 100.0, "ms": 1000.0, "s": 1.0, "": 1.0}
 
@@ -37,6 +40,12 @@ def parse(text: str) -> Condition:
         raise ValueError(f'expected NAME>VALUE such as lost>20%, data_wait>0.1 or step>250ms, got "{text}"')
     name, number, unit = found.groups()
     is_time = unit in ("ms", "s")
+    if is_time and name not in _NAMES:
+        import difflib  # only this error needs it
+
+        near = difflib.get_close_matches(name, _NAMES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{name}: expected one of {', '.join(_NAMES)}, or a phase of the program{hint}")
     if is_time != (name == STEP):
         expected = "a time such as 250ms" if name == STEP else "a share such as 20% or 0.2"
         raise ValueError(f'{name}: expected {expected}, got "{number}{unit}"')
