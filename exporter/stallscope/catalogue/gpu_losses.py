@@ -26,6 +26,7 @@ _REMEDIES: Mapping[str, str] = {
     "binding_missing": "pip install nvidia-ml-py",
     "binding_incompatible": "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py",
     "driver_not_loaded": "load the kernel module (modprobe nvidia, or modprobe amdgpu), and see dmesg for its messages",
+    "library_not_found": "install the driver's library, or start the container with its GPUs",
     "library_unusable": "install the driver again, in the version of its kernel module",
     "no_devices": "see dmesg for the missing GPUs; usually only a reboot helps",
     "no_permission": "let the exporter's user open the GPUs' device files; start a container with its GPUs",

@@ -378,7 +378,8 @@ class GpuCollector(Collector):
             self._retry_at = now + self._pause
             self._problem = problem
         if self._absent:
-            raise NotPresent(str(problem)) from problem
+            hint = f", although the kernel lists GPUs; {remedy(problem.reason)}" if self.has_hardware() else ""
+            raise NotPresent(f"{str(problem).rstrip('.')}{hint}") from problem
         # A new exception each time, because the traceback of one that is raised repeatedly would grow without limit.
         raise DriverUnavailable(problem.reason, f"{str(problem).rstrip('.')}; {remedy(problem.reason)}") from problem
 

@@ -42,9 +42,9 @@ REQUEST_SECONDS = 10.0
 IDLE_SECONDS = 90.0
 """How long a connection stays open between two requests: longer than the usual scrape interval."""
 MAX_CONNECTIONS = 256
+"""Connections that one listener holds at once, where the limit of open files (`ulimit -n`) allows it."""
 _BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted. A client beyond it tries again after a second."""
-"""Connections that one listener holds at once, where the limit of open files (`ulimit -n`) allows it."""
 _MIN_CONNECTIONS = 8
 _OTHER_FILES = 128
 """Open files that everything else in the process may need."""
