@@ -88,6 +88,21 @@ def test_a_driver_that_refuses_fails_even_where_the_bus_shows_no_gpu(
     assert found.remedy
 
 
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [(DriverState.MISMATCHED, "reload its kernel module or reboot"), (DriverState.BLOCKED, "cgroup")],
+)
+def test_a_driver_that_refuses_on_a_machine_with_gpus_has_the_remedy_of_its_reason(
+    state: DriverState, words: str, driver: NvmlStandIn, tmp_path: Path
+) -> None:
+    on_the_bus(tmp_path, 4)
+    driver.set_driver(state)
+    (found,) = drivers(tmp_path, CALL_LIMIT)
+    assert (found.status, found.message.startswith("this machine has 4 NVIDIA GPUs, but")) == ("failed", True)
+    assert words in found.remedy
+    assert words not in found.message, "the remedy is shown once"
+
+
 def test_a_driver_without_a_known_version_is_not_ok(driver: NvmlStandIn, tmp_path: Path) -> None:
     driver.control.driver_version = b""
     found = list(drivers(tmp_path, CALL_LIMIT))
