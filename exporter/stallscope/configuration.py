@@ -623,8 +623,8 @@ def _parsed(setting: Setting, text: str, place: str) -> Any:
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=min(_COLUMNS, shutil.get_terminal_size().columns) - 2)
+    def __init__(self, prog: str, columns: int = 0) -> None:
+        super().__init__(prog, width=(columns or min(_COLUMNS, shutil.get_terminal_size().columns)) - 2)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -96,9 +96,9 @@ class Parser(argparse.ArgumentParser):
 class HelpFormatter(argparse.HelpFormatter):
     """Wrap paragraphs at 80 columns or fewer, except those with indented lines: examples."""
 
-    def __init__(self, prog: str) -> None:
-        """Take the width of the terminal, if it is below 80 columns."""
-        super().__init__(prog, width=min(_COLUMNS, shutil.get_terminal_size().columns) - 2)
+    def __init__(self, prog: str, columns: int = 0) -> None:
+        """Take the width; by default that of the terminal, or 80 columns on a wider one."""
+        super().__init__(prog, width=(columns or min(_COLUMNS, shutil.get_terminal_size().columns)) - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(
