@@ -42,7 +42,7 @@ UP_PIP := $(UP_VENV)/bin/python $(INSTALL) --no-compile
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu lint bench score generate lock clean help runbooks tools frameworks vendor screenshots
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu lint bench score generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -138,6 +138,15 @@ runbooks: $(STAMP) ## point all links to runbooks to another address: make runbo
 http://HOST:19400/runbooks of an exporter" >&2; exit 2; }
 	@old=$$($(BIN)/python -c 'from stallscope.common.bundle import RUNBOOKS; print(RUNBOOKS)'); \
 	grep -rlF "$$old" alerts deploy exporter/stallscope grafana prometheus | xargs sed -i "s#$$old#$(URL:/=)#g"
+
+dashboard-links: ## write Grafana's address into the alerts' dashboard_url: make dashboard-links URL=https://grafana.example.org
+	@test -n "$(URL)" || { echo "make dashboard-links: URL: missing; name the address of Grafana, such as \
+https://grafana.example.org" >&2; exit 2; }
+	@grep -rl '/d/stallscope-' alerts --include=*.yml --include=alert_rules.py > .links
+	@grep -rl 'dashboard_url:.*/d/stallscope-' deploy --include=*.yaml >> .links || true
+	@xargs sed -i -E 's#(^|["\x27[:space:]])[^"\x27[:space:]]*/d/stallscope-#\1$(URL:/=)/d/stallscope-#g' < .links
+	@rm .links
+	@grep -rlF 'https://grafana.example.org{{ . }}' alerts deploy | xargs -r sed -i 's#https://grafana.example.org{{ . }}#{{ . }}#'
 
 sbom: $(STAMP) ## list what the image installs, as CycloneDX JSON: dist/stallscope-exporter.cdx.json
 	mkdir -p $(dir $(SBOM))
