@@ -34,7 +34,9 @@ def received(exporter: socket.socket) -> list[Report]:
     reports = []
     with contextlib.suppress(BlockingIOError):
         while True:
-            reports.append(parse(exporter.recv(65536)))
+            data = exporter.recv(65536)
+            if data.startswith(b"{"):  # not the notice of a signal
+                reports.append(parse(data))
     return reports
 
 
@@ -97,6 +99,40 @@ for attempt in range(2):
     except SystemExit:
         pass
 """
+KEPT = """
+import signal, stallscope, sys, time
+def train():
+    batches = iter(stallscope.track(range(5), "job"))
+    for batch in batches:
+        time.sleep(0.01)
+        if batch == 3:
+            {}
+    {}
+train()
+"""
+TERMINATED = """
+import itertools, os, signal, stallscope, time
+def end(*_):
+    raise SystemExit(1)
+signal.signal(signal.SIGTERM, end)
+batches = iter(stallscope.track(itertools.count(), "job"))
+for batch in batches:
+    if batch == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+CONSOLE = """
+import code
+console = code.InteractiveConsole()
+for line in (
+    "import stallscope",
+    "for batch in stallscope.track(range(5), 'job'): 1 / 0",
+    "",
+    "for batch in stallscope.track(range(5), 'job'): {}",
+    "",
+):
+    console.push(line)
+"""
+LOGGED = "import sys\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    sys.excepthook(*sys.exc_info())\n"
 THREAD = "import sys, threading\nthread = threading.Thread(target=sys.exit, args=(1,))\nthread.start()\nthread.join()"
 MINE = "import sys\nsys.excepthook = lambda *_: print('mine')\n"
 FAILING = ("sys.exit(1)", "sys.exit('loss is nan')", "raise SystemExit(1)", "raise SystemExit('loss is nan')")
@@ -110,6 +146,31 @@ ENDS = {
     "break": (LOOP.replace("pass", "break"), "finished"),
     **{f"{end} in the loop": (LEAVING.format(end), "failed") for end in FAILING},
     **{f"{end} in the loop": (LEAVING.format(end), "finished") for end in FINISHING},
+    **{f"{end} with a kept iterator": (KEPT.format(end, "pass"), "failed") for end in FAILING},
+    **{f"{end} with a kept iterator": (KEPT.format(end, "pass"), "finished") for end in FINISHING},
+    "break with a kept iterator": (KEPT.format("break", "pass"), "finished"),
+    "break and an exit after it": (KEPT.format("break", "raise SystemExit(0)"), "finished"),
+    "an exception with a kept iterator": (KEPT.format("1 / 0", "pass"), "failed"),
+    "a handler of SIGTERM with a kept iterator": (TERMINATED, "terminated"),
+    "a zipped loop": (
+        LEAVING.replace("batch in", "batch, _ in")
+        .replace("stallscope.track", "zip(stallscope.track")
+        .replace('"job")', '"job"), range(9))')
+        .format("raise SystemExit(1)"),
+        "failed",
+    ),
+    "an exception in a console, and the run goes on": (CONSOLE.format("pass"), "finished"),
+    "an exception that a hook logs, and the run goes on": (LOOP + LOGGED + LOOP, "finished"),
+    "a status that is caught, and the run goes on": (
+        LOOP
+        + LOGGED.replace("1 / 0", "sys.exit(3)")
+        .replace("ZeroDivisionError", "SystemExit")
+        .replace("sys.excepthook(*sys.exc_info())", "pass")
+        + LOOP,
+        "finished",
+    ),
+    "an exception after one that a hook logged": (LOOP + LOGGED + LOOP + "1 / 0", "failed"),
+    "an exception that a hook logs at the end": (LOOP + LOGGED, "failed"),
     "exit(1)": (LOOP + "exit(1)", "failed"),
     "exit()": (LOOP + "exit()", "finished"),
     "quit(1)": (LOOP + "quit(1)", "failed"),
@@ -123,6 +184,82 @@ def test_a_program_that_ends_by_an_exception_or_a_status_has_failed(end: str, ex
     script, state = ENDS[end]
     play(script)
     assert received(exporter)[-1].state == state
+
+
+def last_states(exporter: socket.socket) -> dict[str, str]:
+    return {report.run: report.state for report in received(exporter)}
+
+
+SWEEP = """
+import stallscope
+for trial in range(3):
+    for batch in stallscope.track(range(5), f"trial-{trial}"):
+        if trial == 2 and batch == 3:
+            LAST
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "state"),
+    [("pass", "finished"), ("1 / 0", "failed"), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "running")],
+)
+def test_a_trial_of_a_sweep_has_finished_however_a_later_one_ends(
+    last: str, state: str, exporter: socket.socket
+) -> None:
+    play(SWEEP.replace("LAST", last))
+    assert last_states(exporter) == {"trial-0": "finished", "trial-1": "finished", "trial-2": state}
+
+
+def test_a_trial_has_finished_as_soon_as_the_next_one_begins(exporter: socket.socket) -> None:
+    play(LOOP.replace("job", "first") + LOOP.replace("job", "second") + "import os\nos._exit(0)")
+    assert last_states(exporter) == {"first": "finished", "second": "running"}
+
+
+def test_runs_whose_loops_alternate_go_on(exporter: socket.socket) -> None:
+    play("""
+        import stallscope
+        for epoch in range(3):
+            for name in ("generator", "critic"):
+                for batch in stallscope.track(range(5), name):
+                    pass
+    """)
+    reports = received(exporter)
+    assert len({report.session for report in reports}) == 2
+    last = {report.run: report for report in reports}
+    assert {name: (report.state, report.gauges["step"]) for name, report in last.items()} == {
+        "generator": ("finished", 15),
+        "critic": ("finished", 15),
+    }
+
+
+def test_a_run_whose_loop_is_under_way_goes_on_beside_another(exporter: socket.socket) -> None:
+    play("""
+        import os, stallscope
+        for batch, other in zip(stallscope.track(range(5), "first"), stallscope.track(range(5), "second")):
+            pass
+        for batch in stallscope.track(range(5), "second"):
+            for other in stallscope.track(range(2), "third"):
+                pass
+            os._exit(0)
+    """)
+    assert last_states(exporter) == {"first": "finished", "second": "running", "third": "running"}
+
+
+def test_many_trials_leave_few_sockets_open(exporter: socket.socket) -> None:
+    done = play("""
+        import os, stallscope
+        for trial in range(40):
+            for batch in stallscope.track(range(2), f"trial-{trial}"):
+                pass
+        print(len(os.listdir("/proc/self/fd")))
+    """)
+    assert int(done.stdout) < 40
+
+
+def test_a_loader_without_a_run_goes_to_the_run_that_trains(exporter: socket.socket) -> None:
+    play(LOOP.replace("job", "first") + "run = stallscope.Run('second')\n" + LOOP.replace(", 'job'", ""))
+    steps = {report.run: report.gauges["step"] for report in received(exporter)}
+    assert steps == {"first": 5, "second": 5}
 
 
 def test_what_ended_a_program_is_told_by_its_type(exporter: socket.socket) -> None:

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import copy
+import itertools
+import operator
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -134,17 +140,65 @@ def test_another_name_opens_another_run(desk: Desk) -> None:
     assert run.timeline.steps == 0
 
 
-def test_a_step_left_by_break_is_not_counted_and_its_time_kept(
-    run: stallscope.Run, clock: ScriptedClock, desk: Desk
+@pytest.mark.parametrize(("worked", "steps"), [(0.0, 4), (0.4, 4), (0.6, 5), (1.0, 5), (9.0, 5)])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_step_left_by_break_counts_if_at_least_half_of_its_work_was_done(
+    run: stallscope.Run, clock: ScriptedClock, desk: Desk, worked: float, steps: int, kept: bool
 ) -> None:
-    for number in stallscope.track(Loader(clock), run):
-        clock.advance(1)
-        if number == 1:
+    def endless() -> Iterator[int]:
+        for number in itertools.count():
+            clock.advance(2)
+            yield number
+
+    batches = stallscope.track(endless(), run)
+    for number in iter(batches) if kept else batches:
+        clock.advance(worked if number == 4 else 1)
+        if number == 4:
             break
+    if kept:
+        clock.advance(100)  # is no part of the step
     run.finish()
     assert desk.newest.step_seconds is not None
-    assert desk.newest.step_seconds.count == 1
-    assert sum(phase.seconds for phase in desk.newest.phases.values()) == clock.monotonic() == 3
+    assert desk.newest.step_seconds.count == desk.newest.gauges["step"] == steps
+    assert sum(phase.seconds for phase in desk.newest.phases.values()) == clock.monotonic()
+
+
+def test_a_look_at_the_first_batch_is_no_step(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
+    for _ in stallscope.track(Loader(clock), run):
+        break
+    run.finish()
+    assert desk.newest.gauges["step"] == 0
+
+
+@pytest.mark.parametrize("form", ["zip", "islice", "enumerate"])
+def test_the_last_step_of_an_endless_loader_counts(
+    run: stallscope.Run, clock: ScriptedClock, desk: Desk, form: str
+) -> None:
+    batches = stallscope.track(itertools.count(), run)
+    if form == "zip":
+        for _ in zip(range(60), batches, strict=False):
+            clock.advance(1)
+    elif form == "islice":
+        for _ in itertools.islice(batches, 60):
+            clock.advance(1)
+    else:
+        for step, _ in enumerate(batches, start=1):
+            clock.advance(1)
+            if step == 60:
+                break
+    run.finish()
+    assert desk.newest.gauges["step"] == 60
+
+
+def test_the_last_step_counts_where_the_program_requests_each_batch(
+    run: stallscope.Run, clock: ScriptedClock, desk: Desk
+) -> None:
+    batches = iter(stallscope.track(range(100), run))
+    for _ in range(10):
+        next(batches)
+        clock.advance(1)
+    run.finish()
+    assert desk.newest.gauges["step"] == 10
 
 
 def test_the_loader_s_own_exception_comes_through(run: stallscope.Run, clock: ScriptedClock) -> None:
@@ -204,3 +258,152 @@ def test_disabled_it_adds_nothing(clock: ScriptedClock, monkeypatch: pytest.Monk
     loader = Loader(clock)
     assert type(iter(stallscope.track(loader))) is type(iter(loader))
     assert list(stallscope.track(loader, "x")) == [0, 1, 2, 3]
+
+
+def numbers() -> Iterator[int]:
+    yield from range(5)
+
+
+class Pool:
+    """A loader that is used in a `with` block."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+
+    def __enter__(self) -> Pool:  # noqa: PYI034 (subclasses are not supported)
+        self.is_open = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_open = False
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_next_works_on_a_tracked_generator(run: stallscope.Run, is_silent: bool) -> None:
+    if is_silent:
+        run.silence()
+    tracked: Any = stallscope.track(numbers(), run)
+    assert [next(tracked), next(tracked)] == [0, 1]
+    assert list(tracked) == [2, 3, 4]
+    assert next(tracked, "over") == "over"
+    assert isinstance(tracked, Iterator)
+
+
+@pytest.mark.parametrize(
+    ("use", "result"),
+    [
+        (lambda tracked: tracked[1], 20),
+        (lambda tracked: tracked[1:], [20, 30]),
+        (lambda tracked: 30 in tracked, True),
+        (lambda tracked: list(reversed(tracked)), [30, 20, 10]),
+        (lambda tracked: operator.add(tracked, [40]), [10, 20, 30, 40]),
+        (lambda tracked: len(tracked), 3),
+        (lambda tracked: list(pickle.loads(pickle.dumps(tracked))), [10, 20, 30]),
+        (lambda tracked: copy.deepcopy(tracked)[2], 30),
+    ],
+)
+def test_operators_work_on_a_tracked_list(run: stallscope.Run, use: Callable[[Any], object], result: object) -> None:
+    assert use(stallscope.track([10, 20, 30], run)) == result
+
+
+def test_a_with_block_opens_the_loader_and_still_tracks_it(
+    run: stallscope.Run, clock: ScriptedClock, desk: Desk
+) -> None:
+    pool = Pool()
+    manager: Any = stallscope.track(pool, run)
+    with manager as batches:
+        was_open = pool.is_open
+        for _ in batches:
+            clock.advance(1)
+    assert (was_open, pool.is_open) == (True, False)
+    run.finish()
+    assert desk.newest.gauges["step"] == 3
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_an_asynchronous_loader_is_tracked(
+    run: stallscope.Run, clock: ScriptedClock, desk: Desk, is_silent: bool
+) -> None:
+    async def arriving() -> AsyncIterator[int]:
+        for number in range(4):
+            clock.advance(2)
+            await asyncio.sleep(0)
+            yield number
+
+    async def train() -> list[int]:
+        found = []
+        tracked: Any = stallscope.track(arriving(), run)  # type: ignore[arg-type]
+        async for number in tracked:
+            clock.advance(1)
+            found.append(number)
+        return found
+
+    if is_silent:
+        run.silence()
+    assert asyncio.run(train()) == [0, 1, 2, 3]
+    run.finish()
+    if not is_silent:
+        assert desk.newest.gauges["step"] == 4
+        assert desk.newest.phases["data_wait"].seconds == 8
+
+
+def test_a_wrapper_has_no_special_method_that_its_loader_lacks(run: stallscope.Run) -> None:
+    tracked: Any = stallscope.track({1, 2}, run)
+    assert not callable(tracked)
+    assert not isinstance(tracked, Iterator)
+    with pytest.raises(TypeError):
+        tracked[0]
+    with pytest.raises(TypeError):
+        next(tracked)
+    assert not hasattr(tracked, "__enter__")
+
+
+def test_after_its_loop_a_run_pauses_until_the_next_one(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
+    for _ in stallscope.track(Loader(clock), run):
+        clock.advance(1)
+    assert (desk.newest.state, desk.newest.activity) == ("running", "paused")
+    clock.advance(60)
+    for _ in stallscope.track(Loader(clock), run):
+        assert desk.newest.activity == "training"
+        clock.advance(1)
+    assert desk.newest.activity == "paused"
+    clock.advance(60)
+    with run.phase("evaluation"):
+        assert desk.newest.activity == "evaluation"
+
+
+def test_between_the_epochs_of_a_plan_a_standstill_is_one_of_the_training(
+    run: stallscope.Run, clock: ScriptedClock
+) -> None:
+    activities = []
+    for _ in range(3):
+        for _ in stallscope.track(Loader(clock), run, epochs=3):
+            clock.advance(1)
+        activities.append(run.timeline.activity)
+    assert activities == ["training", "training", "paused"]
+
+
+def test_a_loop_inside_of_another_does_not_pause_the_run(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
+    for _ in stallscope.track(Loader(clock), run):
+        for _ in stallscope.track(Loader(clock), run):
+            clock.advance(1)
+        assert run.timeline.activity == "training"
+    assert run.timeline.activity == "paused"
+
+
+@pytest.mark.parametrize("leave", ["break", "exception"])
+def test_a_loop_that_was_left_early_does_not_pause_the_run(
+    run: stallscope.Run, clock: ScriptedClock, leave: str
+) -> None:
+    try:
+        for _ in stallscope.track(Loader(clock), run):
+            clock.advance(1)
+            if leave == "break":
+                break
+            raise KeyError(leave)
+    except KeyError:
+        pass
+    assert run.timeline.activity == "training"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import io
 import os
@@ -227,6 +228,8 @@ def _main_module(file: str | None, loader: Any, spec: ModuleSpec | None = None) 
 def _run(compiled: Any, main_module: ModuleType) -> int:
     automatic.start()
     lifetime.observe()
+    # When the process ends, not when the main thread returns: other threads may train on.
+    atexit.register(_note, main_module, os.getpid())
     try:
         code: CodeType = compiled()
         exec(code, vars(main_module))  # noqa: S102 - running the user's program is the purpose
@@ -237,13 +240,13 @@ def _run(compiled: Any, main_module: ModuleType) -> int:
         lifetime.note_end(error)
         _show_without_us()
         raise
-    finally:
-        _note(main_module)
     return 0
 
 
-def _note(main_module: ModuleType) -> None:
-    """Print in one line why nothing, or no step, was measured."""
+def _note(main_module: ModuleType, process: int) -> None:
+    """Print in one line why nothing, or no step, was measured; not in a forked process."""
+    if os.getpid() != process:
+        return
     folder = os.environ.get(stored_reports.VARIABLE, "")
     if launchers.ranks(os.environ)[0] or stored_reports.has_reports(folder):
         return

@@ -30,9 +30,13 @@ _observed = 0
 _failed = False
 _terminated = False
 _failure: BaseException | None = None
+_steps_at_end: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
+"""Steps of each run when an end of the program was recorded."""
 _left: tuple[weakref.ref[Run], float, bool] | None = None
 _TERMINATION_STATUSES = (128 + 15, 128 + 1, 128 + 2)
 """Exit statuses by which a program reports that SIGTERM, SIGHUP or SIGINT ended it."""
+_MAX_RESTING = 8
+"""Runs that may continue after their loop was over; older ones are finished, and their sockets closed."""
 _MAX_CONTEXT = 16
 """Exceptions that are followed to the one in whose handling they were raised."""
 _LIGHTNING_TERMINATION = "SIGTERMException"
@@ -57,11 +61,23 @@ def observe() -> None:
 def note_end(error: BaseException) -> None:
     """Record the exception, or SystemExit, with which the program of this process ended."""
     global _failed, _failure, _terminated
+    _note_steps()
     _terminated = is_termination(error)
     if isinstance(error, SystemExit):
         _failed, _failure = _fails(error.code), None
     else:
         _failed, _failure = True, error
+
+
+def _note_steps() -> None:
+    """Record how far each run is: if it goes on, the end that is recorded now was not the program's."""
+    _steps_at_end.clear()
+    _steps_at_end.update((run, run.steps_done) for run in _open)
+
+
+def _has_continued(run: Run) -> bool:
+    """Return whether a run has taken steps since the recorded end, as after an exception in an interactive console."""
+    return bool(_steps_at_end) and run.steps_done > _steps_at_end.get(run, -1)
 
 
 def is_termination(error: BaseException | None) -> bool:
@@ -127,16 +143,17 @@ def watched() -> tuple[Run, ...]:
 
 
 def current() -> Run | None:
-    """Return the open run of this process; the oldest if there are several."""
-    return next((run for run in _open if not run.silent), None)
+    """Return the open run of this process; if there are several, the oldest one that has not finished its loop."""
+    return open_run(None) if any(not run.silent for run in _open) else None
 
 
 def open_run(name: str | None) -> Run | None:
-    """Return the open run of that name; without a name, the oldest open run.
+    """Return the open run of that name; without a name, the oldest open run that has not finished its loop.
 
     In a forked worker that is the run of its parent, which is silent: another one would replace it at the exporter.
     """
-    runs = (*[run for run in _open if not run.silent], *_inherited_runs())
+    own = sorted([run for run in _open if not run.silent], key=lambda run: run.is_resting)
+    runs = (*own, *_inherited_runs())
     return next((run for run in runs if name in (None, run.name)), None)
 
 
@@ -160,6 +177,13 @@ def importing_for_parent() -> bool:
     return process is not None and getattr(process.current_process(), "_inheriting", False)
 
 
+def rest_others(run: Run) -> None:
+    """Report the runs whose loop is over as finished: another run begins. They continue if their loop does."""
+    resting = [other for other in watched() if other is not run and not other.silent and other.rest()]
+    for oldest in resting[:-_MAX_RESTING]:
+        oldest.finish()
+
+
 def finish_all() -> None:
     """Finish all open runs; called when the process ends."""
     error = sys.exc_info()[1]  # before Python 3.13, multiprocessing calls this while the exception is handled
@@ -170,7 +194,9 @@ def finish_all() -> None:
     failed = _failed or error is not None or status != 0
     for run in watched():
         left = _was_left(run)
-        if terminated or status in _TERMINATION_STATUSES or (left and _left is not None and _left[2]):
+        if run.is_resting or (_has_continued(run) and not left and error in (None, _failure) and status == 0):
+            run.finish()
+        elif terminated or status in _TERMINATION_STATUSES or (left and _left is not None and _left[2]):
             run.finish("terminated")
         elif failed or left:
             run.fail(None if isinstance(error, SystemExit) else error)
@@ -236,6 +262,7 @@ def _note_status(status: object) -> None:
         import threading
 
     if threading.current_thread() is threading.main_thread():  # another thread would end only itself
+        _note_steps()
         _failed = _fails(status)
         _terminated = (
             (type(status) is int and status in _TERMINATION_STATUSES)
@@ -287,10 +314,11 @@ def _chain_quitters() -> None:
     kind.__call__ = quit_noted  # type: ignore[method-assign]
 
 
-def loop_left(run: Run, moment: float) -> None:
-    """Record whether `raise SystemExit(1)` has left a loop early. When the process ends, this is no longer known.
+def loop_left(run: Run, moment: float) -> bool:
+    """Return whether an exception has left a loop early, and record one of SystemExit that ends the program.
 
-    The current exception can't be queried here, but it was just created, and is among the youngest objects.
+    When the process ends, the exception is no longer known. It can't be queried here either, but it was just created,
+    and is among the youngest objects.
 
     Args:
         run: the run of the loop.
@@ -298,12 +326,15 @@ def loop_left(run: Run, moment: float) -> None:
     """
     global _left
     handlers = _signal_handlers()
-    left = terminated = False
+    by_exception = left = terminated = False
     for found in gc.get_objects(generation=0):
-        if issubclass(type(found), SystemExit):
+        kind = type(found)
+        if issubclass(kind, SystemExit):
             terminated = terminated or is_termination(found)
             left = left or terminated or _fails(found.code)
-        elif handlers and type(found) is TracebackType and found.tb_frame.f_code in handlers:
+        elif handlers and kind is TracebackType and found.tb_frame.f_code in handlers:
             terminated = True  # up to Python 3.11, an exception that is being raised has no traceback yet
+        by_exception = by_exception or _failed or (issubclass(kind, BaseException) and kind is not GeneratorExit)
     if left:
         _left = (weakref.ref(run), moment, terminated)
+    return by_exception

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 
 from stallscope.shim.lifetime import loop_left, open_run
 from stallscope.shim.run import Run
@@ -10,14 +10,38 @@ from stallscope.shim.tolerance import complain, number, shown, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
     from typing import Any, TypeVar
 
     Batch = TypeVar("Batch")
 
 
+_FORWARDED = (
+    *("__getitem__", "__setitem__", "__delitem__", "__contains__", "__reversed__", "__call__", "__or__", "__add__"),
+    *("__enter__", "__exit__", "__aenter__", "__aexit__"),
+)
+"""Special methods that a wrapper has if its loader has them. Python looks them up in the type only."""
+_kinds: dict[tuple[type, tuple[str, ...]], type] = {}
+"""Types of wrappers by their base and the special methods of their loaders."""
+
+
 class WrappedLoader(Iterable["Batch"]):
-    """An iterable with the length, the truth and the attributes of what it wraps."""
+    """An iterable with the length, the truth, the attributes and the special methods of what it wraps."""
+
+    def __new__(cls, loader: Iterable[Batch], *_: object) -> WrappedLoader[Batch]:
+        """Create an object of a subclass that has the special methods of the loader."""
+        defined = {name for kind in type(loader).__mro__ for name in vars(kind)}
+        names = tuple(name for name in (*_FORWARDED, *cls._OWN) if name in defined)
+        found = _kinds.get((cls, names))
+        if found is None:
+            methods = {name: cls._OWN.get(name) or _forwarded(name) for name in names}
+            found = _kinds[cls, names] = type(cls.__name__, (cls,), {**methods, "_BASE": cls})
+        made: WrappedLoader[Batch] = object.__new__(found)
+        return made
+
+    _BASE: type[WrappedLoader[Any]]
+    _OWN: dict[str, Any] = {}  # noqa: RUF012 (set once for each class)
+    """Special methods that a subclass defines itself, for loaders that have them."""
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self._loader = loader
@@ -33,6 +57,24 @@ class WrappedLoader(Iterable["Batch"]):
             raise AttributeError(name)
         return getattr(self._loader, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied, (self._BASE, self._loader), self.__dict__
+
+
+def _copied(base: type[WrappedLoader[Any]], loader: Iterable[Any]) -> WrappedLoader[Any]:
+    """Return a wrapper whose attributes are not yet set, for pickle and copy."""
+    return WrappedLoader.__new__(base, loader)
+
+
+def _forwarded(name: str) -> Any:
+    def forward(self: WrappedLoader[Any], *arguments: Any, **named: Any) -> Any:
+        loader = self._loader
+        found = getattr(type(loader), name)(loader, *arguments, **named)
+        return self if found is loader else found  # `with loader as data`
+
+    forward.__name__ = name
+    return forward
+
 
 class Tracked(WrappedLoader["Batch"]):
     """An iterable that reports to its run how long each step and each wait for data takes."""
@@ -41,27 +83,43 @@ class Tracked(WrappedLoader["Batch"]):
         super().__init__(loader)
         self._run = run
         self._batches_per_step = batches_per_step
+        self._failed_at = -1.0
+        """Time up to which phases were counted when an exception left the loop."""
+        self._pass: Iterator[Batch] | None = None
+        """The pass over a loader that is an iterator, and so has only one."""
 
     def __iter__(self) -> Iterator[Batch]:
         if self._run.silent:
             return iter(self._loader)
-        return self._batches()
+        if not hasattr(type(self._loader), "__next__"):
+            return _Pass(self, self._batches())
+        if self._pass is None:
+            self._pass = _Pass(self, self._batches())
+        return iter(self._pass)
+
+    def _next(self) -> Batch:
+        if self._run.silent:
+            return next(iter(self._loader))
+        iter(self)
+        assert self._pass is not None, "only a loader that is an iterator has this method"
+        return next(self._pass)
 
     def _batches(self) -> Iterator[Batch]:
-        timeline = self._run.timeline
+        run, timeline = self._run, self._run.timeline
         step, wait = timeline.step, timeline.phase("data_wait")
         enter, leave = wait.__enter__, wait.__exit__
         per_step, batches = self._batches_per_step, 0
         waiting = True
+        run.open_loops.append(per_step)
         enter()
+        is_loop = not wait.hidden
         try:
-            if not wait.hidden:
-                self._run.begin_pass()
+            if is_loop:
+                run.begin_pass()
             for batch in self._loader:
                 leave()
                 waiting = False
                 before = timeline.steps
-                # A loop left here, by break or by an exception, has not finished its step: it isn't counted.
                 yield batch
                 waiting = True
                 batches += 1
@@ -72,11 +130,96 @@ class Tracked(WrappedLoader["Batch"]):
                         continue
                 enter()
         except GeneratorExit:
-            loop_left(self._run, timeline.mark)
+            if is_loop and timeline.steps == before:
+                self._left()
+            is_loop = False
+            raise
+        except BaseException:
+            is_loop = False
             raise
         finally:
             if waiting:
                 leave()
+            run.open_loops.remove(per_step)
+            if is_loop:
+                run.loop_over()
+
+    def _left(self) -> None:
+        """Record that the program has left a loop: by an exception, or by `break`, perhaps at the end of a step."""
+        timeline = self._run.timeline
+        if self._failed_at == timeline.mark:
+            return  # by an exception that is gone by now
+        if loop_left(self._run, timeline.mark):
+            self._failed_at = timeline.mark
+        elif self._batches_per_step == 1:
+            timeline.end_left_step(timeline.phase("data_wait"))
+
+    async def _async_batches(self) -> AsyncIterator[Batch]:
+        """Measure an asynchronous loader; other tasks may run during its wait."""
+        run, timeline = self._run, self._run.timeline
+        loader: Any = self._loader
+        wait = timeline.phase("data_wait")
+        per_step, batches = self._batches_per_step, 0
+        run.begin_pass()
+        wait.__enter__()
+        try:
+            async for batch in loader:
+                wait.__exit__()
+                before = timeline.steps
+                yield batch
+                batches += 1
+                if batches == per_step:
+                    batches = 0
+                    if timeline.steps == before:
+                        timeline.step()
+                wait.__enter__()
+        finally:
+            wait.__exit__()
+
+    def _aiter(self) -> Any:
+        return type(self._loader).__aiter__(self._loader) if self._run.silent else self._async_batches()  # type: ignore[attr-defined]
+
+
+Tracked._OWN = {"__next__": Tracked._next, "__aiter__": Tracked._aiter}  # noqa: SLF001
+
+
+class _Pass(Iterator["Batch"]):
+    """One pass over a tracked loader, which a program may keep in a variable."""
+
+    __slots__ = ("_batches", "_tracked")
+
+    def __init__(self, tracked: Tracked[Batch], batches: Iterator[Batch]) -> None:
+        self._tracked = tracked
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:  # noqa: PYI034 (not itself: see _Loop)
+        return _Loop(self._tracked, self._batches)
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+
+class _Loop(_Pass["Batch"]):
+    """A pass as a `for` statement holds it: dropped when the loop is left, also where the program keeps the pass."""
+
+    __slots__ = ("_is_inside",)
+
+    def __init__(self, tracked: Tracked[Batch], batches: Iterator[Batch]) -> None:
+        super().__init__(tracked, batches)
+        self._is_inside = False
+
+    def __next__(self) -> Batch:
+        self._is_inside = False
+        batch = next(self._batches)
+        self._is_inside = True
+        return batch
+
+    def __del__(self) -> None:
+        try:
+            if self._is_inside and not self._tracked._run.silent:  # noqa: SLF001 - of this module
+                self._tracked._left()  # noqa: SLF001
+        except Exception as error:
+            tolerate(error, "leaving a loop")
 
 
 def track(
@@ -97,9 +240,11 @@ def track(
                 train(batch)
 
     A step ends when the loop requests the next batch; the time until the batch arrives is the next step's
-    `data_wait`. A step that is left by `break` or an exception isn't counted. Iterating again, over the same object or
-    over another one tracked under the same run, goes on with the run and counts an epoch if it makes a step. The run
-    ends with the process, as failed where an exception or `sys.exit` with a status ended it, or with `Run.finish()`.
+    `data_wait`. A step that is left by an exception isn't counted; one that is left by `break` is if its work took at
+    least half as long as usual. Iterating again, over the same object or over another one tracked under the same run,
+    goes on with the run and counts an epoch if it makes a step. The run ends with the process, as failed where an
+    exception or `sys.exit` with a status ended it, with `Run.finish()`, or as finished when its loop is over and
+    another run of the process begins.
 
     The first two steps of a pass are never counted as slow: there the loader's workers start again, and the wait for
     them counts as `data_wait`. Several optimizers in one iteration change nothing, since batches are counted.

@@ -68,6 +68,8 @@ _MAX_SECONDS = 1e12
 _MAX_STEP = 2**53
 _FOLLOWED = 64
 """Steps of other optimizers, without one of the first, after which that one is held to be gone."""
+_LEFT_LOOP = 2.0
+"""Multiple of a step's usual time up to which the time from its batch to the end of the run is a step."""
 _CLOCK_SET = 1.0
 """Seconds by which the wall clock must part from the monotonic one to have been set."""
 _LAST_TRIES = 10
@@ -119,6 +121,7 @@ class Run:
     """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
     hot_lines: HotLines | None = None
     """The lines of the program in which it loses time; None for a run with a clock of its own."""
+    _rests = False
     is_scripted = False
     """True if the run has a clock of its own, which does not include the shim's cost."""
 
@@ -168,6 +171,8 @@ class Run:
         """
         self.timeline = Timeline(time.monotonic, self._publish, interval)
         self._phases: dict[str, Phase] = {}
+        self.open_loops: list[int] = []
+        """Batches in a step of each tracked loop that is under way."""
         try:
             if switched_on("STALLSCOPE_DISABLE") or lifetime.importing_for_parent():
                 return
@@ -225,6 +230,7 @@ class Run:
                 prepare(self)
             lifetime.know(self)
             if clock is None:
+                lifetime.rest_others(self)
                 lifetime.watch(self)
             self._publish(self.timeline.now())
             if self._stored is not None:
@@ -355,6 +361,8 @@ class Run:
                     f"run state: expected one of {', '.join(vocabulary.LAST_STATES)}, got {shown(state)}; using failed",
                     "finish",
                 )
+            if self._state == "finished" and self.open_loops == [1]:  # the program has called next()
+                self.timeline.end_left_step(self.timeline.phase("data_wait"), _LEFT_LOOP)
             self._publish(self.timeline.now(), last=True)
         except Exception as error:
             tolerate(error, "finishing a run")
@@ -544,6 +552,26 @@ class Run:
         self._pass_began = self.timeline.steps
         if not self._epoch_told:
             self._gauges["epoch"] = self._pass
+
+    def loop_over(self) -> None:
+        """A tracked loop has ended because its loader is exhausted; while steps of the plan remain, another follows."""
+        if not self.silent and not self.open_loops and self.steps_done >= self._gauges.get("steps_planned", 0.0):
+            self.timeline.end_loop()
+
+    @property
+    def is_resting(self) -> bool:
+        """True if the loop of this run is over and another run has begun since."""
+        return self._rests and not self.silent and self.timeline.is_over
+
+    def rest(self) -> bool:
+        """Report the run as finished if its loop is over; return whether it is. It runs again if its loop does."""
+        if self.is_resting:
+            return True
+        self._rests = self.timeline.is_over
+        if self._rests:
+            self._publish(self.timeline.now())
+            termination.withdraw(self._session)
+        return self._rests
 
     @property
     def moment(self) -> float:
@@ -854,10 +882,11 @@ class Run:
                 f',"last_step":{sent - (now - timeline.last_step):.3f},"step_seconds":{{"counts":{timeline.counts},'
                 f'"sum":{timeline.step_seconds:.6f},"count":{timeline.other.occurrences}}}'
             )
+        state = "finished" if self.is_resting else self._state
         # The start to the microsecond: in one process, runs of one name may follow each other fast.
         return (
             f'{self._heading or self._headed()},"sequence":{self._sequence},"start":{self._start:.6f},'
-            f'"sent":{sent:.3f},"state":"{self._state}","activity":"{timeline.activity}",'
+            f'"sent":{sent:.3f},"state":"{state}","activity":"{timeline.activity}",'
             f'"phases":{{{",".join(phases)}}},"counters":{amounts(counters)},'
             f'"gauges":{values({**gauges, **self._gauges, "step": timeline.steps + self._step_offset})},'
             f'"values":{values(self._values)},"dropped":{amounts(self._dropped)}{steps}'

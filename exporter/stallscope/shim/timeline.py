@@ -29,6 +29,10 @@ STEP_PHASES = ("data_wait", "host_copy", "forward", "backward", "communication",
 _OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
 _EPOCH_BEGINS = 2
 """First steps of an epoch that never count as slow, because the loader's workers start again and fill their queue."""
+_LEFT_STEP = 0.5
+"""Share of the usual time of a step's work, from which on a step whose loop was left by `break` was done."""
+_SHORT_LOOP = 0.01
+"""Seconds of a loop that are too short for a report at its end: programs that loop thousands of times a second."""
 _RECENT = 60.0
 _HELD_AT_MOST = 1.0
 """Maximum seconds to delay a report until the phase of the newest time is known."""
@@ -203,6 +207,10 @@ class Timeline:
         "_durations",
         "_excused",
         "_explained",
+        "_is_long_loop",
+        "_left_after",
+        "_loop_began",
+        "_over",
         "_publish",
         "_samples",
         "_special",
@@ -288,6 +296,13 @@ class Timeline:
         """True if the current step is not judged by its length alone; see `_end_special_step`."""
         self._explained = 0.0
         """Seconds of the current step in phases that explain why it is long."""
+        self._left_after = 0
+        """Number of waits for a batch when a step ended whose loop was left."""
+        self._loop_began = self.mark
+        self._is_long_loop = False
+        """True if the newest loop that is over took long enough for a report at its end."""
+        self._over: int | None = None
+        """Number of phases and steps at the end of the newest loop; None during a loop."""
         self._excused = 0
         """Number of steps, from the current one on, that are not judged."""
         self._tokens = self._samples = 0.0
@@ -401,6 +416,10 @@ class Timeline:
     def begin_pass(self) -> None:
         """Begin an epoch: the steps that fetch its first batches never count as slow."""
         self.excuse(_EPOCH_BEGINS)
+        self._loop_began = now = self.now()
+        if self._over is not None:
+            self._over = None
+            self._loop_changed(now)
 
     def excuse(self, steps: int) -> None:
         """Exclude the next `steps` steps, including the current one, from the detection of slow steps."""
@@ -480,6 +499,47 @@ class Timeline:
         target.occurrences += 1
         target.peak = max(target.peak, seconds)
 
+    def end_left_step(self, wait: Phase, longest: float = inf) -> None:
+        """End the current step, whose loop was left, if its work took at least half as long as that of other steps.
+
+        Args:
+            wait: the phase in which the loop waits for its batches; closed.
+            longest: multiple of the usual time from which on other work is included.
+        """
+        self.settle()
+        self.book(self.now())
+        steps = sum(self.counts)
+        if not steps or self.current.outside or self._left_after == wait.occurrences:
+            return
+        waited = wait.seconds - wait.mark
+        usual = (self.step_seconds - wait.seconds + waited) / steps
+        if 0.0 < _LEFT_STEP * usual <= self.step_by_now - waited <= longest * usual:
+            self._left_after = wait.occurrences
+            self.step()
+
+    def end_loop(self) -> None:
+        """Report that no loop is under way: until something begins, a standstill is not expected to end."""
+        self.settle()
+        now = self.now()
+        self.book(now)
+        self._over = self._occurrences()
+        self._is_long_loop = now - self._loop_began >= _SHORT_LOOP
+        self._loop_changed(now)
+
+    def _loop_changed(self, now: float) -> None:
+        if self._is_long_loop:
+            self._publish(now)  # the next report may be an hour away
+        else:
+            self.activity_changed(now)
+
+    @property
+    def is_over(self) -> bool:
+        """True from the end of a loop until a step or a phase."""
+        return self._over is not None and self._over == self._occurrences()
+
+    def _occurrences(self) -> int:
+        return sum([phase.occurrences for phase in self.phases.values() if phase is not self.other]) + self.steps
+
     def extend(self, phase: Phase, seconds: float) -> None:
         """Move the newest seconds of `other` that were not yet reported to a phase of the step that precedes them."""
         self.snapshot()
@@ -532,7 +592,9 @@ class Timeline:
         if self.current.outside:
             return self.current.name
         checkpoint = self.phases.get("checkpoint")
-        return "checkpoint" if checkpoint is not None and checkpoint.opened else "training"
+        if checkpoint is not None and checkpoint.opened:
+            return "checkpoint"
+        return "paused" if self.is_over else "training"
 
     def _find_bucket(self, duration: float) -> None:
         found = self._bucket = bisect_left(STEP_BUCKETS, duration)
