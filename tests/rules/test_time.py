@@ -204,6 +204,21 @@ def test_the_rank_that_differs_from_most_is_named_by_its_stack(
     )
 
 
+@pytest.mark.parametrize(
+    ("odd", "culprits"),
+    [
+        pytest.param({3: "job/dataset.py:12"}, [3], id="one of eight"),
+        pytest.param({1: "a.py:1", 2: "b.py:2"}, [], id="two, of which either may be to blame"),
+        pytest.param({}, [], id="all in one place"),
+    ],
+)
+def test_the_only_rank_that_differs_by_its_stack_is_the_culprit_of_a_standstill(
+    rulebook: Rulebook, odd: dict[int, str], culprits: list[int]
+) -> None:
+    shown = [({**of_rank(number), "cause": "stalled"}, 1) for number in culprits]
+    rulebook.check(stalled(8, odd), {"1 * run:culprit:info": shown})
+
+
 def test_all_ranks_hang_in_a_collective_that_one_of_them_did_not_join(rulebook: Rulebook) -> None:
     story = [
         each for number in range(4) for each in rank(number, gpus=((str(number), f"GPU-{number}"),), last_step=STOPPED)

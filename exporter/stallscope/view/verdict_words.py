@@ -14,6 +14,7 @@ ROOT_WORDS = {
     "straggler_rank": "slower than the others",
     "straggler_input": "waits for data",
     "straggler_hw": "its GPU is slower than the others'",
+    "stalled": "at another place of its code than the others",
     "hang_spin": "not in the collective",
     "hang_io": "waits for storage",
 }
