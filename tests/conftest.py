@@ -75,6 +75,7 @@ def no_local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Hide a `stallscope up` that a developer runs, whose addresses commands would use by default."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # for the summaries of earlier runs
         yield
 
 

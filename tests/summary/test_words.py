@@ -22,7 +22,7 @@ from stallscope.view.observer import GPU_UP, LOST_INFO, PROCESSES, RANK_GPU, RAN
 from stallscope.view.verdicts import Culprit, Verdict
 from tests.free_ports import free_port
 from tests.handled import handled, reply
-from tests.summary.reports import rank
+from tests.summary.reports import START, rank
 from tests.terminal.pages import sample, text
 
 NOTHING = Evidence({}, {}, ())
@@ -90,7 +90,7 @@ def test_a_run_that_only_works_has_nothing_to_name() -> None:
 def test_a_verdict_replaces_the_largest_share() -> None:
     culprit = Culprit("0", "node1:9400", "3", "", "thermal_throttle")
     verdict = Verdict("straggler_hw", 0.24, 0.3, culprit)
-    lines = shown(a_run(), Evidence({}, {"job": verdict}, ()))
+    lines = shown(a_run(rank(sent=START + 400.0)), Evidence({}, {"job": verdict}, ()))
     assert lines["verdict"] == (
         "One rank's hardware is slow. Rank 0, GPU 3 of node1:9400: slowed by heat: 24 % of the time, "
         "in the last five minutes"
@@ -101,8 +101,14 @@ def test_a_verdict_replaces_the_largest_share() -> None:
 
 def test_a_healthy_run_needs_no_advice() -> None:
     lines = shown(a_run(), Evidence({}, {"job": Verdict("healthy", 0.0)}, ()))
-    assert (lines["verdict"], lines["try"]) == ("Healthy, in the last five minutes", "Nothing to do.")
+    assert (lines["verdict"], lines["try"]) == ("Healthy", "Nothing to do.")
     assert "largest" not in lines
+
+
+def test_the_verdict_of_a_short_run_claims_no_longer_time_and_has_the_share_of_its_own_phases() -> None:
+    lines = shown(a_run(), Evidence({}, {"job": Verdict("input_bound", 0.9)}, ()))
+    assert lines["verdict"] == "Waiting for data: 30 % of the time"
+    assert "data wait 30 %" in lines["time"]
 
 
 def test_insufficient_data_leaves_the_largest_share() -> None:

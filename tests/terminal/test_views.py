@@ -280,7 +280,7 @@ def test_phases_fill_the_bar_and_are_named_once() -> None:
     bar, unlabelled = phase_bar(shares, 40)
     assert plain(bar) == "│forward 60 %           │my own 37 %   │"
     assert [span.role for span in bar] == ["phase:forward", "phase:my_own", "phase:"]
-    assert unlabelled == "the rest 3 %"
+    assert unlabelled == "small phases 3 %"
 
 
 @pytest.mark.parametrize(

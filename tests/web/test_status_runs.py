@@ -82,7 +82,7 @@ def test_phases_stand_in_the_order_of_a_step_with_their_shares_and_small_ones_to
         "backward 40 %",
         "optimizer 4 %",
         "augment 5 %",
-        "the rest 1 %",
+        "small phases 1 %",
     ]
     assert "Where the time goes, since the start" in article.text
 

@@ -24,12 +24,15 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
         "compare",
-        usage="stallscope compare RUN RUN [RUN …] [flags]",
+        usage="""stallscope compare RUN RUN [RUN …] [flags]
+       stallscope compare FILE.json FILE.json [FILE.json …] [--json]""",
         description="Compare runs that differ in one respect: speed, throughput per GPU, the fixed time of a step and "
         "the time per sample, and the causes of lost time that explain the difference. Work and step time are means "
-        "over each run's own steps, from the fifth minute on, as the rules recorded them. Lost time is that of the "
-        "whole run, as in its report.",
+        "over each run's own steps, from the fifth minute on, as the rules recorded them; of a run of less than seven "
+        "minutes, over all steps that it counted. Lost time is that of the whole run, as in its report. Files are "
+        "summaries of `stallscope run`: they need no server, and are compared with the first of them.",
         examples={
+            "stallscope compare before.json after.json": "two summaries of `stallscope run --summary FILE.json`",
             "stallscope compare batch64 batch256 batch1024": "find the best batch size",
             "stallscope compare one-gpu eight-gpus --baseline one-gpu": "how well does the run scale to eight GPUs?",
             "stallscope compare east/vision/resnet50 west/vision/resnet50": "runs of the same name on two clusters",
@@ -41,7 +44,8 @@ def parser() -> Parser:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="names of at least two runs; CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN if several runs share a name",
+        help="names of at least two runs; CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN if several runs share a name; or "
+        "files with summaries",
     )
     made.add_argument(
         "--baseline",
@@ -67,6 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     twice = next((name for name in parsed.runs if parsed.runs.count(name) > 1), None)
     if twice is not None:
         reader.error(f"run {twice!r} is listed twice")
+    if all(name.endswith(".json") for name in parsed.runs):
+        return _compare_summaries(parsed)
     try:
         server = _prometheus.client(parsed)
     except ModuleNotFoundError as error:
@@ -87,10 +93,25 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _compare_summaries(parsed: Any) -> int:
+    from stallscope.summary import comparison, kept
+
+    try:
+        runs = [comparison.read(kept.find(name)) for name in parsed.runs]
+    except comparison.SummaryError as problem:
+        print(f"stallscope compare: {problem}", file=sys.stderr)
+        return 1
+    if parsed.json:
+        print(json.dumps(comparison.document(runs), indent=2))
+    else:
+        print(comparison.text(runs), end="")
+    return 0
+
+
 def _compare(server: Prometheus, parsed: Any) -> Comparison:
     from stallscope.analysis.comparison import compare
     from stallscope.analysis.over_time import require_rules
-    from stallscope.analysis.run_figures import LEAST_SECONDS, read_figures, with_distinct_names
+    from stallscope.analysis.run_figures import read_figures, with_distinct_names
     from stallscope.analysis.runs import find_run
 
     with _prometheus.one_line_errors():
@@ -105,11 +126,6 @@ def _compare(server: Prometheus, parsed: Any) -> Comparison:
                     raise _prometheus.CommandFailed(f"{same!r} and {text!r} are the same run; name another")
                 figures.append(read_figures(server, run))
                 require_rules(server, server.name, start, end)
-                if figures[-1].young:
-                    raise _prometheus.CommandFailed(
-                        f"{text!r} is too short: it has {figures[-1].seconds / 60:.1f} min of recorded steps; compare "
-                        f"runs of at least {LEAST_SECONDS / 60:.0f} min, because the rules average over five"
-                    )
                 advance()
     runs = with_distinct_names(figures)
     comparison = compare(runs, None if parsed.baseline is None else runs[parsed.runs.index(parsed.baseline)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 NAME_LENGTH = 80
 """Characters that are shown of a name."""
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -37,6 +39,15 @@ def percent(ratio: float) -> str:
     if 0 < ratio < 0.005:
         return "under 1 %"
     return f"{100 * ratio:.0f} %"
+
+
+def whole_percents(shares: Mapping[str, float]) -> dict[str, int]:
+    """Round shares to whole per cents whose sum is the rounded sum of all: those with the largest remainders go up."""
+    whole = {name: int(100 * share) for name, share in shares.items()}
+    missing = round(100 * sum(shares.values())) - sum(whole.values())
+    for name in sorted(shares, key=lambda name: whole[name] - 100 * shares[name])[:missing]:
+        whole[name] += 1
+    return whole
 
 
 def progress(ratio: float) -> str:

@@ -42,6 +42,7 @@ def _run(run: RunTime, evidence: Evidence) -> dict[str, Any]:
         "measured_steps": run.steps,
         "is_short": run.is_short,
         "step_seconds": _rounded(run.step),
+        "step_uncertainty": _rounded(run.step_uncertainty),
         "samples_per_second": _rounded(run.samples_per_second),
         "tokens_per_second": _rounded(run.tokens_per_second),
         "phases": {name: _rounded(share) for name, share in run.shares.items()},

@@ -24,6 +24,8 @@ PHASE_CAUSES: Mapping[str, str] = {
 }
 """The general cause of time in a phase, whose remedy applies whatever the special one is."""
 
+VERDICT_SECONDS = 300.0
+"""Time that a verdict covers."""
 _NAMED_FROM = 0.01
 """Smallest share of throttling that is named, as of phases."""
 
@@ -57,6 +59,8 @@ def main_finding(run: RunTime, evidence: Evidence) -> Finding | None:
         words = words_of(verdict)
         title = f"{words.title}. {words.culprit}".rstrip(" .")
         share, phase = verdict.share or None, _phase_of(verdict.cause)
+        if run.seconds < VERDICT_SECONDS and phase in run.losses:  # the verdict includes the first, slow steps
+            share = run.losses[phase]
         return Finding("prometheus", verdict.cause, title, share, words.remedy, phase, run.line_of(phase))
     return largest_share(run)
 

@@ -16,6 +16,7 @@ from stallscope.shim.stored_reports import NEWEST, PAGE, SETTINGS, WARMED_UP, di
 from stallscope.summary.conditions import EXCEEDED, LOST, STEP, UNKNOWN, Condition, parse
 from stallscope.summary.document import document_of
 from stallscope.summary.evidence import gather
+from stallscope.summary.kept import keep
 from stallscope.summary.measured import RunTime, read_runs
 from stallscope.summary.text import lines_of
 
@@ -55,12 +56,12 @@ def _summarise(runs: list[RunTime], settings: Mapping[str, Any], before: str, co
     outcome, failures = judge(conditions, runs)
     if runs and (settings["form"] != "off" or settings["file"]):
         evidence = gather(runs, settings["exporter"], before, settings["prometheus"])
-        if settings["form"] == "json" or settings["file"]:
-            document = document_of(settings["program"], runs, evidence, failures)
+        document = document_of(settings["program"], runs, evidence, failures)
+        further = _keep(document) if settings["form"] != "off" else []
         if settings["form"] == "json":
             _print([json.dumps(document, separators=(",", ":"))])
         elif settings["form"] == "text":
-            _print(lines_of(runs, evidence))
+            _print([*lines_of(runs, evidence), *further])
         if settings["file"]:
             path = Path(settings["file"])
             try:
@@ -70,6 +71,17 @@ def _summarise(runs: list[RunTime], settings: Mapping[str, Any], before: str, co
                 _print([f"stallscope run: --summary: {reason(problem, path)}"])
     _print([f"stallscope run: --fail-on: {failure}" for failure in failures])
     return outcome
+
+
+def _keep(document: Mapping[str, Any]) -> list[str]:
+    """Keep the summary; return the command that compares it with the previous one of the program, as a line."""
+    if not any(run["steps"] for run in document["runs"]):
+        return []
+    try:
+        path, earlier = keep(document)
+    except OSError:  # a home that can't be written must not end a training with a message
+        return []
+    return [f"  compare   stallscope compare {earlier.name} {path.name}"] if earlier else []
 
 
 def judge(conditions: Sequence[Condition], runs: Sequence[RunTime]) -> tuple[int, list[str]]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from stallscope.common.percentiles import buckets_of, relative_error
 from stallscope.protocol.report import Report, ReportError, StepSeconds, parse
 from stallscope.shim.slow_steps import FEWEST
 from stallscope.shim.stored_reports import NEWEST, WARMED_UP, is_alive
+from stallscope.shim.timeline import STEP_BUCKETS
 
 _NOT_OF_THE_LOOP = ("initialization", "paused")
 WORK = ("forward", "backward", "optimizer")
@@ -65,6 +68,13 @@ class RankTime:
     def steps(self) -> int:
         """Number of steps with a known duration."""
         return _steps(self.report).count - (_steps(self.before).count if self.before else 0)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of these steps by length: one more than the edges."""
+        now, before = (_steps(each).counts if each else () for each in (self.report, self.before))
+        counts = now or (0,) * (len(STEP_BUCKETS) + 1)
+        return tuple(number - (before[place] if before else 0) for place, number in enumerate(counts))
 
     @property
     def step_seconds(self) -> float:
@@ -149,6 +159,19 @@ class RunTime:
         """Mean seconds of a step; None without steps."""
         steps = sum(rank.steps for rank in self.ranks)
         return sum(rank.step_seconds for rank in self.ranks) / steps if steps > 0 else None
+
+    @property
+    def step_uncertainty(self) -> float | None:
+        """Relative standard error of the mean step, at most, by the lengths that were counted; None if unknown."""
+        if self.step is None:
+            return None
+        cumulative: dict[float, float] = dict.fromkeys((*STEP_BUCKETS, inf), 0.0)
+        for rank in self.ranks:
+            total = 0
+            for edge, number in zip(cumulative, rank.lengths, strict=True):
+                total += number
+                cumulative[edge] += total
+        return relative_error(buckets_of(cumulative), self.step)
 
     @property
     def samples_per_second(self) -> float | None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from stallscope.common.formatting import duration, percent, rate, readable, several
 from stallscope.shim.slow_steps import FEWEST, WARM_UP
 from stallscope.summary.evidence import Evidence, GpuEvidence
-from stallscope.summary.findings import Finding, gpu_findings, main_finding
+from stallscope.summary.findings import VERDICT_SECONDS, Finding, gpu_findings, main_finding
 from stallscope.summary.measured import DATA_WAIT, REMAINDER, RunTime
-from stallscope.view.phase_shares import phase_shares
+from stallscope.view.phase_shares import phase_shares, title_of_share
 
 _MOST_RUNS = 4
 _MOST_GPUS = 8
@@ -85,7 +85,7 @@ def _first_line(run: RunTime) -> str:
 
 
 def _share(run: RunTime, phase: str, share: float) -> str:
-    text = f"{readable(phase.replace('_', ' ')) or 'further phases'} {percent(share)}"
+    text = f"{title_of_share(phase)} {percent(share)}"
     if phase == DATA_WAIT and run.idle_while_waiting is not None:
         text += f" (GPU idle {percent(run.idle_while_waiting)})"
     return text
@@ -108,7 +108,8 @@ def _ranks(run: RunTime) -> str:
 def _said(finding: Finding, run: RunTime) -> str:
     share = "" if finding.share is None else f": {percent(finding.share)} of the time"
     if finding.source == "prometheus":
-        return f"{finding.title}{share}, in the last five minutes"
+        is_whole = run.seconds < VERDICT_SECONDS
+        return f"{finding.title}{share}{'' if is_whole else ', in the last five minutes'}"
     together = run.lost or 0.0
     is_more = finding.phase in run.losses and together - (finding.share or 0.0) >= _LEAST_DIFFERENCE
     return f"{finding.title}{share}" + (f"; {percent(together)} are lost together" if is_more else "")

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from stallscope.common.formatting import readable, size_of
-from stallscope.view.phase_shares import PhaseShare
+from stallscope.common.formatting import size_of
+from stallscope.view.phase_shares import PhaseShare, title_of_share
 
 
 class Span(NamedTuple):
@@ -213,4 +213,4 @@ def phase_bar(shares: Sequence[PhaseShare], width: int) -> tuple[Line, str]:
 
 def phase_name(phase: PhaseShare) -> str:
     """Return the display name of a phase."""
-    return readable(phase.name, 24).replace("_", " ") or "the rest"
+    return title_of_share(phase.name)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from stallscope.catalogue.metrics import OUTSIDE_PHASES, PHASES
+from stallscope.common.formatting import readable, whole_percents
 
 KNOWN: Mapping[str, int] = {name: place for place, name in enumerate(dict.fromkeys((*PHASES, *OUTSIDE_PHASES)))}
 """Position of each predefined phase."""
@@ -13,6 +14,7 @@ _NAMED_FROM = 0.01
 """Smallest share of a phase that is named."""
 _MAX_NAMED = 10
 _MIN_REMAINDER = 0.005
+_LONGEST = 24
 
 
 class PhaseShare(NamedTuple):
@@ -24,16 +26,24 @@ class PhaseShare(NamedTuple):
 
 
 def phase_shares(seconds: Mapping[str, float]) -> list[PhaseShare]:
-    """Return the phases' shares in the order of a step, with small phases combined; empty if there is no time."""
+    """Return the phases' shares in the order of a step, with small phases combined; empty if there is no time.
+
+    The shares are whole per cents that add up to 100, except where the phases that are not named take under 0.5 %.
+    """
     total = sum(seconds.values())
     if total <= 0:
         return []
     large = {name for name, amount in seconds.items() if amount / total >= _NAMED_FROM}
     named = sorted(large, key=seconds.__getitem__, reverse=True)[:_MAX_NAMED]
-    shares = [
-        PhaseShare(name, seconds[name] / total)
-        # Phases of the user come before `other`.
-        for name in sorted(named, key=lambda name: (KNOWN.get(name, KNOWN["other"] - 0.5), name))
-    ]
-    remainder = 1 - sum(each.share for each in shares)
-    return [*shares, PhaseShare("", remainder)] if remainder >= _MIN_REMAINDER else shares
+    # Phases of the user come before `other`.
+    names = sorted(named, key=lambda name: (KNOWN.get(name, KNOWN["other"] - 0.5), name))
+    exact = {name: seconds[name] / total for name in names}
+    remainder = 1 - sum(exact.values())
+    if remainder >= _MIN_REMAINDER:
+        exact[""] = remainder
+    return [PhaseShare(name, whole / 100) for name, whole in whole_percents(exact).items()]
+
+
+def title_of_share(name: str) -> str:
+    """Return the name of a phase in words."""
+    return readable(name, _LONGEST).replace("_", " ") or "small phases"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stallscope.common.formatting import count, duration, percent, progress, several, time_left, time_since, whole_time
 from stallscope.view.model import Node, Rank, Run, no_step_for
-from stallscope.view.phase_shares import KNOWN, phase_shares
+from stallscope.view.phase_shares import KNOWN, phase_shares, title_of_share
 from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
 from stallscope.web.status.exporter_state import ExporterState
@@ -174,9 +174,7 @@ def _shares(seconds: Mapping[str, float]) -> list[_Share]:
     shares = phase_shares(seconds)
     own = sorted(each.name for each in shares if each.name and each.name not in KNOWN)
     colours = {"": "p-rest"} | {name: f"p-own{place % _OWN_COLOURS}" for place, name in enumerate(own)}
-    return [
-        _Share(name.replace("_", " ") or "the rest", colours.get(name, f"p-{name}"), share) for name, share in shares
-    ]
+    return [_Share(title_of_share(name), colours.get(name, f"p-{name}"), share) for name, share in shares]
 
 
 def _bar_of(shares: Iterable[_Share]) -> str:
