@@ -66,13 +66,13 @@ def filled_prometheus(end: float | None = None, *, kept: Path | None = None) -> 
     """
     scraped = series()
     given = [*scraped, *recorded_before(scraped)]
-    recorded = _recorded(given) if kept is None else _recorded_once(given, kept)
+    judged = recorded(given) if kept is None else _recorded_once(given, kept)
     scrapes = max(len(each.values) for each in scraped)
     # A whole minute, so that range queries always sample the stories at the same times.
     last = 60.0 * math.floor((time.time() if end is None else end) / 60)
     start = last - (scrapes - 1) * runner.EVALUATION_SECONDS
     with prometheus() as server:
-        write([server.port], [*scraped, *recorded], start, scrapes)
+        write([server.port], [*scraped, *judged], start, scrapes)
         yield FilledPrometheus(server, start, last)
 
 
@@ -84,13 +84,13 @@ def _recorded_once(given: Sequence[Series], kept: Path) -> list[Series]:
         if written := file.read():
             found: list[Series] = pickle.loads(written)
             return found
-        found = _recorded(given)
+        found = recorded(given)
         pickle.dump(found, file)
         file.flush()
         return found
 
 
-def _recorded(given: Sequence[Series]) -> list[Series]:
+def recorded(given: Sequence[Series]) -> list[Series]:
     """Return every series that rules and alerts record for the given series."""
     seconds = runner.evaluations((max(len(each.values) for each in given) - 1) * runner.EVALUATION_SECONDS)
     read = [each for each in given if each.name in READ]  # an eighth of the time less

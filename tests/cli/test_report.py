@@ -146,6 +146,8 @@ def test_owners_are_written_for_chargeback(server: str, here: Path, capsysbinary
     header, *rows = capsysbinary.readouterr().out.decode().splitlines()
     assert header.startswith("start_timestamp_seconds,end_timestamp_seconds,user,held_gpu_hours,")
     assert [row.split(",")[2] for row in rows] == ["ada", "grace"]
+    assert report.main([*arguments[:5], "2EUR", "--format", "csv"]) == 0
+    assert capsysbinary.readouterr().out.decode().splitlines()[1].endswith(",EUR")
     assert float(rows[0].split(",")[3]) == pytest.approx(1, abs=0.1)
     assert report.main(["--prometheus.url", server, "--by", "team", "--compare-to", "1d", "--out", "it.html"]) == 0
     assert "GPU time by team" in (here / "it.html").read_text(encoding="utf-8")
@@ -285,7 +287,8 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
         (["--run", "a", "--out", "."], ". is a directory; name a file in it"),
         (["--run", "a", "--watch", "1s"], "expected a duration 5s or more, got '1s'"),
         (["--run", "a", "--watch", "60"], "did you mean 60s?"),
-        (["--run", "a", "--price-per-gpu-hour", "-1"], "expected a price such as 2.50, got '-1'"),
+        (["--run", "a", "--price-per-gpu-hour", "-1"], "expected a price such as 2.50 or 2.50USD, got '-1'"),
+        (["--run", "a", "--price-per-gpu-hour", "2 dollars"], "expected a price such as 2.50 or 2.50USD"),
         (["--run", "a", "--timezone", "Mars/Olympus"], "time zone 'Mars/Olympus' is not known here"),
         (["--run", "a", "--format", "pdf"], "invalid choice: 'pdf'"),
         (["--run", "a", "--out", "a.pdf"], "a.pdf: unknown format; expected .html, .md, .json, .csv, or set --format"),

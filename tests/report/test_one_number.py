@@ -113,12 +113,13 @@ def test_gpu_hours_and_lost_time_agree_in_reports_and_comparison(numbers: Number
     assert sum(number(row["Time"]) for row in verdicts) == pytest.approx(hours)
     for other in (found.everything, found.nodes):
         row = columns(other, "Runs by lost time")[name]
-        assert row["GPU-hours"] == pytest.approx(hours)
-        assert row["Lost"] == pytest.approx(lost)
-        assert row["Share"] == pytest.approx(lost / hours)
-    assert found.compared.time_lost == pytest.approx(lost / hours)
+        # The report of the run counts its own start and end to the second, other reports to half a minute.
+        assert row["GPU-hours"] == pytest.approx(hours, rel=0.03)
+        assert row["Lost"] == pytest.approx(lost, rel=0.03)
+        assert row["Share"] == pytest.approx(lost / hours, abs=0.02)
+    assert found.compared.time_lost == pytest.approx(lost / hours, abs=0.02)
     shares = {cause: row["Share"] for cause, row in columns(found.report, "Time lost by cause").items()}
-    assert {cause: share for cause, share in found.compared.lost.items() if share} == pytest.approx(shares)
+    assert {cause: share for cause, share in found.compared.lost.items() if share} == pytest.approx(shares, abs=0.02)
     # Causes overlap, but nothing is lost without a cause.
     assert lost / hours <= 1.01 * sum(map(number, shares.values()))
 
@@ -204,11 +205,12 @@ def test_a_run_that_restarted_made_more_steps_than_it_reached(numbers: NumbersOf
     assert made > 2 * reached
 
 
-def test_a_young_run_has_no_rate_rather_than_one_that_is_too_low(
+def test_the_rate_of_a_young_run_is_that_of_its_own_counters(
     server: Prometheus, filled: FilledPrometheus, numbers: NumbersOf
 ) -> None:
     young = read_figures(server, find_run(server, "healthy", filled.start - 60, filled.start + 180))
-    assert (young.young, young.samples, young.gpu_busy) == (True, None, None)
+    assert (young.young, young.gpu_busy) == (True, None)
+    assert young.samples == pytest.approx(numbers("healthy").compared.samples, rel=0.02)
     assert young.step_seconds == pytest.approx(numbers("healthy").compared.step_seconds, rel=0.01)
     older = read_figures(server, find_run(server, "healthy", filled.start - 60, filled.start + 600))
     assert not older.young

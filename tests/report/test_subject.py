@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 
 import pytest
 
@@ -38,7 +39,7 @@ class Scripted:
         return []
 
 
-def a_run(*, goes_on: bool = False, name: str = "resnet50") -> Run:
+def a_run(*, goes_on: bool = False, name: str = "resnet50", states: Mapping[str, int] | None = None) -> Run:
     return Run(
         name=name,
         namespace="vision",
@@ -46,7 +47,7 @@ def a_run(*, goes_on: bool = False, name: str = "resnet50") -> Run:
         start=START,
         end=END,
         goes_on=goes_on,
-        states={"finished": 1},
+        states=states or {"finished": 1},
         places=(Place("0", "stallscope", "node-1:19400"), Place("1", "stallscope", "node-2:19400")),
         claims=(),
         info={},
@@ -69,18 +70,24 @@ def test_a_name_full_of_quotes_stays_a_name() -> None:
 def test_the_end_of_a_live_run_is_not_queried() -> None:
     server = Scripted()
     of_run(server, a_run(goes_on=True))
-    assert server.asked == []
+    assert not [expression for expression, _ in server.asked if "run:ranks:count" in expression]
 
 
 @pytest.mark.parametrize(
-    ("last", "end"),
+    ("started", "start"),
     [
-        pytest.param(END - 1000, END - 940, id="forgotten long after"),
-        pytest.param(END - 10, END + 50, id="forgotten at once"),
+        pytest.param(START - 12, START - 12, id="before its first scrape"),
+        pytest.param(START - 4000, START, id="before the time of the report"),
+        pytest.param(START + 60, START, id="by a clock that is ahead"),
     ],
 )
-def test_an_ended_run_is_covered_until_a_minute_after_its_last_live_moment(last: float, end: float) -> None:
-    assert of_run(Scripted(last), a_run()).end == end
+def test_a_run_is_covered_from_the_start_of_its_process(started: float, start: float) -> None:
+    assert of_run(Scripted(started), a_run(goes_on=True)).start == start
+
+
+@pytest.mark.parametrize("last", [END - 1000, END - 10])
+def test_a_run_whose_ranks_were_lost_is_covered_until_its_last_live_moment(last: float) -> None:
+    assert of_run(Scripted(last), a_run(states={"lost": 2})).end == last
 
 
 def test_a_run_unknown_to_the_rules_is_covered_until_its_last_scrape() -> None:

@@ -18,6 +18,12 @@ _MAX_POINTS = 10_080
 """Points of a sum over time: a week by the minute."""
 _LIVE_STEP = 60
 """Resolution in seconds of the end of a run."""
+_EXACT_STEP = 5
+"""Resolution in seconds around the end of a run."""
+_REPORTED_ENDS = frozenset({"finished", "failed"})
+"""States that a process reports at its end; before a signal ends it, it may have been silent for long."""
+FIRST_SCRAPE_SECONDS = 120.0
+"""Greatest time between the start of a process and its first scrape."""
 _FORGOTTEN_SECONDS = 180.0
 """Maximum time for which the rules count a run's GPUs after the last scrape of its ranks."""
 
@@ -107,15 +113,36 @@ def require_rules(server: Server, name: str, start: float, end: float) -> None:
         )
 
 
-def last_live(server: Server, run: Run) -> float:
-    """Return the Unix time at which the rules last counted the run's ranks, plus a minute for a run that has ended.
+def lived(server: Server, run: Run) -> tuple[float, float]:
+    """Return the Unix times of the start of the run's first process and of its last live moment.
+
+    A process starts before its first scrape. A run that has ended ends with its last report, or, if ranks were lost,
+    with the last evaluation of the rules that counted a live rank.
 
     Raises:
         PrometheusError: the server gave no valid response.
     """
+
+    def values(expression: str, at: float) -> list[float]:
+        return [each.value for each in server.query(expression, at=at)]
+
+    started = values(f"min(stallscope_training_start_timestamp_seconds{{{run.matchers}}})", run.start)
+    start = max((each for each in started if run.start - FIRST_SCRAPE_SECONDS < each), default=run.start)
+    start = min(start, run.start)
     if run.goes_on:
-        return run.end
+        return start, run.end
     end = run.end + _FORGOTTEN_SECONDS
     alive = f"timestamp(run:ranks:count{{{matchers_of(run)}}})"
-    found = server.query(f"max_over_time({alive}[{end - run.start:.0f}s:{_LIVE_STEP}s])", at=end)
-    return max((each.value + _LIVE_STEP for each in found), default=run.end)
+    for step, seconds in ((_LIVE_STEP, end - run.start), (_EXACT_STEP, 2 * _LIVE_STEP)):
+        found = values(f"max_over_time({alive}[{max(1.0, seconds):.0f}s:{step}s])", end)
+        if not found:
+            break
+        last, end = max(found), max(found) + _LIVE_STEP
+    else:
+        end = last
+    reported = values(f"max(stallscope_training_last_push_timestamp_seconds{{{run.matchers}}})", run.end)
+    if reported and (not found or (run.states and run.states.keys() <= _REPORTED_ENDS)):
+        end = min(reported)
+    elif not found:
+        end = run.end
+    return start, max(start, min(end, run.end + _FORGOTTEN_SECONDS))

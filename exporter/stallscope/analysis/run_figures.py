@@ -13,12 +13,13 @@ from typing import Any, Literal
 from stallscope.analysis.over_time import (
     Server,
     gpus_of_runs,
-    last_live,
+    lived,
     lost_of_runs,
     matchers_of,
     over_time,
     resolution,
 )
+from stallscope.analysis.run_totals import read_totals
 from stallscope.analysis.runs import Run, references
 
 Work = Literal["samples", "tokens", "steps"]
@@ -44,7 +45,8 @@ class RunFigures:
     end: float | None = None
     """Unix time at the end of the training time."""
     young: bool = False
-    """True while the windows of the rules include a time without steps: rates of work are unknown."""
+    """True while the windows of the rules include a time without steps: rates of work are those of the whole loop, by
+    the run's own counters."""
     running: bool = False
     """True if the run goes on, so that the means may change."""
     gpus: float | None = None
@@ -103,12 +105,12 @@ def read_figures(server: Server, run: Run) -> RunFigures:
     start, end = _steps(server, run_matchers, run.start, run.end)
     young = end - start < LEAST_SECONDS
     start = start if young else start + WINDOW_SECONDS
-    last = last_live(server, run)
+    first, last = lived(server, run)
     found = [
         each
         for query, at in (
             (_of_training(run_matchers, run.matchers, end - start, young=young), end),
-            (_of_whole_time(run_matchers, last - run.start, last), last),
+            (_of_whole_time(run_matchers, last - first, last), last),
         )
         for each in server.query(query, at=at)
         if isfinite(each.value)
@@ -116,6 +118,15 @@ def read_figures(server: Server, run: Run) -> RunFigures:
     figures: dict[str, Any] = {each.labels["figure"]: each.value for each in found if "figure" in each.labels}
     lost = {each.labels["cause"]: each.value for each in found if "cause" in each.labels}
     figures |= {"cluster": run.cluster, "namespace": run.namespace}
+    if young:  # the rules' rates include a time without steps; the run's own counters do not
+        totals = read_totals(server, run)
+        own = {
+            "step_seconds": totals.mean_step,
+            "step_uncertainty": totals.step_uncertainty,
+            "samples": totals.rate(totals.samples),
+            "tokens": totals.rate(totals.tokens),
+        }
+        figures |= {name: value for name, value in own.items() if value is not None}
     return RunFigures(run.name, end - start, end=end, young=young, running=run.goes_on, lost=lost, **figures)
 
 

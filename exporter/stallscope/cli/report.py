@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import locale
 import logging
 import math
 import re
@@ -12,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stallscope.cli import _prometheus, _times
 from stallscope.cli._durations import duration
@@ -43,7 +45,16 @@ _TEAM_LABEL = f"{_TEAM_SERIES}:label_team"
 """The label `team` of namespaces, as kube-state-metrics exposes it."""
 _OWNERS = 50
 """Maximum number of owners in a table for people."""
+_PRICE = re.compile(r"([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]{3}|[^\w\s.,;:+-]?)")
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]*")
+
+
+class _Price(NamedTuple):
+    """A price as on the command line."""
+
+    amount: float
+    currency: str
+    """Empty if it is not given."""
 
 
 def parser() -> Parser:
@@ -109,11 +120,17 @@ def parser() -> Parser:
         help=f"with --by team: its label (default: {_TEAM_LABEL})",
     )
     cost = made.add_argument_group("cost")
-    cost.add_argument("--price-per-gpu-hour", type=_price, metavar="PRICE", help="price of one GPU for one hour")
+    cost.add_argument(
+        "--price-per-gpu-hour", type=_price, metavar="PRICE", help="price of one GPU for one hour, such as 2.50USD"
+    )
     cost.add_argument(
         "--price-per-kilowatt-hour", type=_price, metavar="PRICE", help="price of energy, if it is billed separately"
     )
-    cost.add_argument("--currency", default="", help="currency of the prices, such as EUR or USD")
+    cost.add_argument(
+        "--currency",
+        default="",
+        help="currency of the prices, such as EUR or USD (default: from the prices, or the locale)",
+    )
     output = made.add_argument_group("output")
     output.add_argument("--format", choices=SUFFIXES, help="file format (default: from the file's name, or html)")
     output.add_argument(
@@ -237,10 +254,11 @@ def _write(server: Prometheus, parsed: Any) -> Document:
     """
     from stallscope.report.options import Options
 
+    gpu_hour, kilowatt_hour = parsed.price_per_gpu_hour, parsed.price_per_kilowatt_hour
     options = Options(
-        gpu_hour_price=parsed.price_per_gpu_hour,
-        kilowatt_hour_price=parsed.price_per_kilowatt_hour,
-        currency=parsed.currency,
+        gpu_hour_price=None if gpu_hour is None else gpu_hour.amount,
+        kilowatt_hour_price=None if kilowatt_hour is None else kilowatt_hour.amount,
+        currency=parsed.currency or _currency((gpu_hour, kilowatt_hour)),
         zone=parsed.timezone,
     )
     notebook: bytes | None = None
@@ -393,11 +411,19 @@ def _team_label(text: str) -> tuple[str, str]:
     return found
 
 
-def _price(text: str) -> float:
-    try:
-        price = float(text)
-    except ValueError:
-        price = math.nan
-    if not 0 <= price < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a price such as 2.50, got {text!r}")
-    return price
+def _price(text: str) -> _Price:
+    found = _PRICE.fullmatch(text.strip())
+    price = float(found[1]) if found else math.nan
+    if found is None or not 0 <= price < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a price such as 2.50 or 2.50USD, got {text!r}")
+    return _Price(price, found[2])
+
+
+def _currency(prices: Sequence[_Price | None]) -> str:
+    """Return the currency of the first price that has one, else that of the locale; empty if it has none."""
+    named = next((price.currency for price in prices if price is not None and price.currency), "")
+    if named or not any(prices):
+        return named
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_MONETARY, "")
+    return str(locale.localeconv()["int_curr_symbol"]).strip()

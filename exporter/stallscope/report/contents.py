@@ -16,6 +16,7 @@ from typing import TypeVar
 from stallscope.clients.prometheus import PrometheusError
 from stallscope.report import alerts as alerts_of
 from stallscope.report import (
+    considered,
     dips,
     hosts,
     lost_time,
@@ -37,9 +38,11 @@ from stallscope.report.queries import Queries, Server
 from stallscope.report.subject import Subject
 from stallscope.view.verdicts import CodeLine
 
-PARTS = 20
+PARTS = 21
 """Maximum number of calls of `progress` for a report."""
 
+_OPEN = frozenset({summary.KEY, recommendations.KEY, lost_time.KEY})
+"""Sections that a page shows unfolded: the answer, before the evidence."""
 _Answer = TypeVar("_Answer")
 Progress = Callable[[str], object]
 """Called with a short name of the next query."""
@@ -96,7 +99,12 @@ def build(
     advice = recommendations.Evidence(lost, fired, where, verdicts, number, blamed, lines)
 
     sections = [
-        Section(part.KEY, part.TITLE, tuple(attempt(part.TITLE, blocks, lambda reason: [unavailable(reason)])))
+        Section(
+            part.KEY,
+            part.TITLE,
+            tuple(attempt(part.TITLE, blocks, lambda reason: [unavailable(reason)])),
+            folded=part.KEY not in _OPEN,
+        )
         for part, blocks in _parts(queries, advice, found)
     ]
     gaps = attempt(
@@ -104,7 +112,7 @@ def build(
         lambda: missing.blocks(queries, found, fired, failures),
         lambda _: missing.failure_notices(failures),
     )
-    sections.append(Section(missing.KEY, missing.TITLE, tuple(gaps)))
+    sections.append(Section(missing.KEY, missing.TITLE, tuple(gaps), folded=not failures))
     warnings = server.take_warnings()
     if warnings:
         sections[0] = replace(sections[0], blocks=(_partial(warnings), *sections[0].blocks))
@@ -137,6 +145,8 @@ def _parts(
         (alerts_of, lambda: alerts_of.blocks(queries, fired, lost)),
     ]
     run = queries.subject.run
+    if run is not None:
+        parts.append((considered, lambda: considered.blocks(queries, lost)))
     if run is not None and found is not None:
         parts += [
             (steps, lambda: steps.blocks(queries, found)),

@@ -297,6 +297,8 @@ class Section:
     """Its unique anchor: lower-case letters, digits and hyphens."""
     title: str
     blocks: tuple[Block, ...]
+    folded: bool = False
+    """True if a page shows the title alone until a reader opens the section."""
 
 
 @dataclass(frozen=True)

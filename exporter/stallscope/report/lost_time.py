@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from stallscope.catalogue.causes import CAUSES
 from stallscope.common.formatting import duration
 from stallscope.report.document import (
     Areas,
@@ -25,6 +26,12 @@ from stallscope.report.words import percent, plain, title_of
 KEY = "lost-time"
 TITLE = "Where GPU time went"
 _NAMED = 6
+_EXACT = 5.0
+"""Seconds between two points around the beginning of a standstill."""
+_JUDGED_SECONDS = 300.0
+"""Length of a run from which on rules that are loaded have recorded it."""
+_JOIN_SECONDS = 90.0
+"""Time of a run in which few points have its GPUs."""
 _JUDGED = ""
 """Pseudo-cause of a series that is zero while there are verdicts."""
 
@@ -106,15 +113,43 @@ class LostTime:
 def lost_time(queries: Queries) -> LostTime:
     """Query the loss of the subject by cause."""
     subject = queries.subject
-    gpu_seconds = queries.value(f"sum({queries.integral(subject.gpus)})") or 0.0
-    lost = queries.value(f"sum({queries.integral(subject.gpus_lost)})")
-    under_verdict = queries.by("cause", queries.integral(subject.gpus_by_verdict))
+    edges = _edges(queries)
+
+    def whole(expression: str, label: str = "") -> dict[str, float]:
+        """Return the integral of an expression by a label, with the time before the first and after the last point."""
+        found = queries.by(label, queries.integral(expression))
+        for at, missed in edges:
+            for each in queries.server.query(expression, at=at):
+                name = each.labels.get(label, "")
+                found[name] = max(0.0, found.get(name, 0.0) + each.value * missed)
+        return found
+
+    seconds = queries.value(f"max({queries.seconds_present(subject.gpus)})") or 0.0
+    seconds = min(subject.seconds, seconds + sum(missed for _, missed in edges)) if subject.run else seconds
+    gpu_seconds = whole(f"sum({subject.gpus})").get("", 0.0)
+    by_cause = whole(subject.gpus_lost_by_cause, "cause")
+    lost = whole(f"sum({subject.gpus_lost})").get("")
+    under_verdict = whole(subject.gpus_by_verdict, "cause")
+    joules = queries.by("cause", queries.integral(subject.watts_lost_by_cause, resolution=queries.coarse))
+    has_gpus = subject.run is None or _claims_gpus(queries)
+    is_short = subject.run is not None and subject.seconds < _JUDGED_SECONDS
+    if subject.run is not None and is_short and seconds < _JOIN_SECONDS and (subject.run.claims or not gpu_seconds):
+        # The rules have not yet joined, or not even recorded, its ranks and GPUs at most points.
+        has_gpus, seconds = bool(subject.run.claims), subject.seconds
+        gpu_seconds = seconds * (len(subject.run.claims) or len(subject.run.ranks))
+    stall = _standstill(queries, gpu_seconds / seconds) if subject.run is not None and seconds else None
+    if stall is not None:
+        cause, added = stall
+        by_cause[cause] = by_cause.get(cause, 0.0) + added
+        lost = min(gpu_seconds, (lost or 0.0) + added)
+        earlier = max((each for each in under_verdict if each != cause), key=under_verdict.__getitem__, default="")
+        under_verdict[cause] = under_verdict.get(cause, 0.0) + added
+        if earlier:
+            under_verdict[earlier] = max(0.0, under_verdict[earlier] - added)
     verdicts = sum(under_verdict.values())
     judged = verdicts - under_verdict.get("insufficient_data", 0.0)
     if verdicts > gpu_seconds:  # MIG instances have verdicts in addition to their GPU
         judged *= gpu_seconds / verdicts
-    by_cause = queries.by("cause", queries.integral(subject.gpus_lost_by_cause))
-    joules = queries.by("cause", queries.integral(subject.watts_lost_by_cause, resolution=queries.coarse))
     # A cause without a series cost nothing while there were verdicts; otherwise its cost is unknown.
     all_gpus, judged_gpus, lost_gpus = (
         queries.integral(what, queries.step) for what in (subject.gpus, subject.gpus_judged, subject.gpus_lost_by_cause)
@@ -125,14 +160,14 @@ def lost_time(queries: Queries) -> LostTime:
     )
     worst_of = {curve.labels.get("cause", ""): highest(curve, result.times) for curve in result.series}
     losses = []
-    for cause, seconds in sorted(by_cause.items(), key=lambda each: -each[1]):
-        if seconds > 0:
+    for cause, spent in sorted(by_cause.items(), key=lambda each: -each[1]):
+        if spent > 0:
             worst, at = worst_of.get(cause, (None, None))
-            share = min(1.0, seconds / gpu_seconds) if gpu_seconds else 0.0
-            losses.append(Loss(cause, seconds, share, joules.get(cause), worst, at))
+            share = min(1.0, spent / gpu_seconds) if gpu_seconds else 0.0
+            losses.append(Loss(cause, spent, share, joules.get(cause), worst, at))
     return LostTime(
-        unit="rank" if gpu_seconds and subject.run is not None and not _claims_gpus(queries) else "GPU",
-        seconds=queries.value(f"max({queries.seconds_present(subject.gpus)})") or 0.0,
+        unit="GPU" if has_gpus or not gpu_seconds else "rank",
+        seconds=seconds,
         gpu_seconds=gpu_seconds,
         judged=judged,
         lost=min(lost or 0.0, gpu_seconds) if judged or lost else None,
@@ -140,6 +175,48 @@ def lost_time(queries: Queries) -> LostTime:
         under_verdict=under_verdict,
         over_time=result,
     )
+
+
+def _edges(queries: Queries) -> tuple[tuple[float, float], ...]:
+    """Return the first and the last point of a sum over a run's time, each with the seconds that the sum misses there.
+
+    A point stands for the time since the previous one, so the time after the last point is missed. The first point may
+    stand for time before the run, or come late: then the seconds are negative, or positive.
+    """
+    if queries.subject.run is None:
+        return ()
+    moments = f"time() * (max({queries.subject.gpus}) >= bool 0)"
+    first, last = (queries.value(queries.over_time(f"{which}_over_time", moments)) for which in ("min", "max"))
+    if first is None or last is None:
+        return ()
+    return (
+        (first, first - queries.resolution - queries.subject.start),
+        (last, max(0.0, queries.subject.end - last)),
+    )
+
+
+def _standstill(queries: Queries, gpus: float) -> tuple[str, float] | None:
+    """Return the cause of the standstill in which a run ended, and the GPU time before its verdict that was lost to it.
+
+    A standstill is certain a minute after the last step at the earliest, and counts from the last step on. The rules
+    add that minute once the run goes on, but not where it never does.
+    """
+    last_step, end = queries.totals.last_step, queries.subject.end
+    if last_step is None:
+        return None
+    points = queries.resolution
+    causes = "|".join(cause.name for cause in CAUSES.values() if cause.tier == "progress")
+    verdict = f'run:verdict:ratio5m{{cause=~"{causes}", {queries.subject.run_matchers}}}'
+    now = queries.instant(f"last_over_time({verdict}[{2 * points:.0f}s])")
+    first = queries.value(
+        f"min(min_over_time((time() * ({verdict} >= bool 0))[{max(1.0, end - last_step):.0f}s:{points:.0f}s]))"
+    )
+    missed = 0.0 if first is None else first - points - last_step
+    if not now or first is None or missed <= 0:
+        return None
+    lost = f"sum({queries.subject.gpus_lost})"
+    known = queries.value(f"avg_over_time({lost}[{missed:.0f}s:{_EXACT:.0f}s] @ {first - points:.3f})") or 0.0
+    return now[0].labels.get("cause", ""), max(0.0, gpus - known) * missed
 
 
 def blocks(queries: Queries, found: LostTime) -> list[Block]:
@@ -150,8 +227,8 @@ def blocks(queries: Queries, found: LostTime) -> list[Block]:
         return [
             Notice(
                 "warning",
-                f"There are no verdicts for the {found.gpu_seconds / 3600:.1f} {found.unit}-hours: lost time is "
-                "unknown. See the last section for missing data.",
+                f"There is no verdict for the {plain(found.gpu_seconds / 3600)} {found.unit}-hours: lost time is "
+                "unknown. The summary has the reason.",
             )
         ]
     blocks: list[Block] = []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from stallscope.analysis.run_totals import NOT_OF_THE_LOOP
 from stallscope.clients.expressions import quoted
 from stallscope.report.document import Areas, Block, Column, Figure, Notice, Series, Table, Value
 from stallscope.report.queries import Queries
@@ -9,6 +12,7 @@ from stallscope.report.ranks import Ranks
 from stallscope.report.words import percent, title_of
 
 KEY = "phases"
+_NAMED = 6
 TITLE = "Phases"
 EVERY_STEP = "data_wait|host_copy|forward|backward|communication|optimizer|other"
 """Phases of every step."""
@@ -21,9 +25,7 @@ _HOW = (
 
 def blocks(queries: Queries, found: Ranks) -> list[Block]:
     """Return the blocks of the section."""
-    which = queries.subject.run_matchers
-    times = queries.by("phase", queries.integral(f"sum by (phase) (run_phase:time:rate5m{{{which}}})"))
-    times = {phase: seconds for phase, seconds in times.items() if seconds > 0}
+    times = phase_seconds(queries)
     if not times:
         return [
             Notice(
@@ -46,10 +48,21 @@ def blocks(queries: Queries, found: Ranks) -> list[Block]:
     return blocks
 
 
+def phase_seconds(queries: Queries) -> dict[str, float]:
+    """Return the seconds of the loop by phase: as counted, or, if the counters began again, as the rules recorded."""
+    if queries.totals.loop:
+        return dict(queries.totals.loop)
+    which = queries.subject.run_matchers
+    times = queries.by("phase", queries.integral(f"sum by (phase) (run_phase:time:rate5m{{{which}}})"))
+    return {phase: spent for phase, spent in times.items() if spent > 0 and phase not in NOT_OF_THE_LOOP}
+
+
 def _table(queries: Queries, found: Ranks, times: dict[str, float]) -> Table:
     which = queries.subject.run_matchers
-    on_gpu = queries.by("phase", queries.integral(f"sum by (phase) (run_phase:gpu_time:rate5m{{{which}}})"))
-    steps = queries.value(queries.integral(f'sum(run:step_seconds_bucket:rate5m{{le="+Inf", {which}}})'))
+    on_gpu, steps = queries.totals.gpu_phases, queries.totals.steps or None
+    if not queries.totals.loop:
+        on_gpu = queries.by("phase", queries.integral(f"sum by (phase) (run_phase:gpu_time:rate5m{{{which}}})"))
+        steps = queries.value(queries.integral(f'sum(run:step_seconds_bucket:rate5m{{le="+Inf", {which}}})'))
     total = sum(times.values())
     occurrences, longest = _of_first_rank(queries, found)
     rows: list[tuple[Value, ...]] = []
@@ -80,7 +93,7 @@ def _table(queries: Queries, found: Ranks, times: dict[str, float]) -> Table:
         tuple(rows),
         title="Phases of the loop",
         note="Asynchronous copies and kernels count on the host's clock only while the host waits for them. "
-        "Initialization, evaluation and restore are outside steps.",
+        "Initialization and pauses are not part of the loop; evaluation and restore are outside steps.",
         key="phases",
     )
 
@@ -106,10 +119,16 @@ def _areas(queries: Queries, times: dict[str, float]) -> Figure:
     which = queries.subject.run_matchers
     by_phase = queries.integral(f"sum by (phase) (run_phase:time:rate5m{{{which}}})", queries.step)
     together = queries.integral(f"sum(run_phase:time:rate5m{{{which}}})", queries.step)
-    result = queries.over_range(f"{by_phase} / on () group_left () ({together} > 0)")
+    result = queries.until_last_step(queries.over_range(f"{by_phase} / on () group_left () ({together} > 0)"))
     order = sorted(times, key=lambda phase: -times[phase])
     found = {curve.labels.get("phase", ""): curve.values for curve in result.series}
     parts = tuple(Series(phase, found[phase]) for phase in order if phase in found)
-    total = sum(times.values())
-    said = ", ".join(f"{title_of(phase)} {percent(times[phase] / total)}" for phase in order[:6])
+    said = named_shares(times)
     return Figure("Phases over time", Areas(result.times, parts, "share", 1.0), f"Share of the loop's time: {said}.")
+
+
+def named_shares(times: Mapping[str, float]) -> str:
+    """Return the largest phases in words, with their shares of the time of all."""
+    total = sum(times.values())
+    order = sorted(times, key=lambda phase: -times[phase])
+    return ", ".join(f"{title_of(phase)} {percent(times[phase] / total)}" for phase in order[:_NAMED])

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from stallscope.analysis import over_time
 from stallscope.analysis.over_time import RULES_SECONDS, multiple_of
 from stallscope.analysis.run_figures import RunFigures, read_figures
+from stallscope.analysis.run_totals import RunTotals, read_totals
 from stallscope.clients.prometheus import RangeSeries, Series
 from stallscope.report.document import Numbers
 from stallscope.report.options import Options
@@ -141,6 +142,12 @@ class Queries:
         found = self.instant(expression)
         return found[0].value if found else None
 
+    def value_at_last_scrape(self, expression: str) -> float | None:
+        """Return the only value of an expression at a run's last scrape, which follows its last report."""
+        run, end = self.subject.run, self.subject.end
+        at = end if run is None or run.goes_on else max(end, run.end)
+        return next((each.value for each in self.server.query(expression, at=at) if isfinite(each.value)), None)
+
     def by(self, label: str, expression: str) -> dict[str, float]:
         """Return the values of an expression by one of its labels."""
         return {each.labels.get(label, ""): each.value for each in self.instant(expression)}
@@ -168,6 +175,29 @@ class Queries:
         if self.subject.run is None:
             raise ValueError(f"{self.subject.title} is not a run")
         return read_figures(self.server, self.subject.run)
+
+    def until_last_step(self, result: RangeResult) -> RangeResult:
+        """Remove the values of intervals after the run's last step: five-minute means go on for five minutes."""
+        last = self.totals.last_step
+        if last is None:
+            return result
+        kept = [moment - result.step < last for moment in result.times]
+        series = tuple(
+            each._replace(values=tuple(value if keep else None for value, keep in zip(each.values, kept, strict=True)))
+            for each in result.series
+        )
+        return result._replace(series=series)
+
+    @cached_property
+    def totals(self) -> RunTotals:
+        """The run's totals, by its own counters.
+
+        Raises:
+            PrometheusError: the server gave no valid response.
+        """
+        if self.subject.run is None:
+            raise ValueError(f"{self.subject.title} is not a run")
+        return read_totals(self.server, self.subject.run)
 
     def mean_of_gpus(self, expression: str, among: str) -> dict[str, float]:
         """Return the mean of a five-minute mean by UUID, over the times at which the GPU belongs to the subject.

@@ -116,7 +116,7 @@ def blocks(queries: Queries, found: Ranks) -> list[Block]:
         return [
             Paragraph(f"The run has one rank, {found.name(next(iter(found.places)))}: there is nothing to compare.")
         ]
-    blocks: list[Block] = [*_gone(queries, found), *_standstill(queries, found)]
+    blocks: list[Block] = [*_gone(queries, found), *standstill(queries, found)]
     blocks += [
         Notice(
             "warning",
@@ -153,7 +153,7 @@ def _gone(queries: Queries, found: Ranks) -> list[Block]:
     return [Notice("critical", f"Ranks that had ended at the end of this time: {'; '.join(said[:_NAMED])}{more}.")]
 
 
-def _standstill(queries: Queries, found: Ranks) -> list[Block]:
+def standstill(queries: Queries, found: Ranks) -> list[Block]:
     """Report where ranks were in their code while most others waited at another place."""
     differed = queries.seconds_present(f"rank:odd_stack:info{{{queries.subject.run_matchers}}}")
     said: list[tuple[float, str]] = []

@@ -110,7 +110,7 @@ def _broken(found: Evidence) -> set[str]:
 
 def _nothing(lost: LostTime) -> Block:
     if lost.lost is None:
-        return Notice("warning", "There are no verdicts, so there is no advice. See the last section for missing data.")
+        return Notice("warning", "There is no verdict, so there is no advice. The summary has the reason.")
     verdict = lost.most_under_verdict
     if verdict == "insufficient_data":
         return Notice(
@@ -150,7 +150,14 @@ def _of_loss(queries: Queries, found: Evidence, loss: Loss) -> _Advice:
     mean = total / lived
     units = unit if mean == 1 else f"{unit}s"
     words = f"{plain(share)} of {plain(mean)} {units} {_TIMES} {plain(lived)} h = {plain(hours)} {unit}-hours"
-    if queries.subject.run is not None and remaining > 0.01 and plain(1 / remaining) != plain(1.0):
+    # A run that stands still does no work: without the standstill it would not be faster, it would go on.
+    is_standstill = CAUSES[loss.cause].tier == "progress"
+    if (
+        queries.subject.run is not None
+        and not is_standstill
+        and remaining > 0.01
+        and plain(1 / remaining) != plain(1.0)
+    ):
         gain.insert(1, Fact("Speed-up", 1 / remaining, "times", key="speed_up"))
         words += (
             f"; without it the same work would take 1 - {plain(share)} = {plain(remaining)} of its time, "

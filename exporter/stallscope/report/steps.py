@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple
 
 from stallscope.analysis.over_time import settled
 from stallscope.clients.expressions import quoted
 from stallscope.common.formatting import duration
+from stallscope.common.percentiles import Bucket, buckets_of, percentile_limits
 from stallscope.report.document import (
     Block,
     Column,
@@ -37,59 +38,43 @@ _HEAT_COLUMNS = 120
 _MOST_OUTLIERS = 8
 
 
-class _Bucket(NamedTuple):
-    """Steps of similar length."""
+def _middle(bucket: Bucket) -> float:
+    """Return the geometric mean of the limits."""
+    if bucket.at_most == inf:
+        return 2**0.5 * bucket.over
+    return (bucket.over * bucket.at_most) ** 0.5 or bucket.at_most / 2
 
-    over: float
-    at_most: float
-    """Infinite in the last bucket."""
-    number: float
 
-    @property
-    def middle(self) -> float:
-        """Geometric mean of the limits."""
-        if self.at_most == inf:
-            return 2**0.5 * self.over
-        return (self.over * self.at_most) ** 0.5 or self.at_most / 2
-
-    @property
-    def name(self) -> str:
-        """The limits in words."""
-        upper = (
-            f"{duration(self.over)} to {duration(self.at_most)}"
-            if self.at_most < inf
-            else f"over {duration(self.over)}"
-        )
-        return upper if self.over > 0 else f"up to {duration(self.at_most)}"
+def _name(bucket: Bucket) -> str:
+    """Return the limits in words."""
+    if bucket.at_most == inf:
+        return f"over {duration(bucket.over)}"
+    upper = duration(bucket.at_most)
+    return f"{duration(bucket.over)} to {upper}" if bucket.over > 0 else f"up to {upper}"
 
 
 def blocks(queries: Queries, found: Ranks) -> list[Block]:
     """Return the blocks of the section."""
     by_edge = f"sum by (le) (run:step_seconds_bucket:rate5m{{{queries.subject.run_matchers}}})"
-    counts = queries.by("le", queries.integral(by_edge))
-    buckets = _buckets({edge: number for edge, number in counts.items() if edge})
+    totals = queries.totals
+    buckets, mean = totals.buckets, totals.mean_step
+    if not buckets:  # the counters began again
+        counts = queries.by("le", queries.integral(by_edge))
+        buckets = buckets_of({float(edge): number for edge, number in counts.items() if edge})
+        mean = queries.figures.step_seconds
     if not buckets:
         return [
             Notice("warning", "No steps were recorded in this time: none were made, or the rules were not evaluated.")
         ]
-    mean = queries.figures.step_seconds
     return [
         _facts(queries, found),
-        _percentiles(buckets),
+        _percentiles(buckets, mean),
         # With a single bucket, the figures would show no more than the table.
         *([_histogram(buckets, mean), _spread_over_time(queries, by_edge, buckets)] if len(buckets) > 1 else []),
         _mean_over_time(queries),
         *_outliers(queries, found),
         *_throughput(queries),
     ]
-
-
-def _buckets(counts: dict[str, float]) -> list[_Bucket]:
-    """Convert cumulative counts by upper edge to buckets, without empty buckets at the ends."""
-    edges = [(0.0, 0.0), *sorted((float(edge), number) for edge, number in counts.items())]
-    every = [_Bucket(low[0], high[0], max(0.0, high[1] - low[1])) for low, high in pairwise(edges)]
-    filled = [place for place, bucket in enumerate(every) if bucket.number >= 0.5]
-    return every[filled[0] : filled[-1] + 1] if filled else []
 
 
 def _of_first(queries: Queries, found: Ranks) -> str:
@@ -114,11 +99,11 @@ def _steps_of_first(queries: Queries, found: Ranks) -> tuple[float | None, float
         return f"max(({step} or {counted}) {newest})", f"max(({own}) {newest})"
 
     reached, own = first_rank()
-    steps = [*_only(queries.over_range(reached, queries.resolution)), queries.value(reached)]
+    steps = [*_only(queries.over_range(reached, queries.resolution)), queries.value_at_last_scrape(reached)]
     counts = [
         queries.value(first_rank(f" @ {queries.subject.start:.3f}")[1]),
         *_only(queries.over_range(own, queries.resolution)),
-        queries.value(own),
+        queries.value_at_last_scrape(own),
     ]
     known = [count for count in counts if count is not None]
     if not known:
@@ -155,36 +140,47 @@ def _facts(queries: Queries, found: Ranks) -> Facts:
     )
 
 
-def _percentiles(buckets: list[_Bucket]) -> Table:
-    """Return estimates of percentiles, with the limits of their buckets."""
+def _percentiles(buckets: Sequence[Bucket], mean: float | None) -> Table:
+    """Return percentiles as far as the buckets and the mean limit them."""
     total = sum(bucket.number for bucket in buckets)
+    with_estimate = len(buckets) > 1
     rows: list[tuple[Value, ...]] = []
     for share in _SHARES:
-        below = 0.0
-        for bucket in buckets:
-            if below + bucket.number >= share * total:
-                longest = bucket.at_most if bucket.at_most < inf else None
-                part = (share * total - below) / bucket.number
-                # As `histogram_quantile` does, which dashboards use.
-                estimate = None if longest is None else bucket.over + part * (longest - bucket.over)
-                rows.append((share, estimate, bucket.over, longest))
-                break
-            below += bucket.number
+        least, most = percentile_limits(buckets, share, mean)
+        estimate = min(most, max(least, _interpolated(buckets, share * total)))
+        limits = least, most if most < inf else None
+        rows.append((share, estimate if most < inf else None, *limits) if with_estimate else (share, *limits))
+    estimates = (Column("Estimate", "seconds", key="seconds"),) if with_estimate else ()
+    note = "The limits follow from the histogram, which has three buckets per decade, and from the mean."
+    if with_estimate:
+        note += " Estimates interpolate within a bucket."
     return Table(
         (
             Column("Percentile", "share", key="percentile_ratio"),
-            Column("Estimate", "seconds", key="seconds"),
-            Column("Over", "seconds", "limit of its bucket", key="over_seconds"),
-            Column("At most", "seconds", "limit of its bucket", key="at_most_seconds"),
+            *estimates,
+            Column("At least", "seconds", key="over_seconds"),
+            Column("At most", "seconds", key="at_most_seconds"),
         ),
         tuple(rows),
         title="Percentiles of step time, all ranks",
-        note="Estimates interpolate within a bucket of the histogram, which has three buckets per decade.",
+        note=note,
         key="step_percentiles",
     )
 
 
-def _histogram(buckets: list[_Bucket], mean: float | None) -> Figure:
+def _interpolated(buckets: Sequence[Bucket], number: float) -> float:
+    """Return the value that `number` values do not exceed, as `histogram_quantile` and dashboards estimate it."""
+    below = 0.0
+    for bucket in buckets:
+        if below + bucket.number >= number:
+            break
+        below += bucket.number
+    if bucket.at_most == inf or bucket.number <= 0:
+        return bucket.over
+    return bucket.over + (number - below) / bucket.number * (bucket.at_most - bucket.over)
+
+
+def _histogram(buckets: Sequence[Bucket], mean: float | None) -> Figure:
     """Draw the distribution; an infinite bucket is drawn as wide as its neighbour."""
     edges = [buckets[0].over, *(bucket.at_most for bucket in buckets)]
     if edges[0] <= 0:
@@ -192,7 +188,7 @@ def _histogram(buckets: list[_Bucket], mean: float | None) -> Figure:
     if edges[-1] == inf:
         edges[-1] = 2 * edges[-2]
     total = sum(bucket.number for bucket in buckets)
-    said = "; ".join(f"{bucket.name}: {percent(bucket.number / total)}" for bucket in buckets if bucket.number >= 0.5)
+    said = "; ".join(f"{_name(bucket)}: {percent(bucket.number / total)}" for bucket in buckets if bucket.number >= 0.5)
     marks = (Mark(mean, "mean"),) if mean is not None else ()
     counts = tuple(bucket.number for bucket in buckets)
     return Figure(
@@ -202,20 +198,20 @@ def _histogram(buckets: list[_Bucket], mean: float | None) -> Figure:
     )
 
 
-def _spread_over_time(queries: Queries, by_edge: str, buckets: list[_Bucket]) -> Figure:
+def _spread_over_time(queries: Queries, by_edge: str, buckets: Sequence[Bucket]) -> Figure:
     """Draw the share of time by step time and time.
 
     Weighted by time: rare long steps, such as those with a checkpoint, would be invisible by count. A step counts with
     the middle of its bucket.
     """
     step = queries.step_for(_HEAT_COLUMNS)
-    result = queries.over_range(queries.integral(by_edge, step), step)
+    result = queries.until_last_step(queries.over_range(queries.integral(by_edge, step), step))
     by_upper = {float(curve.labels.get("le") or "nan"): curve.values for curve in result.series}
     missing: Numbers = (None,) * len(result.times)
     none: Numbers = (0.0,) * len(result.times)
     times = [
         [
-            None if upper is None else max(0.0, upper - (lower or 0.0)) * bucket.middle
+            None if upper is None else max(0.0, upper - (lower or 0.0)) * _middle(bucket)
             for lower, upper in zip(by_upper.get(bucket.over, none), by_upper.get(bucket.at_most, missing), strict=True)
         ]
         for bucket in reversed(buckets)
@@ -231,7 +227,7 @@ def _spread_over_time(queries: Queries, by_edge: str, buckets: list[_Bucket]) ->
     return Figure(
         "Share of time by step time (approximate)",
         HeatMap(
-            tuple(bucket.name for bucket in reversed(buckets)),
+            tuple(_name(bucket) for bucket in reversed(buckets)),
             tuple(moment - result.step for moment in result.times),
             rows,
         ),
@@ -241,7 +237,7 @@ def _spread_over_time(queries: Queries, by_edge: str, buckets: list[_Bucket]) ->
 
 def _mean_over_time(queries: Queries) -> Figure:
     record = f"avg(run:step:seconds5m{{{queries.subject.run_matchers}}})"
-    result = queries.over_range(queries.over_time("avg_over_time", record, queries.step))
+    result = queries.until_last_step(queries.over_range(queries.over_time("avg_over_time", record, queries.step)))
     values = _only(result)
     known = [value for value in values if value is not None]
     said = f"From {duration(min(known))} to {duration(max(known))}." if known else "No data."
@@ -298,7 +294,9 @@ def _throughput(queries: Queries) -> list[Block]:
     blocks: list[Block] = []
     for unit in ("samples", "tokens"):
         rate = settled(f"run:{unit}:rate5m{{{queries.subject.run_matchers}}}")
-        result = queries.over_range(f"max({queries.over_time('avg_over_time', rate, queries.step)})")
+        result = queries.until_last_step(
+            queries.over_range(f"max({queries.over_time('avg_over_time', rate, queries.step)})")
+        )
         values = _only(result)
         known = [value for value in values if value is not None]
         if known and max(known) > 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stallscope.analysis.over_time import RUN_LABELS, Server, gpus_of_runs, last_live, lost_of_runs, matchers_of
+from stallscope.analysis.over_time import RUN_LABELS, Server, gpus_of_runs, lived, lost_of_runs, matchers_of
 from stallscope.analysis.runs import Run
 from stallscope.clients.expressions import any_of, quoted
 
@@ -155,7 +155,7 @@ class Subject:
 
 
 def of_run(server: Server, run: Run) -> Subject:
-    """Return a run as subject. If it has ended, the time range ends with its last live moment.
+    """Return a run as subject. The time range is from the start of its first process to its last live moment.
 
     Args:
         server: the server to query for that moment.
@@ -164,7 +164,8 @@ def of_run(server: Server, run: Run) -> Subject:
     Raises:
         PrometheusError: the server gave no valid response.
     """
-    return Subject("run", run.start, last_live(server, run), run.goes_on, run, run.instances)
+    start, end = lived(server, run)
+    return Subject("run", start, end, run.goes_on, run, run.instances)
 
 
 def of_nodes(instances: Sequence[str], start: float, end: float, cluster: str | None = None) -> Subject:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from stallscope.analysis.over_time import RUN_LABELS, gpus_of_runs, lost_of_runs
 from stallscope.analysis.run_figures import Work
 from stallscope.analysis.runs import Run
+from stallscope.catalogue.causes import MISSING
 from stallscope.catalogue.metrics import GONE_STATES
 from stallscope.clients.expressions import any_of, quoted
 from stallscope.common.formatting import duration
@@ -15,8 +16,9 @@ from stallscope.report.affected import listed
 from stallscope.report.culprits import Blamed, culprits_of_runs, run_of
 from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
 from stallscope.report.lost_time import LostTime
+from stallscope.report.phases import named_shares
 from stallscope.report.queries import TRAINING_TIME, Queries
-from stallscope.report.ranks import Ranks
+from stallscope.report.ranks import Ranks, standstill
 from stallscope.report.words import UNKNOWN, percent, plain, title_of
 from stallscope.view.verdict_words import remedy_of
 
@@ -24,6 +26,8 @@ KEY = "summary"
 TITLE = "Summary"
 _INFO = "1h"
 """Window at the end for values that rarely change."""
+_LAST = "1m"
+"""Window at the end for the reasons of a missing verdict, which follow one another."""
 _CULPRITS = 3
 """Maximum number of culprits that the summary names."""
 _NODES = 4
@@ -47,13 +51,14 @@ def blocks(queries: Queries, lost: LostTime, found: Ranks | None, blamed: Mappin
     if run is None or found is None:
         return _of_gpus(queries, lost)
     facts = _job(queries, run, lost, found), _work(queries), _cost(queries, lost, found)
-    return [*_lead(queries, lost), *_culprits(lost, blamed), *facts]
+    return [*_lead(queries, lost), *_culprits(lost, blamed), *standstill(queries, found), *facts]
 
 
 def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -> tuple[Fact, ...]:
     """Return the main numbers for the top of the report."""
     hours = None if lost.lost is None else lost.lost / 3600
     verdict = lost.most_under_verdict
+    totals = queries.totals.shares if queries.subject.run is not None else {}
     facts = [
         Fact(
             "Main verdict",
@@ -71,6 +76,10 @@ def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -
             key=f"lost_{lost.hours_key}",
         ),
     ]
+    if lost.share is None and totals:
+        phase = next(iter(totals))
+        note = f"{percent(totals[phase])} of the loop's time, by the run's own counters"
+        facts.insert(0, Fact("Largest phase", title_of(phase), note=note, key="largest_phase"))
     cost = queries.options.money(hours, lost.joules)
     if cost is not None:
         note = "of these hours and their energy, as far as priced"
@@ -80,9 +89,8 @@ def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -
 
 def _lead(queries: Queries, lost: LostTime) -> list[Block]:
     """Return the result in one sentence."""
-    what = "run" if queries.subject.run is not None else "GPUs"
     if lost.share is None:
-        return [Notice("warning", f"The {what} had no verdicts in this time. See the last section for missing data.")]
+        return _without_verdict(queries)
     costliest = lost.losses[0] if lost.losses else None
     text = f"{percent(lost.share)} of the {lost.unit} time was lost"
     unjudged = max(0.0, lost.gpu_seconds - lost.judged) / lost.gpu_seconds if lost.gpu_seconds else 0.0
@@ -91,6 +99,19 @@ def _lead(queries: Queries, lost: LostTime) -> list[Block]:
         return [Notice("good", f"No loss of {lost.unit} time was detected.{without_verdict}")]
     text += f", most of it to “{title_of(costliest.cause)}” ({percent(costliest.share)}).{without_verdict}"
     return [Paragraph(text)]
+
+
+def _without_verdict(queries: Queries) -> list[Block]:
+    """Return why there is no verdict, and where the time of a run went by its own counters."""
+    if queries.subject.run is None:
+        return [Notice("warning", "The GPUs had no verdicts in this time. See the last section for missing data.")]
+    missing = f"last_over_time(rank:missing:info{{{queries.subject.run_matchers}}}[{_LAST}])"
+    reasons = queries.by("missing", f"count by (missing) ({missing})")
+    why = " ".join(words for reason, words in MISSING.items() if reason in reasons)
+    why = why or f"It was live for {duration(queries.subject.seconds)}. See the last section for missing data."
+    shares = named_shares(queries.totals.loop)
+    said = f" By its own counters, the loop took: {shares}." if shares else ""
+    return [Notice("warning", f"The rules reached no verdict on this run. {why}{said}")]
 
 
 def _culprits(lost: LostTime, blamed: Mapping[str, Blamed]) -> list[Block]:
@@ -108,6 +129,8 @@ def _job(queries: Queries, run: Run, lost: LostTime, found: Ranks) -> Facts:
     first = f"{which}, rank={quoted(found.first or '')}"
     start = queries.value(f"min(min_over_time(stallscope_training_start_timestamp_seconds{{{first}}}[{window}]))")
     pushed = queries.value(f"max(max_over_time(stallscope_training_last_push_timestamp_seconds{{{which}}}[{_INFO}]))")
+    if _has_ended(run):
+        pushed = queries.subject.end
     restarts = queries.value(f"max(sum by (rank) (increase(stallscope_training_restarts_total{{{which}}}[{window}])))")
     precision = queries.instant(
         f"group by (precision) (last_over_time(stallscope_training_precision_info{{{first}}}[{window}]))"
@@ -194,7 +217,7 @@ def _work(queries: Queries) -> Facts:
         done, rate = _done(queries, unit), queries.figures.rate(unit)
         if done:
             facts.append(Fact(unit.capitalize(), done, "count", "in this time, including repeated steps", key=unit))
-            note = "known after seven minutes" if queries.figures.young else TRAINING_TIME
+            note = "mean of the whole loop" if queries.figures.young else TRAINING_TIME
             facts.append(Fact(f"{unit.capitalize()} per second", rate, "per_second", note, key=f"{unit}_per_second"))
     if not facts:
         facts.append(Fact("Samples", None, "count", "the run reports no samples or tokens"))
@@ -223,6 +246,9 @@ def _work(queries: Queries) -> Facts:
 
 def _done(queries: Queries, unit: str) -> float | None:
     """Return the work of all ranks in this time."""
+    counted = queries.totals.samples if unit == "samples" else queries.totals.tokens
+    if counted:
+        return counted
     total = f"stallscope_training_{unit}_total{{{queries.subject.rank_matchers}}}"
     return queries.value(f"sum(increase({total}[{queries.window}]))")
 

@@ -1,0 +1,228 @@
+"""Summary, report, comparison, `top`, status page and metrics of a run show what a stopwatch in its program shows.
+
+Programs run in scripted time. The exporter's own page is scraped, the bundle's rules are evaluated over the scrapes,
+and a real Prometheus answers for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import stallscope
+from stallscope.analysis.run_figures import read_figures
+from stallscope.analysis.runs import find_run
+from stallscope.clients.prometheus import Prometheus
+from stallscope.intake.runs import RunRegistry
+from stallscope.protocol.report import Report, parse
+from stallscope.report import json
+from stallscope.report.contents import build
+from stallscope.report.document import Document
+from stallscope.report.subject import of_run
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.sampling.sampler import Sampler
+from stallscope.summary.measured import RankTime, RunTime
+from stallscope.view.model import Run, runs_of
+from stallscope.view.observer import Observer, wanted
+from tests.filled_prometheus import recorded, write
+from tests.prometheus_server import prometheus
+from tests.scenarios.runner import EVALUATION_SECONDS
+from tests.scenarios.series import Series
+
+_LABELS = {"cluster": "east", "job": "stallscope", "instance": "node:19400"}
+_START = 1.0
+_AFTER_SECONDS = 120
+
+
+@dataclass
+class Stopwatch:
+    """The clock of a program, which scrapes the exporter while time passes, and what the program spent."""
+
+    clock: ScriptedClock
+    scrape: Callable[[], None]
+    spent: dict[str, float] = field(default_factory=dict)
+    next_scrape: float = EVALUATION_SECONDS
+
+    def spend(self, seconds: float, phase: str = "") -> None:
+        """Let time pass, in a phase."""
+        if phase:
+            self.spent[phase] = self.spent.get(phase, 0.0) + seconds
+        end = self.clock.time() + seconds
+        while end >= self.next_scrape + _START:
+            self.clock.advance(self.next_scrape + _START - self.clock.time())
+            self.scrape()
+            self.next_scrape += EVALUATION_SECONDS
+        self.clock.advance(end - self.clock.time())
+
+
+Program = Callable[[stallscope.Run, Stopwatch], None]
+
+
+def steps(run: stallscope.Run, watch: Stopwatch, number: int, wait: float, work: float) -> None:
+    for _ in range(number):
+        with run.phase("data_wait"):
+            watch.spend(wait, "data_wait")
+        with run.phase("forward"):
+            watch.spend(work, "forward")
+        run.step()
+
+
+def short(run: stallscope.Run, watch: Stopwatch) -> None:
+    steps(run, watch, 40, 1.06, 0.09)
+    run.finish()
+
+
+def hanging(run: stallscope.Run, watch: Stopwatch) -> None:
+    steps(run, watch, 500, 0.02, 0.1)
+    watch.spend(600)
+
+
+def evaluating(run: stallscope.Run, watch: Stopwatch) -> None:
+    for _ in range(10):
+        steps(run, watch, 20, 0.1, 0.4)
+        with run.phase("evaluation"):
+            watch.spend(5, "evaluation")
+    run.finish()
+
+
+@dataclass(frozen=True)
+class Views:
+    """One run in all views."""
+
+    watch: Stopwatch
+    seconds: float
+    """From its start to its end."""
+    summary: RunTime
+    report: Document
+    node: Run
+    """The model of `top` and the status page."""
+    step_seconds: float | None
+    """As compared."""
+
+    @property
+    def reported(self) -> dict[str, object]:
+        """The report's values by name."""
+        return json.values(self.report)
+
+
+@pytest.fixture(scope="module", params=[short, hanging, evaluating], ids=lambda program: program.__name__)
+def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Views]:
+    folder: Path = tmp_path_factory.mktemp("node")
+    clock = ScriptedClock(_START)
+    registry = RunRegistry(clock=clock, root=folder)
+    sampler = Sampler(clock=clock, interval=5.0)
+    sampler.add_collector("reports", registry.collect)
+    reports: list[Report] = []
+    pages: list[str] = []
+
+    def take(payload: bytes) -> None:
+        reports.append(parse(payload))
+        registry.accept(payload, "http", 1)
+
+    def scrape() -> None:
+        sampler.run_round()
+        pages.append(sampler.page(openmetrics=False, gzip=False).decode())
+
+    scrape()
+    watch = Stopwatch(clock, scrape)
+    program: Program = request.param
+    run = stallscope.Run("job", clock=clock, sender=take, samples_per_step=8, gpus=[{"gpu": "0"}], pid=70003)
+    began = clock.time()
+    program(run, watch)
+    seconds = clock.time() - began
+    if program is not hanging:
+        watch.spend(_AFTER_SECONDS)
+    found: dict[tuple[str, frozenset[tuple[str, str]]], list[float | None]] = {}
+    for place, page in enumerate(pages):
+        for family in text_string_to_metric_families(page):
+            for each in family.samples:
+                key = each.name, frozenset(each.labels.items())
+                found.setdefault(key, [None] * len(pages))[place] = each.value
+    scraped = [Series("up", _LABELS, [1.0] * len(pages))]
+    scraped += [Series(name, {**_LABELS, **dict(own)}, values) for (name, own), values in found.items()]
+    observer = Observer()
+    for number, page in enumerate(pages):
+        node = observer.observe(wanted(page), number * EVALUATION_SECONDS + _START)
+    (shown,) = runs_of(node.ranks)
+    summary = RunTime("job", (RankTime(reports[-1], None),))
+    with prometheus() as server:
+        # A whole minute some hours ago, so that the times of all queries are in the past.
+        start = 1_700_000_040.0
+        write([server.port], [*scraped, *recorded(scraped)], start, len(pages))
+        client = Prometheus(server.address, timeout=60)
+        end = start + (len(pages) - 1) * EVALUATION_SECONDS
+        known = find_run(client, "job", start - 60, end)
+        document = build(of_run(client, known), client)
+        step = read_figures(client, known).step_seconds
+        client.close()
+    return program.__name__, Views(watch, seconds, summary, document, shown, step)
+
+
+def test_phases_have_the_shares_of_the_stopwatch(views: tuple[str, Views]) -> None:
+    _, found = views
+    total = sum(found.watch.spent.values())
+    truth = {name: spent / total for name, spent in found.watch.spent.items()}
+    phases = found.reported["phases"]
+    assert isinstance(phases, list)
+    reported = {row["phase"].lower().replace(" ", "_"): row["ratio"] for row in phases}
+    node = sum(found.node.phases.values())
+    for name, share in truth.items():
+        assert found.summary.shares[name] == pytest.approx(share, abs=0.01), "summary"
+        assert reported[name] == pytest.approx(share, abs=0.01), "report"
+        if found.node.since is None:  # else its phases are those of the last minute
+            assert found.node.phases[name] / node == pytest.approx(share, abs=0.01), "top"
+
+
+def test_steps_and_their_time_are_those_of_the_stopwatch(views: tuple[str, Views]) -> None:
+    name, found = views
+    number, seconds = {"short": (40, 1.15), "hanging": (500, 0.12), "evaluating": (200, 0.5)}[name]
+    if name != "evaluating":  # whether a step contains the evaluation after it, depends on the loop
+        assert found.summary.step == pytest.approx(seconds, rel=0.01)
+        assert found.step_seconds == pytest.approx(seconds, rel=0.01)
+    # A hung process has not yet reported its last half second.
+    assert number - (5 if name == "hanging" else 0) <= found.summary.all_steps <= number
+    assert found.node.step == found.summary.all_steps
+    assert found.reported["step_reached"] == found.summary.all_steps
+    assert found.reported["samples"] == 8 * found.summary.all_steps
+    assert found.reported["step_seconds"] == pytest.approx(found.step_seconds)
+    assert found.summary.step == pytest.approx(found.step_seconds, rel=0.01)
+
+
+def test_times_are_those_of_the_stopwatch(views: tuple[str, Views]) -> None:
+    name, found = views
+    live = found.reported["live_seconds"]
+    hours = found.reported.get(
+        "gpu_hours", found.reported.get("rank_hours")
+    )  # the page has no GPUs, so rules count ranks
+    assert isinstance(live, float)
+    assert isinstance(hours, float)
+    assert live == pytest.approx(found.seconds, abs=EVALUATION_SECONDS / 2 if name == "hanging" else 1)
+    assert live <= found.report.end - found.report.start + 0.01
+    assert hours == pytest.approx(live / 3600)
+
+
+def test_a_standstill_is_lost_from_the_last_step_on(views: tuple[str, Views]) -> None:
+    name, found = views
+    lost = found.reported["lost_ratio"]
+    if name != "hanging":
+        assert found.report.live is False
+        return
+    assert lost == pytest.approx(600 / 660, abs=0.03)
+    assert found.reported["main_verdict"] == "stalled"
+    advised = found.reported["recommendations"]
+    assert isinstance(advised, list)
+    assert "speed_up" not in advised[0]
+
+
+def test_a_run_without_verdict_has_its_largest_phase_in_front(views: tuple[str, Views]) -> None:
+    name, found = views
+    first = found.report.highlights[0]
+    if name == "short":
+        assert (first.name, first.value) == ("Largest phase", "Data wait")
+        assert first.note.startswith("92 %")
+    elif name == "hanging":
+        assert (first.name, first.value) == ("Main verdict", "stalled")
