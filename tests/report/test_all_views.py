@@ -19,6 +19,7 @@ from stallscope.analysis.runs import find_run
 from stallscope.clients.prometheus import Prometheus
 from stallscope.intake.runs import RunRegistry
 from stallscope.protocol.report import Report, parse
+from stallscope.replay.series import Series
 from stallscope.report import json
 from stallscope.report.contents import build
 from stallscope.report.document import Document
@@ -31,7 +32,6 @@ from stallscope.view.observer import Observer, wanted
 from tests.filled_prometheus import recorded, write
 from tests.prometheus_server import prometheus
 from tests.scenarios.runner import EVALUATION_SECONDS
-from tests.scenarios.series import Series
 
 _LABELS = {"cluster": "east", "job": "stallscope", "instance": "node:19400"}
 _START = 1.0
