@@ -22,7 +22,7 @@ _RANK = "cluster, job, instance, run, rank"
 
 @dataclass(frozen=True)
 class RunTotals:
-    """What the ranks of a run counted until its end; only times for a run whose counters began again."""
+    """Totals of all ranks of a run at its end; only times for a run whose counters began again."""
 
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of all ranks by phase, by the host's clock."""
