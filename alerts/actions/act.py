@@ -12,6 +12,7 @@ Exit status: 0 if every command succeeded or none was due, 1 if one failed, 2 fo
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple, TextIO
 LIMIT_SECONDS = 3600.0
 """Time between two actions on a subject."""
 _COMMAND_SECONDS = 60.0
-_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+_THIS_MACHINE = re.compile(r"(.*\.)?localhost\.?|(::ffff:)?127(\.\d+){1,3}|::1|0\.0\.0\.0|::")
 _REQUEST_SECONDS = 10.0
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,252}")
 """Values that may be arguments of a command. Labels of runs come from users: none must look like an option."""
@@ -169,7 +170,7 @@ def _query(url: str, query: str, labels: Mapping[str, str]) -> list[dict[str, st
     try:
         return [result["metric"] for result in json.loads(_post(f"{url}/api/v1/query", body, {}))["data"]["result"]]
     except (OSError, ValueError, KeyError) as error:
-        raise Unavailable(f"Prometheus at {url}: {error}") from None
+        raise Unavailable(f"Prometheus at {_without_password(url)}: {error}") from None
 
 
 class _Labels(dict[str, str]):
@@ -240,17 +241,27 @@ def _annotate(settings: Settings, entry: Mapping[str, Any], result: str) -> None
     try:
         _post(f"{settings.grafana_url}/api/annotations", json.dumps(annotation).encode(), headers)
     except (OSError, ValueError) as error:
-        print(f"act.py: no annotation at {settings.grafana_url}: {error}", file=sys.stderr)
+        print(f"act.py: no annotation at {_without_password(settings.grafana_url)}: {error}", file=sys.stderr)
 
 
 def _post(url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-    request = urllib.request.Request(url, body, dict(headers))  # noqa: S310 - the operator's own address
+    parts = urllib.parse.urlsplit(url)
+    login = {}
+    if parts.username is not None:  # which urllib.request does not accept in an address
+        pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        login["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    request = urllib.request.Request(url, body, {**headers, **login})  # noqa: S310 - the operator's own address
     handlers = []
-    if urllib.parse.urlsplit(url).hostname in _THIS_MACHINE:  # which no proxy of the environment reaches
+    if _THIS_MACHINE.fullmatch(parts.hostname or ""):  # which no proxy of the environment reaches
         handlers.append(urllib.request.ProxyHandler({}))
     with urllib.request.build_opener(*handlers).open(request, timeout=_REQUEST_SECONDS) as response:
         content: bytes = response.read()
     return content
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(?<=://)[^/]*@", "", url)
 
 
 if __name__ == "__main__":
