@@ -51,8 +51,10 @@ def _scopes(cause: Cause, target: str) -> Iterator[tuple[str, str]]:
         if PERFORMANCE in cause.mutes and target in _SLOW:
             yield _ON_RUN
     else:
+        # Broken hardware affects all ranks of its run, and a slow GPU its own rank.
         named = {each.alert for each in CAUSES.values() if each.rule and isinstance(each.rule.shape, Straggler)}
-        yield _ON_RANK if {cause.alert, target} <= named else _ON_RUN
+        is_of_rank = cause.alert in named or (cause.subject == "gpu" and PERFORMANCE not in cause.mutes)
+        yield _ON_RANK if is_of_rank and target in named else _ON_RUN
 
 
 def _matching(names: set[str]) -> str:

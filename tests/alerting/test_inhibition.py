@@ -209,6 +209,18 @@ NEXT = {"gpu": "4", "uuid": "GPU-n1-4"}
             True,
             id="which-waits-for-it",
         ),
+        pytest.param(
+            on_gpu("GpuThermalThrottle", **RUN, rank="7"),
+            on_run("TrainingStragglerHw"),
+            True,
+            id="a-slow-gpu-mutes-the-delay-of-its-own-rank",
+        ),
+        pytest.param(
+            on_gpu("GpuThermalThrottle", **RUN, rank="7"),
+            on_run("TrainingStragglerHw", rank="8"),
+            False,
+            id="but-not-that-of-another-rank",
+        ),
         pytest.param(on_gpu("GpuLost"), on_gpu("GpuMemZombie", **NEXT), False, id="lost-gpu-neighbour"),
         pytest.param(
             on_run("TrainingStragglerHw"), on_run("TrainingStragglerRank", rank="8"), False, id="another-straggler"

@@ -19,6 +19,7 @@ from tests.alerting.dying_node import (
     spanning_run,
 )
 from tests.alerting.subjects import on_gpu, on_run
+from tests.simulation.verdicts import firing
 from tests.webhook import Notification, Webhook
 
 TOGETHER = 30
@@ -167,3 +168,36 @@ def test_by_the_bundles_own_rules_a_dying_node_is_one_notification(
     (notification,) = audience.watch(raised[story])
     assert notification["receiver"] == receiver
     assert names(notification) == {alert}
+
+
+SCENARIO_SECONDS = 900
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Moment]]:
+    names = ("gpu_lost", "thermal_throttle", "pcie_degraded", "xid_hw")
+    timelines = firing(names, tmp_path_factory.mktemp("scenarios"), seconds=SCENARIO_SECONDS)
+    return {name: [Moment(second, alerts) for second, alerts in timeline] for name, timeline in timelines.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("scenario", "receiver", "alert"),
+    [
+        ("gpu_lost", "page", "GpuLost"),
+        ("thermal_throttle", "ticket", "GpuThermalThrottle"),
+        ("pcie_degraded", "ticket", "GpuPcieDegraded"),
+        ("xid_hw", "page", "GpuXidHw"),
+    ],
+)
+def test_a_fault_of_a_simulated_gpu_is_one_notification_and_its_end_one_more(
+    scenario: str, receiver: str, alert: str, simulated: dict[str, list[Moment]], audience: Audience
+) -> None:
+    notifications = audience.watch([*simulated[scenario], Moment(2 * SCENARIO_SECONDS, ())])
+    assert [(each["receiver"], each["status"]) for each in notifications] == [
+        (receiver, "firing"),
+        (receiver, "resolved"),
+    ]
+    assert names(notifications[0]) == {alert}
+    assert alert in names(notifications[1])

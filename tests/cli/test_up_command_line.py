@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from stallscope.cli.up import main, parser
+from stallscope.common.local_stack import LocalStack, announced
 from stallscope.simulation.scenarios import SCENARIOS
 
 
@@ -43,3 +49,44 @@ def test_every_scenario_is_listed_on_one_line(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("0.5", 0.5), ("1m30s", 90.0)])
 def test_a_time_is_a_number_of_seconds_or_has_its_units(text: str, seconds: float) -> None:
     assert parser().parse_args(["--timeout", text]).timeout == seconds
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[int]]:
+    """The signals that this process, in place of a launcher, receives."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    found: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: found.append(number))
+    yield found
+    signal.signal(signal.SIGUSR1, before)
+
+
+def stack(pid: int, fault: str) -> LocalStack:
+    return LocalStack("http://127.0.0.1:1", "http://127.0.0.1:2", pid, fault)
+
+
+def test_the_end_of_a_fault_is_requested_from_the_stack_that_was_started_last(
+    received: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with announced(stack(0, "")), announced(stack(os.getpid(), "gpu_lost")):
+        assert main(["--end"]) == 0
+    assert received == [signal.SIGUSR1]
+    assert capsys.readouterr().out.startswith("the fault of scenario gpu_lost ends")
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_without_a_stack_no_process_is_signalled(
+    pid: int, received: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--end"]) == 1
+    with announced(stack(pid, "gpu_lost")):
+        assert main(["--end"]) == 1
+    assert received == []
+    assert capsys.readouterr().err.count("no stack of this user is running; start one with `stallscope up`") == 2
+
+
+def test_a_stack_without_a_fault_is_not_signalled(received: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    with announced(stack(os.getpid(), "")):
+        assert main(["--end"]) == 1
+    assert received == []
+    assert "the running stack simulates no fault" in capsys.readouterr().err

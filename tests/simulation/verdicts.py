@@ -17,7 +17,7 @@ from stallscope.sampling.sampler import Sampler
 from stallscope.simulation import Simulation
 from stallscope.simulation.scenarios import scenario
 from tests.rules.rulebook import RULE_FILES
-from tests.scenarios.runner import EVALUATION_SECONDS, evaluate
+from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG, evaluate
 
 _POLL_SECONDS = 5.0
 START = 1.0
@@ -89,6 +89,32 @@ def verdicts(
         subject = "alert" if sample.name == "ALERTS" else sample.name.partition(":")[0]
         if sample.labels.get("cluster") in found and "cause" in sample.labels:
             found[sample.labels["cluster"]][subject].add(sample.labels["cause"])
+    return found
+
+
+def firing(
+    names: Sequence[str], folder: Path, *, seconds: int, onset: float = 60.0, gpus: int = 4
+) -> dict[str, list[tuple[int, tuple[dict[str, str], ...]]]]:
+    """Return each scenario's firing alerts, as pairs of a second and the alerts from then on."""
+    stored = []
+    for name in names:
+        tree = folder / name
+        tree.mkdir()
+        pages = pages_of(name, tree, seconds=seconds, onset=onset, gpus=gpus)
+        stored += series_in(pages, {"cluster": name, "job": "stallscope", "instance": "simulated:9400"})
+    wanted = f'ALERTS{{alertstate="firing", alertname!="{WATCHDOG}"}}'
+    times = range(0, seconds + 1, EVALUATION_SECONDS)
+    (answers,) = evaluate(stored, {wanted: times}, rule_files=_with_short_warmup(folder)).samples.values()
+    found: dict[str, list[tuple[int, tuple[dict[str, str], ...]]]] = {name: [] for name in names}
+    for second in times:
+        for name, timeline in found.items():
+            alerts = tuple(
+                {label: value for label, value in sample.labels.items() if label not in ("__name__", "alertstate")}
+                for sample in answers.get(second, ())
+                if sample.labels.get("cluster") == name
+            )
+            if alerts != (timeline[-1][1] if timeline else ()):
+                timeline.append((second, alerts))
     return found
 
 

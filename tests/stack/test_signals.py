@@ -17,6 +17,15 @@ def test_each_stop_signal_ends_a_wait(number: signal.Signals) -> None:
         assert stop.wait(60), "a requested stop stays requested"
 
 
+def test_the_end_of_a_fault_is_no_stop() -> None:
+    with stop_signals() as stop:
+        signal.raise_signal(signal.SIGUSR1)
+        assert not stop.wait(60)
+        assert stop.ends_fault
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.wait(60)
+
+
 def test_time_passes_where_nobody_asks_for_a_stop() -> None:
     with stop_signals() as stop:
         assert not stop.wait(0.01)

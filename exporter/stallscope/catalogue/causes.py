@@ -168,6 +168,8 @@ _WAITS_FOR_DATA = ("scaling_inefficient", "underused", "packing_candidate")
 # The other ranks wait in their collectives, and their GPUs do less.
 _WAITS_FOR_A_RANK = ("comm_bound", "scaling_inefficient", "gpu_load_imbalance")
 _PAUSES = ("step_outliers", "periodic_host_work")
+# The other ranks wait for the rank on this GPU, whose alert names the reason.
+_SLOW_GPU = ("straggler_hw", "straggler_rank")
 
 CAUSES: dict[str, Cause] = {
     cause.name: cause
@@ -1029,6 +1031,7 @@ CAUSES: dict[str, Cause] = {
                 neighbours; clean the heat sink or renew its paste if this GPU alone is hot.""",
                 wait="1m",
             ),
+            mutes=_SLOW_GPU,
         ),
         Cause(
             "power_brake",
@@ -1092,7 +1095,8 @@ CAUSES: dict[str, Cause] = {
             "hardware",
             "Hardware error (Xid)",
             "Follow the action of the error's class: reset the GPU, reboot or drain the node.",
-            # Fires at once, and for an hour after the latest error. The value is the age of the error in seconds.
+            # Fires for an hour after the latest error. The value is the age of the error in seconds. It waits as long
+            # as the alert on a lost GPU, which mutes this one where the GPU is lost with the error.
             Alert(
                 "critical",
                 Expression(
@@ -1110,7 +1114,7 @@ CAUSES: dict[str, Cause] = {
                 """{gpu} reported Xid {{ $labels.xid }} {{ $value | humanizeDuration }} ago: the hardware or its
                 firmware is at fault.{used_by}{unused} To do: {{ $labels.action }}. The kernel log (NVRM: Xid) has the
                 details; let no new job start there until then.""",
-                wait="0m",
+                wait="30s",
                 keep="0m",
             ),
             mutes=_BROKEN_GPU,
@@ -1240,7 +1244,9 @@ CAUSES: dict[str, Cause] = {
                 """The PCIe link of {gpu} runs at {share} of its lanes or of its generation, and copies from the host
                 are slower accordingly.{used_by} Reseat the GPU, check riser and cable, and the slot's settings in
                 the firmware.""",
+                keep="15m",  # longer than the delay of its rank, which it mutes
             ),
+            mutes=_SLOW_GPU,
         ),
         Cause(
             "pcie_replays",
@@ -1258,6 +1264,7 @@ CAUSES: dict[str, Cause] = {
                 after it.""",
                 wait="1m",
             ),
+            mutes=_SLOW_GPU,
         ),
         Cause(
             "nvlink_errors",
@@ -1275,6 +1282,7 @@ CAUSES: dict[str, Cause] = {
                 or the switch checked.""",
                 wait="0m",
             ),
+            mutes=_SLOW_GPU,
         ),
         Cause(
             "nvlink_down",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
+from stallscope.common.local_stack import newest_stack
 from stallscope.configuration import parse_duration
 from stallscope.simulation.scenarios import SCENARIOS, scenario
 
@@ -35,6 +38,7 @@ def parser() -> Parser:
         examples={
             "stallscope up": "the whole stack, with a simulated overheating GPU on a machine without GPUs",
             "stallscope up --scenario gpu_lost --scenario.onset 5": "another fault, after five seconds",
+            "stallscope up --end": "in another terminal: end the fault, and see its alerts resolve",
             "stallscope up --once --data-dir stack": "check that the stack starts; keep its files",
         },
         notes="Exit status: 0 if it was stopped, 1 if something failed, 2 for an invalid command line.",
@@ -52,6 +56,11 @@ def parser() -> Parser:
         default=_DEFAULT_SCENARIO,
         metavar="NAME",
         help="scenario of the simulated GPUs and their job; --list-scenarios lists them (default: %(default)s)",
+    )
+    made.add_argument(
+        "--end",
+        action="store_true",
+        help="end the fault of the stack that runs in another terminal, so that its alerts resolve, and exit",
     )
     made.add_argument("--list-scenarios", action="store_true", help="print one scenario per line, and exit")
     made.add_argument(
@@ -94,6 +103,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{each.name:<{width}}  {each.description}")
         return 0
 
+    if parsed.end:
+        return _end_fault()
     try:
         from stallscope.stack import launcher
         from stallscope.stack.errors import StackError
@@ -126,6 +137,27 @@ def main(arguments: Sequence[str]) -> int:
     except StackError as error:
         print(f"stallscope up: {error}", file=sys.stderr)
         return 1
+
+
+def _end_fault() -> int:
+    """Request the end of the running stack's fault; return the exit status."""
+    stack = newest_stack()
+    if stack is None or stack.pid <= 0:
+        print("stallscope up: no stack of this user is running; start one with `stallscope up`", file=sys.stderr)
+        return 1
+    if not stack.fault:
+        print(
+            "stallscope up: the running stack simulates no fault; name one with --scenario when you start it",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        os.kill(stack.pid, signal.SIGUSR1)
+    except OSError as problem:
+        print(f"stallscope up: the stack can't be signalled: {problem.strerror}; end it with Ctrl-C", file=sys.stderr)
+        return 1
+    print(f"the fault of scenario {stack.fault} ends; most alerts resolve within 15 minutes")
+    return 0
 
 
 def _port(text: str) -> int:

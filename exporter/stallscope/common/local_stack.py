@@ -22,10 +22,14 @@ _MAX_BYTES = 4096
 
 
 class LocalStack(NamedTuple):
-    """The URLs of a running stack."""
+    """The URLs of a running stack, its launcher and what it simulates."""
 
     exporter: str
     prometheus: str
+    pid: int = 0
+    """Process of the launcher; 0 if unknown."""
+    fault: str = ""
+    """Name of the scenario, if it has a fault that can be ended."""
 
 
 def runtime_folder() -> Path:

@@ -203,6 +203,8 @@ class Scenario:
     """The job uses the shim; without it there are GPU signals alone."""
     coupled: bool = False
     """No simulated job: the GPUs work for the real ranks that claim them."""
+    seed: int = 1
+    """GPUs of another seed have other UUIDs."""
 
     @property
     def run(self) -> str:
@@ -213,6 +215,11 @@ class Scenario:
     def simulates_host(self) -> bool:
         """True if the cause depends on the load of the host, which must be simulated too."""
         return isinstance(self.fault, (LoadChange, SharedGpu)) or (isinstance(self.fault, Stall) and self.fault.storage)
+
+    @property
+    def is_faulty(self) -> bool:
+        """True if there is something to repair."""
+        return self.expected not in ("healthy", "compute_bound")
 
     @property
     def faulty_gpus(self) -> tuple[int, ...]:
@@ -533,6 +540,14 @@ SCENARIOS: dict[str, Scenario] = {
             expected="healthy",
             workload=replace(_STEADY, kernels={"tensor": 0.4, "power": 0.75}),
             host=_CALM,
+        ),
+        Scenario(
+            name="repaired",
+            description="The healthy job, on GPUs that replace those of a faulty scenario; `stallscope up --end`.",
+            expected="healthy",
+            workload=replace(_STEADY, kernels={"tensor": 0.4, "power": 0.75}),
+            host=_CALM,
+            seed=2,
         ),
         Scenario(
             name="compute_bound",

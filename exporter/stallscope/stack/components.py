@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from stallscope.common.bundle import bundle_folder
-from stallscope.simulation.scenarios import Scenario
+from stallscope.simulation.scenarios import Scenario, scenario
 from stallscope.stack.component import Component
 from stallscope.stack.configuration import write_alertmanager, write_prometheus
 from stallscope.stack.errors import StackError
@@ -32,12 +32,9 @@ def build_components(
         StackError: a program rejects its configuration; the message has the program's output.
     """
     (folder / "logs").mkdir(exist_ok=True)
-    # The kernel limits the length of a socket's path. Beyond it, reports arrive only by UDP.
-    socket: Path | None = folder / "report.sock"
-    if len(os.fsencode(folder / "report.sock")) > _LONGEST_SOCKET_PATH:
-        socket = None
+    socket = _socket(folder)
     components = [
-        _exporter(settings, folder, socket, scenario),
+        _exporter(settings, folder, scenario, simulates_host=bool(scenario and scenario.simulates_host)),
         _prometheus(settings, programs, folder),
         _alertmanager(settings, programs, folder),
     ]
@@ -57,19 +54,43 @@ def build_components(
     return components
 
 
-def _exporter(settings: Settings, folder: Path, socket: Path | None, scenario: Scenario | None) -> Component:
+def repaired_exporter(settings: Settings, folder: Path, faulty: Scenario) -> Component:
+    """Describe the exporter after the scenario's fault: a healthy job on other GPUs, without the run before."""
+    return _exporter(
+        settings,
+        folder,
+        scenario("repaired"),
+        simulates_host=faulty.simulates_host,
+        state_file="reports-after-the-fault.state",
+    )
+
+
+def _socket(folder: Path) -> Path | None:
+    """Return the path of the exporter's socket. The kernel limits its length; beyond it, reports arrive by UDP only."""
+    socket = folder / "report.sock"
+    return None if len(os.fsencode(socket)) > _LONGEST_SOCKET_PATH else socket
+
+
+def _exporter(
+    settings: Settings,
+    folder: Path,
+    scenario: Scenario | None,
+    *,
+    simulates_host: bool,
+    state_file: str = "reports.state",
+) -> Component:
     address = f"{ADDRESS}:{settings.exporter.number}"
     command = [
         *(sys.executable, "-m", "stallscope", "exporter"),
         f"--web.listen-address={address}",
-        f"--report.unix-socket={socket or ''}",
+        f"--report.unix-socket={_socket(folder) or ''}",
         f"--report.udp-address={address}",
-        f"--report.state-file={folder / 'reports.state'}",
+        f"--report.state-file={folder / state_file}",
         f"--prometheus.url={settings.prometheus.url}",
     ]
     if scenario:
         command += [f"--simulation.scenario={scenario.name}", f"--simulation.onset={scenario.onset:.3f}s"]
-        command += ["--simulation.host"] if scenario.simulates_host else []
+        command += ["--simulation.host"] if simulates_host else []
     return Component("the exporter", command, folder / "logs" / "exporter.log")
 
 

@@ -20,7 +20,8 @@ JOB = "stallscope"
 """The only scrape job of the bundle that is kept: the others have targets on other machines."""
 SCRAPE_INTERVAL = "2s"
 EVALUATION_INTERVAL = "5s"
-GROUP_WAIT = "1s"
+GROUP_WAIT = "10s"
+"""Two evaluations: alerts on one fault meet in one notification."""
 GROUP_INTERVAL = "5s"
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from stallscope.common.local_stack import LocalStack, announced, runtime_folder
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack import installation, screen
 from stallscope.stack.component import Component, stop_all
-from stallscope.stack.components import build_components
+from stallscope.stack.components import build_components, repaired_exporter
 from stallscope.stack.driver import driver_answer
 from stallscope.stack.errors import StackError
 from stallscope.stack.ports import reserved_ports
@@ -79,7 +79,7 @@ def _run(settings: Settings) -> int:
         components = build_components(settings, programs, folder, scenario)
         with stop_signals() as stop:
             try:
-                return _live(settings, programs, components, scenario, driver, stop)
+                return _live(settings, programs, folder, components, scenario, driver, stop)
             finally:
                 # Stopped first, since printing may fail.
                 stop_all(components)
@@ -89,7 +89,8 @@ def _run(settings: Settings) -> int:
 def _live(
     settings: Settings,
     programs: Programs,
-    components: Sequence[Component],
+    folder: Path,
+    components: list[Component],
     scenario: Scenario | None,
     driver: str | None,
     stop: StopRequest,
@@ -105,17 +106,29 @@ def _live(
         return 1 if settings.once else 0
     if settings.once:
         return 0
-    with _announced(settings):
+    faulty = scenario if scenario and scenario.is_faulty else None
+
+    def end_fault() -> None:
+        if faulty is None:
+            return
+        stop_all(components[:1])
+        components[0] = repaired_exporter(settings, folder, faulty)
+        components[0].start()
+        screen.say(screen.fault_ended(faulty))
+
+    with _announced(settings, faulty):
         screen.say(screen.addresses(settings, scenario, programs))
-        return _watch(components, exporter, prometheus, alertmanager, stop)
+        return _watch(components, exporter, prometheus, alertmanager, stop, end_fault)
 
 
 @contextmanager
-def _announced(settings: Settings) -> Iterator[None]:
+def _announced(settings: Settings, faulty: Scenario | None) -> Iterator[None]:
     """Let other commands find the stack for the duration of the block, if possible."""
     with ExitStack() as block:
         try:
-            block.enter_context(announced(LocalStack(settings.exporter.url, settings.prometheus.url)))
+            fault = faulty.name if faulty else ""
+            stack = LocalStack(settings.exporter.url, settings.prometheus.url, os.getpid(), fault)
+            block.enter_context(announced(stack))
         except OSError as error:
             screen.say(f"other commands need the addresses below: cannot write to {runtime_folder()}: {error.strerror}")
         yield
@@ -230,6 +243,7 @@ def _watch(
     prometheus: Prometheus,
     alertmanager: Alertmanager,
     stop: StopRequest,
+    end_fault: Callable[[], None],
 ) -> int:
     """Print new and changed verdicts, alerts, and programs that end, until a stop is requested."""
     due = 0.0
@@ -237,6 +251,9 @@ def _watch(
     shown: dict[tuple[tuple[str, str], ...], Alert] = {}
     ended: set[str] = set()
     while not stop.wait(_WATCH_SECONDS):
+        if stop.ends_fault:
+            stop.ends_fault = False
+            end_fault()
         for component in components:
             if component.ended and component.name not in ended:
                 ended.add(component.name)

@@ -110,6 +110,15 @@ def over(resolved: Alert) -> str:
     return f"{clock()}  over: {resolved.name}{_subject(resolved)}"
 
 
+def fault_ended(faulty: Scenario) -> str:
+    """Return the line for a fault that `stallscope up --end` has ended."""
+    return (
+        f"{clock()}  the fault of scenario {faulty.name} has ended: "
+        "a healthy job runs on GPUs that replace the faulty ones\n"
+        "Most alerts end up to 15 minutes later, as after a repair."
+    )
+
+
 def _subject(alert: Alert) -> str:
     labels = dict(alert.labels)
     parts = [f"{name} {labels[name]}" for name in ("run", "rank", "gpu") if labels.get(name)]
