@@ -121,6 +121,7 @@ def lines(*entries: object) -> bytes:
         (lines({"format": FORMAT, "version": VERSION + 1, "start": 0, "stallscope": "9.0"}), "update Stallscope"),
         (written([])[:12], "ends before its first page"),
     ],
+    ids=["empty", "text", "no line", "list", "format", "version", "no start", "newer", "cut"],
 )
 def test_another_file_is_refused_with_what_to_do(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(RecordingError, match=message):
