@@ -180,6 +180,40 @@ def test_a_program_without_a_run_ends_as_without_stallscope(text: str, programs:
     assert without_note(run.stderr) == alone.stderr
 
 
+LATE = """
+def train():
+    import time
+    time.sleep(0.5)
+    import stallscope
+    for _ in stallscope.track(range(5), "late"):
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import threading\nthreading.Thread(target=train).start()",
+        "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1).submit(train)",
+        "import atexit\natexit.register(train)",
+        "import threading\nthreading.Timer(0.1, train).start()\nraise SystemExit(0)",
+    ],
+    ids=["thread", "executor", "atexit", "timer"],
+)
+def test_what_trains_after_the_main_thread_has_returned_is_measured(start: str, programs: Programs) -> None:
+    programs.write("program.py", LATE + start)
+    run = programs.run("program.py")
+    assert run.returncode == 0
+    assert "nothing to measure" not in run.stderr
+    assert programs.reported()[-1].gauges["step"] == 5
+
+
+def test_a_program_whose_threads_train_nothing_is_told_of_once_at_its_end(programs: Programs) -> None:
+    programs.write("program.py", "import os, threading\nthreading.Timer(0.2, print, ['late']).start()\nos.fork()")
+    run = programs.run("program.py")
+    assert run.stderr.count("nothing to measure") == 1
+
+
 def test_a_program_without_torch_is_told_of_at_its_end(programs: Programs) -> None:
     programs.write("program.py", "print('done')")
     run = programs.run("program.py")

@@ -110,6 +110,14 @@ def train():
     {}
 train()
 """
+BROKEN_SWEEP = """
+import itertools, stallscope, time
+for trial in range(3):
+    for step, batch in enumerate(stallscope.track(itertools.count(), f"trial-{trial}")):
+        time.sleep(0.002)
+        if step == 9:
+            break
+"""
 TERMINATED = """
 import itertools, os, signal, stallscope, time
 def end(*_):
@@ -152,6 +160,7 @@ ENDS = {
     "break and an exit after it": (KEPT.format("break", "raise SystemExit(0)"), "finished"),
     "an exception with a kept iterator": (KEPT.format("1 / 0", "pass"), "failed"),
     "a handler of SIGTERM with a kept iterator": (TERMINATED, "terminated"),
+    "a handler of SIGTERM that exits with 0": (TERMINATED.replace("SystemExit(1)", "SystemExit(0)"), "terminated"),
     "a zipped loop": (
         LEAVING.replace("batch in", "batch, _ in")
         .replace("stallscope.track", "zip(stallscope.track")
@@ -208,6 +217,17 @@ def test_a_trial_of_a_sweep_has_finished_however_a_later_one_ends(
 ) -> None:
     play(SWEEP.replace("LAST", last))
     assert last_states(exporter) == {"trial-0": "finished", "trial-1": "finished", "trial-2": state}
+
+
+def test_a_trial_that_break_ends_has_finished_with_all_its_steps(exporter: socket.socket) -> None:
+    play(BROKEN_SWEEP + "import os\nos._exit(0)")
+    reports = {report.run: report for report in received(exporter)}
+    assert {name: report.state for name, report in reports.items()} == {
+        "trial-0": "finished",
+        "trial-1": "finished",
+        "trial-2": "running",
+    }
+    assert [reports[f"trial-{trial}"].gauges["step"] for trial in range(3)] == [10, 10, 10]
 
 
 def test_a_trial_has_finished_as_soon_as_the_next_one_begins(exporter: socket.socket) -> None:

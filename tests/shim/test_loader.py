@@ -394,9 +394,9 @@ def test_a_loop_inside_of_another_does_not_pause_the_run(run: stallscope.Run, cl
     assert run.timeline.activity == "paused"
 
 
-@pytest.mark.parametrize("leave", ["break", "exception"])
-def test_a_loop_that_was_left_early_does_not_pause_the_run(
-    run: stallscope.Run, clock: ScriptedClock, leave: str
+@pytest.mark.parametrize(("leave", "activity"), [("break", "paused"), ("exception", "training")])
+def test_a_loop_left_by_break_pauses_the_run_and_one_left_by_an_exception_does_not(
+    run: stallscope.Run, clock: ScriptedClock, leave: str, activity: str
 ) -> None:
     try:
         for _ in stallscope.track(Loader(clock), run):
@@ -406,4 +406,13 @@ def test_a_loop_that_was_left_early_does_not_pause_the_run(
             raise KeyError(leave)
     except KeyError:
         pass
-    assert run.timeline.activity == "training"
+    assert run.timeline.activity == activity
+
+
+def test_no_step_is_counted_beyond_the_plan(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
+    for step, _ in enumerate(stallscope.track(itertools.count(), run, steps_planned=60)):
+        clock.advance(1)
+        if step == 60:
+            break
+    run.finish()
+    assert desk.newest.gauges["step"] == 60

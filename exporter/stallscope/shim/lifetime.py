@@ -335,6 +335,6 @@ def loop_left(run: Run, moment: float) -> bool:
         elif handlers and kind is TracebackType and found.tb_frame.f_code in handlers:
             terminated = True  # up to Python 3.11, an exception that is being raised has no traceback yet
         by_exception = by_exception or _failed or (issubclass(kind, BaseException) and kind is not GeneratorExit)
-    if left:
+    if left or terminated:
         _left = (weakref.ref(run), moment, terminated)
     return by_exception

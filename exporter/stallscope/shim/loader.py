@@ -110,7 +110,7 @@ class Tracked(WrappedLoader["Batch"]):
         enter, leave = wait.__enter__, wait.__exit__
         per_step, batches = self._batches_per_step, 0
         waiting = True
-        run.open_loops.append(per_step)
+        self.enter_loop()
         enter()
         is_loop = not wait.hidden
         try:
@@ -130,9 +130,8 @@ class Tracked(WrappedLoader["Batch"]):
                         continue
                 enter()
         except GeneratorExit:
-            if is_loop and timeline.steps == before:
-                self._left()
-            is_loop = False
+            if is_loop and self.is_open:
+                is_loop = not self._left(is_step=timeline.steps == before)
             raise
         except BaseException:
             is_loop = False
@@ -140,19 +139,44 @@ class Tracked(WrappedLoader["Batch"]):
         finally:
             if waiting:
                 leave()
-            run.open_loops.remove(per_step)
-            if is_loop:
+            if self.is_open:
+                run.open_loops.pop(id(self))
+                if is_loop:
+                    run.loop_over()
+
+    @property
+    def is_open(self) -> bool:
+        """True while a loop over this object is under way."""
+        return id(self) in self._run.open_loops
+
+    def enter_loop(self) -> None:
+        """A loop begins, or goes on with a pass that an earlier loop has left."""
+        self._run.open_loops[id(self)] = self._batches_per_step
+
+    def leave_loop(self) -> None:
+        """A loop has left a pass that the program keeps."""
+        run = self._run
+        if self.is_open and not run.silent:
+            is_over = not self._left()
+            run.open_loops.pop(id(self))
+            if is_over:
                 run.loop_over()
 
-    def _left(self) -> None:
-        """Record that the program has left a loop: by an exception, or by `break`, perhaps at the end of a step."""
-        timeline = self._run.timeline
+    def _left(self, *, is_step: bool = True) -> bool:
+        """Record that the program has left a loop, and return whether by an exception.
+
+        Args:
+            is_step: False if the loop has marked the step of its last batch itself.
+        """
+        run, timeline = self._run, self._run.timeline
         if self._failed_at == timeline.mark:
-            return  # by an exception that is gone by now
-        if loop_left(self._run, timeline.mark):
+            return True  # by an exception that is gone by now
+        if loop_left(run, timeline.mark):
             self._failed_at = timeline.mark
-        elif self._batches_per_step == 1:
+            return True
+        if is_step and self._batches_per_step == 1 and not run.is_complete:
             timeline.end_left_step(timeline.phase("data_wait"))
+        return False
 
     async def _async_batches(self) -> AsyncIterator[Batch]:
         """Measure an asynchronous loader; other tasks may run during its wait."""
@@ -207,6 +231,7 @@ class _Loop(_Pass["Batch"]):
     def __init__(self, tracked: Tracked[Batch], batches: Iterator[Batch]) -> None:
         super().__init__(tracked, batches)
         self._is_inside = False
+        tracked.enter_loop()
 
     def __next__(self) -> Batch:
         self._is_inside = False
@@ -216,8 +241,8 @@ class _Loop(_Pass["Batch"]):
 
     def __del__(self) -> None:
         try:
-            if self._is_inside and not self._tracked._run.silent:  # noqa: SLF001 - of this module
-                self._tracked._left()  # noqa: SLF001
+            if self._is_inside:
+                self._tracked.leave_loop()
         except Exception as error:
             tolerate(error, "leaving a loop")
 

@@ -171,8 +171,8 @@ class Run:
         """
         self.timeline = Timeline(time.monotonic, self._publish, interval)
         self._phases: dict[str, Phase] = {}
-        self.open_loops: list[int] = []
-        """Batches in a step of each tracked loop that is under way."""
+        self.open_loops: dict[int, int] = {}
+        """Batches in a step of each tracked loop that is under way, by the identity of its object."""
         try:
             if switched_on("STALLSCOPE_DISABLE") or lifetime.importing_for_parent():
                 return
@@ -361,7 +361,7 @@ class Run:
                     f"run state: expected one of {', '.join(vocabulary.LAST_STATES)}, got {shown(state)}; using failed",
                     "finish",
                 )
-            if self._state == "finished" and self.open_loops == [1]:  # the program has called next()
+            if self._state == "finished" and [*self.open_loops.values()] == [1]:  # the program has called next()
                 self.timeline.end_left_step(self.timeline.phase("data_wait"), _LEFT_LOOP)
             self._publish(self.timeline.now(), last=True)
         except Exception as error:
@@ -554,9 +554,14 @@ class Run:
             self._gauges["epoch"] = self._pass
 
     def loop_over(self) -> None:
-        """A tracked loop has ended because its loader is exhausted; while steps of the plan remain, another follows."""
-        if not self.silent and not self.open_loops and self.steps_done >= self._gauges.get("steps_planned", 0.0):
+        """A tracked loop has ended, by itself or by `break`; while steps of a plan remain, another one follows."""
+        if not self.silent and not self.open_loops and (self.is_complete or "steps_planned" not in self._gauges):
             self.timeline.end_loop()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all steps of the plan are done; False without a plan."""
+        return self.steps_done >= self._gauges.get("steps_planned", inf)
 
     @property
     def is_resting(self) -> bool:
