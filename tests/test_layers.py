@@ -78,7 +78,7 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "textual": frozenset({"terminal"}),
     "torch": frozenset({"shim"}),  # where the training process has it, and only once it is needed
     "urllib3": frozenset({"clients"}),  # beneath requests, with errors that it lets through
-    "yaml": frozenset({"configuration", "doctor", "stack", "web"}),
+    "yaml": frozenset({"cli", "configuration", "doctor", "stack", "web"}),
 }
 """Units that may import a library. A unit that is not listed here uses the standard library alone."""
 

@@ -22,6 +22,7 @@ import yaml
 import stallscope
 from deploy.generate import STACK_ALERTMANAGER
 from stallscope.cli import commands
+from stallscope.common.thresholds import with_values
 from stallscope.web.http.configuration_file import read_web_configuration
 from tests.deploy.kubernetes_tools import program
 from tests.web.certificates import Authority, needs_openssl
@@ -33,6 +34,7 @@ execute the examples for developers."""
 CHECKED_BY_HELP = ("docker", "helm", "kubectl", "prometheus", "victoria-metrics", "vmagent", "vmalert")
 """Programs that reject an unknown flag although `--help` follows it."""
 NOT_EXECUTED = {
+    "amtool": "needs a running Alertmanager; alerting/ starts it",
     "apt-get": "installs packages of the system",
     "curl": "needs a running exporter",
     "docker": "needs a container engine; deploy/test_image.py executes the image's steps",
@@ -42,6 +44,7 @@ NOT_EXECUTED = {
     "kubectl": "needs a cluster; deploy/test_kubernetes.py renders the overlays",
     "openssl": "writes to /etc, or to a Secret of a cluster",
     "pip": "needs a package index; packaging/ and deploy/test_systemd.py install from the checkout",
+    "promtool": "reads a file of the command before it; cli/test_thresholds.py runs it",
     "prometheus": "a server; rules/ and stack/ start it",
     "python": "the reader's training program",
     "rm": "removes a file of the command before it",
@@ -197,8 +200,14 @@ def check_stack_values(text: str, folder: Path) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
+def check_thresholds(text: str, _folder: Path) -> None:
+    with_values(yaml.safe_load(text))
+
+
 YAML: dict[str, Callable[[str, Path], None]] = {
+    "alerting": check_scrape_configuration,
     "alertmanager": check_stack_values,
+    "input_warning": check_thresholds,
     "kind": check_kustomization,
     "record": check_rules,
     "relabelings": check_relabelings,

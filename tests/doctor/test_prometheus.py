@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from stallscope.common.thresholds import default_thresholds
 from stallscope.doctor.prometheus import PART
-from stallscope.doctor.rules import bundled_groups, bundled_thresholds
+from stallscope.doctor.rules import bundled_groups
 from stallscope.doctor.scrapes import EXPORTERS
 from tests.analysis.servers import DRIPS, talking
 from tests.doctor.conftest import MakeSubject
@@ -78,7 +79,7 @@ def in_order(served: Served) -> None:
     served.texts["/api/v2/alerts"] = '[{"labels": {"alertname": "StallscopeWatchdog", "cause": "watchdog"}}]'
     served.vectors = {
         "vector(time())": lambda: [({}, time.time())],
-        "stallscope:threshold": [({"name": name}, 1.0) for name in bundled_thresholds()],
+        "stallscope:threshold": [({"name": name}, value) for name, value in default_thresholds().items()],
         "max(timestamp(stallscope:threshold))": lambda: [({}, time.time() - 5)],
         WATCHDOG: [({"alertname": "StallscopeWatchdog", "cause": "watchdog"}, 1.0)],
         "count(stallscope_build_info)": [({}, 1.0)],
@@ -91,6 +92,15 @@ def test_a_server_in_order_is_ok_in_every_check(served: Served, make_subject: Ma
     assert statuses(found) == {check: {"ok"} for check in CHECKS}, found
     number = sum(rules.total() for rules in bundled_groups().values())
     assert f" {number} rules" in found["rules"][0].message
+
+
+def test_thresholds_that_differ_are_listed_with_their_defaults(served: Served, make_subject: MakeSubject) -> None:
+    in_order(served)
+    values = {**default_thresholds(), "input_warning": 0.15, "warmup_seconds": 60.0}
+    served.vectors["stallscope:threshold"] = [({"name": name}, value) for name, value in values.items()]
+    messages = [each.message for each in findings(PART, make_subject(prometheus_url=served.url))["thresholds"]]
+    differing = "input_warning 0.15 (default 0.1), warmup_seconds 60 (default 300)"
+    assert messages[1:] == [f"2 thresholds differ from this version's defaults: {differing}"]
 
 
 def target(served: Served) -> dict[str, Any]:
@@ -200,7 +210,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     "a missing threshold": (
         *("thresholds", "failed"),
         lambda served: served.vectors.update(
-            {"stallscope:threshold": [({"name": name}, 1.0) for name in bundled_thresholds() if name != "input_notice"]}
+            {"stallscope:threshold": [({"name": name}, 1.0) for name in default_thresholds() if name != "input_notice"]}
         ),
         "1 thresholds are missing, so rules that use them return nothing: input_notice",
     ),
@@ -348,4 +358,4 @@ def test_a_server_that_is_not_there_fails_only_where_it_was_named(make_subject: 
 def test_the_bundle_is_read_whole() -> None:
     assert {"stallscope-thresholds", "stallscope-alerts-stallscope"} <= bundled_groups().keys()
     assert "StallscopeWatchdog" in bundled_groups()["stallscope-alerts-stallscope"]
-    assert {"warmup_steps", "input_notice"} <= set(bundled_thresholds())
+    assert {"warmup_steps", "input_notice"} <= set(default_thresholds())

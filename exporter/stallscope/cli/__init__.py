@@ -21,7 +21,7 @@ GROUPS = {
     "observe": ("gpus", "top"),
     "train": ("pick", "run", "stacks", "stop", "trace"),
     "understand": ("compare", "frames", "replay", "report"),
-    "set up": ("completion", "doctor", "exporter", "man", "record", "up"),
+    "set up": ("completion", "doctor", "exporter", "man", "record", "thresholds", "up"),
 }
 """Commands by purpose, in the order of the help."""
 

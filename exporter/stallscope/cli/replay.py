@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stallscope.cli._parser import Parser
+from stallscope.cli.thresholds import threshold
 
 if TYPE_CHECKING:
     from stallscope.replay.pages import Recording
@@ -38,7 +38,7 @@ def parser() -> Parser:
         "--threshold",
         action="append",
         default=[],
-        type=_threshold,
+        type=threshold,
         metavar="NAME=VALUE",
         help="another value of a threshold of prometheus/rules/thresholds.yml; again for further ones",
     )
@@ -131,17 +131,6 @@ def _entries(subjects: Mapping[Subject, Sequence[Span]]) -> list[dict[str, Any]]
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _threshold(text: str) -> tuple[str, float]:
-    name, separator, value = text.partition("=")
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not (name and separator and math.isfinite(number)):
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE such as warmup_seconds=30, got {text!r}")
-    return name, number
 
 
 def _fail(message: str) -> int:

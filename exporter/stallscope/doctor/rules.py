@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from stallscope.common.bundle import bundle_folder
+from stallscope.common.thresholds import changed, default_thresholds
 from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
 from stallscope.doctor.server import Server, has_rules, listed, optional
 from stallscope.doctor.yaml_text import mapping_of
@@ -119,13 +120,15 @@ def _evaluations(server: Server, groups: Iterable[Mapping[str, Any]]) -> Iterato
 
 def _thresholds(server: Server) -> Iterator[Finding]:
     there = {labels.get("name", ""): value for labels, value in server.prometheus.query("stallscope:threshold")}
-    if missing := sorted(bundled_thresholds() - there.keys()):
+    if missing := sorted(default_thresholds().keys() - there.keys()):
         yield failed(
             f"{len(missing)} thresholds are missing, so rules that use them return nothing: {listed(missing)}",
             "load prometheus/rules/thresholds.yml of this version; your own file needs all its names",
         )
     else:
         yield ok(f"all {len(there)} thresholds are loaded")
+    if differing := changed(there):
+        yield ok(f"{len(differing)} thresholds differ from this version's defaults: {listed(differing)}")
 
 
 def _freshness(server: Server) -> Iterator[Finding]:
@@ -167,14 +170,6 @@ def bundled_groups() -> Mapping[str, Counter[str]]:
             for group in mapping_of(file.read_text(encoding="utf-8")).get("groups", []):
                 found[group["name"]] = Counter(rule.get("record") or rule["alert"] for rule in group["rules"])
     return found
-
-
-@cache
-def bundled_thresholds() -> Collection[str]:
-    """Return the names of the bundle's thresholds."""
-    document = mapping_of((bundle_folder("prometheus") / "rules/thresholds.yml").read_text(encoding="utf-8"))
-    rules = [rule for group in document["groups"] for rule in group["rules"]]
-    return {rule["labels"]["name"] for rule in rules if rule.get("record") == "stallscope:threshold"}
 
 
 def _unix(moment: str) -> float:

@@ -1,0 +1,53 @@
+"""The thresholds of the rules: their default values, and the rule file with other values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from stallscope.common.bundle import bundle_folder
+
+_RULE = re.compile(r"(\{record: stallscope:threshold, labels: \{name: (\w+)\}, expr: vector\()([^()]+)(\)\})")
+
+
+def threshold_file() -> Path:
+    """Return the path of the bundle's rule file with all thresholds."""
+    return bundle_folder("prometheus") / "rules" / "thresholds.yml"
+
+
+@cache
+def default_thresholds() -> Mapping[str, float]:
+    """Return the bundle's thresholds by name."""
+    return {name: float(value) for _, name, value, _ in _RULE.findall(threshold_file().read_text(encoding="utf-8"))}
+
+
+def with_values(values: Mapping[str, float]) -> str:
+    """Return the text of the rule file with other values; comments stay.
+
+    Raises:
+        ValueError: a name is unknown, or a value is not finite; the message is one line.
+    """
+    unknown = sorted(values.keys() - default_thresholds().keys())
+    if unknown:
+        raise ValueError(f"no threshold named {', '.join(unknown)}; `stallscope thresholds --list` shows all names")
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name}: expected a finite number, got {value}")
+    text = threshold_file().read_text(encoding="utf-8")
+    return _RULE.sub(
+        lambda rule: f"{rule[1]}{values[rule[2]]!r}{rule[4]}" if rule[2] in values else rule[0],
+        text,
+    )
+
+
+def changed(values: Mapping[str, float]) -> list[str]:
+    """Return each value that differs from the default, with the default: `input_warning 0.15 (default 0.1)`."""
+    defaults = default_thresholds()
+    return [
+        f"{name} {value:g} (default {defaults[name]:g})"
+        for name, value in sorted(values.items())
+        if name in defaults and not math.isclose(value, defaults[name], rel_tol=1e-9)
+    ]
