@@ -78,7 +78,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step, inputs in enumerate(DataLoader(torch.ones(6000, 4))):
     model(inputs).sum().backward()
     optimizer.step()
+    if rank == 0 and step == 5:
+        open("began", "w").close()
     if rank == 1 and step == 5 and attempt < int(sys.argv[1]):
+        while not os.path.exists("began"):  # otherwise it may be terminated before its run begins
+            time.sleep(0.1)
         raise ValueError("boom")
     if attempt >= int(sys.argv[1]) and step == 5:
         if len(sys.argv) > 2:

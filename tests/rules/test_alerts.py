@@ -383,7 +383,7 @@ def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(
                 "Run my run loses 50% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
                 f"without that it would be up to 2.0 times as fast.{line and ' '}{line} More workers will not help. "
                 "Decode and augment less per sample (cache decoded data, resize offline, decode faster or on the GPU), "
-                "or give the job more CPUs per GPU."
+                "or give the job more CPUs per GPU. If other programs use the CPUs, run them elsewhere."
             ),
             "line": line,
             "lost": "12.0 GPU-hours a day",
@@ -445,13 +445,19 @@ def stack(number: int, location: str, call: str) -> Story:
 
 
 @pytest.mark.parametrize(
-    ("odd", "place"),
+    ("odd", "suspect", "place"),
     [
-        ("job/dataset.py:12", "Rank 3 is in read_sample at job/dataset.py:12, unlike most ranks."),
-        ("", "Stack of 4 of its ranks: in all_reduce at job/trainer.py:88."),
+        (
+            "job/dataset.py:12",
+            "The first suspect is rank 3 of node1:19400. ",
+            "Rank 3 is in read_sample at job/dataset.py:12, unlike most ranks.",
+        ),
+        ("", "", "Stack of 4 of its ranks: in all_reduce at job/trainer.py:88."),
     ],
 )
-def test_the_text_on_a_stall_names_the_rank_that_differs_and_its_line(odd: str, place: str, rulebook: Rulebook) -> None:
+def test_the_text_on_a_stall_names_the_rank_that_differs_and_its_line(
+    odd: str, suspect: str, place: str, rulebook: Rulebook
+) -> None:
     story = exporter()
     for number in range(4):
         story += rank(number, gpus=(), last_step=growing_until(40))
@@ -465,7 +471,7 @@ def test_the_text_on_a_stall_names_the_rank_that_differs_and_its_line(odd: str, 
             "summary": "Training is stalled, but its processes are alive.",
             "description": (
                 "100% of the ranks of run train have not completed a step for over a minute, and for far longer than "
-                f"their steps usually take. {place} Before the job is killed, compare the stacks of all ranks "
+                f"their steps usually take. {suspect}{place} Before the job is killed, compare the stacks of all ranks "
                 "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
                 "whose stack differs from the others, then restart from the last checkpoint."
             ),
