@@ -149,6 +149,9 @@ def _be_program(task: Task) -> NoReturn:
     try:
         os.setsid()
         _prepare(task)
+        if task.watched:  # the program has not begun while its command is imported
+            from stallscope.cli import run as _command  # noqa: F401
+            from stallscope.shim import automatic  # noqa: F401
         os.environ["TRUTH_SINCE"] = repr(time.perf_counter())
         code = _status(lambda: _run(task))
         _call_helper("finish")

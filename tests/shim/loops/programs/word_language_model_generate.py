@@ -19,12 +19,16 @@ class Model(torch.nn.Module):
         return self.head(slow.through(self.embedding(token), 0.01))
 
 
+def random_tokens():
+    time.sleep(0.02)
+    return torch.randint(12, (6,))
+
+
 model = Model()
 optimizer = slow.SGD(model.parameters(), lr=0.1)
 for _ in range(8):
     with truth("data_wait"):
-        time.sleep(0.02)
-        tokens = torch.randint(12, (6,))
+        tokens = random_tokens()
     with truth("forward"):
         output = model(tokens[:-1])
     loss = torch.nn.functional.cross_entropy(output, tokens[1:])
