@@ -42,7 +42,7 @@ class Training:
     blocks: float = 0.0
     """How long it waits."""
     names_phase: bool = True
-    """True if the write is reported as a checkpoint."""
+    """True if it is a checkpoint; else work that no phase names."""
     poisoned_after: int = 0
     """Batches after which the data hold a NaN."""
     processors: int = 0

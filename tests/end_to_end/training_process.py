@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +88,12 @@ def train(training: Training) -> None:
         optimizer.zero_grad()
         run.report(loss=loss.item())
         if training.blocks_every and step % training.blocks_every == 0:
-            with run.phase("checkpoint") if training.names_phase else nullcontext():
-                torch.save(model.state_dict(), io.BytesIO())
-                time.sleep(training.blocks)
+            if training.names_phase:
+                with run.phase("checkpoint"):
+                    torch.save(model.state_dict(), io.BytesIO())
+                    time.sleep(training.blocks)
+            else:
+                time.sleep(training.blocks)  # without a save, which would make it a checkpoint
 
 
 class Samples(IterableDataset[torch.Tensor]):
