@@ -165,7 +165,7 @@ def is_unix_time(name: str) -> bool:
 
 
 def _adjusted(file: Path, folder: Path, thresholds: Mapping[str, float]) -> Path:
-    return with_thresholds(folder, thresholds) if thresholds and file.name == "thresholds.yml" else file
+    return with_thresholds(file, folder, thresholds) if thresholds and file.name == "thresholds.yml" else file
 
 
 def _spans(answers: Answers, name: str, identity: Iterable[str], interval: int) -> Mapping[Subject, Sequence[Span]]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from stallscope.common.thresholds import with_values
 from stallscope.stack.errors import StackError
 from stallscope.stack.ports import ADDRESS, Port
 
@@ -66,7 +65,7 @@ def write_prometheus(
         "alertmanagers": [{"static_configs": [{"targets": [_target(alertmanager)]}]}],
     }
     configuration["rule_files"] = [
-        _literal(with_thresholds(folder, thresholds) if file.name == "thresholds.yml" else file)
+        _literal(with_thresholds(file, folder, thresholds) if file.name == "thresholds.yml" else file)
         for pattern in configuration.get("rule_files", [])
         for file in _files(source.parent, pattern)
     ]
@@ -111,19 +110,23 @@ def _at_this_machine(entry: dict[str, Any], port: Port) -> dict[str, Any]:
     return {**kept, "static_configs": [{"targets": [_target(port)]}]}
 
 
-def with_thresholds(folder: Path, thresholds: Mapping[str, float]) -> Path:
-    """Write the bundle's rule file of the thresholds with other values into a folder, and return its path.
+def with_thresholds(file: Path, folder: Path, thresholds: Mapping[str, float]) -> Path:
+    """Write a copy of a rule file of the thresholds with other values into a folder, and return its path.
 
     Raises:
-        StackError: there is no threshold of that name.
+        StackError: the file has no threshold of that name.
     """
-    try:
-        text = with_values(thresholds)
-    except ValueError as problem:
-        raise StackError(str(problem)) from None
-    path = folder / "thresholds.yml"
-    path.write_text(text, encoding="utf-8")
-    return path
+    content = _load(file)
+    missing = set(thresholds)
+    for group in content["groups"]:
+        for rule in group["rules"]:
+            name = rule.get("labels", {}).get("name")
+            if name in thresholds:
+                rule["expr"] = f"vector({thresholds[name]:g})"
+                missing.discard(name)
+    if missing:
+        raise StackError(f"{file}: no threshold named {', '.join(sorted(missing))}; reinstall stallscope")
+    return _write(folder / "thresholds.yml", content)
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
