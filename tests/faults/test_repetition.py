@@ -41,7 +41,7 @@ class Resources:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120 + 2 * REPETITIONS)
+@pytest.mark.timeout(300 + 4 * REPETITIONS)
 def test_a_thousand_faults_leave_no_thread_no_file_and_no_memory_behind(new_machine: Callable[..., Machine]) -> None:
     machine = new_machine(gpus=8, interval=0.1)
     machine.start()
