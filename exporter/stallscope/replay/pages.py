@@ -32,10 +32,6 @@ _MAX_LINE = 64 * 2**20
 _MAX_SERIES = 1_000_000
 _FIRST_BYTES = b"\x1f\x8b"
 _NO_RECORDING = "not a recording of pages; write one with `stallscope record --pages 10m FILE`"
-MASKED_LABELS = frozenset(
-    {"user", "pod", "namespace", "container", "hostname", "node", "team", "owner", "workload", "queue"}
-)
-"""Labels whose values may name people or their projects."""
 
 
 class RecordingError(Exception):
