@@ -68,6 +68,18 @@ _CULPRIT_PLACE = (
 )
 """Place of a culprit, in the format of `place_of` in `stallscope/view/verdict_words.py`."""
 
+_ROUNDED = {
+    "humanizePercentage": 'printf "%.2f" | humanizePercentage | reReplaceAll "%" " %"',
+    "humanizeDuration": (
+        'printf "%.1f" | humanizeDuration | reReplaceAll "m( |$)" "min$1" | reReplaceAll "([0-9])([a-z])" "$1 $2"'
+    ),
+    "humanize1024": (
+        'printf "round(vector(%[1]f), scalar(1024 ^ floor(ln(vector(%[1]f)) / ln(vector(1024))) / 10))" | query'
+        ' | first | value | humanize1024 | reReplaceAll "k" "K" | reReplaceAll "([0-9])([A-Z]|$)" "$1 $2"'
+    ),
+}
+"""The pipeline for each function that alone would write up to four digits, as in 38.12% or 7.582s."""
+
 
 def roots(*domains: str) -> tuple[Cause, ...]:
     """Return the causes of these domains that can be the root cause of a verdict."""
@@ -369,17 +381,22 @@ def lost(cause: Cause, alert: Alert) -> str:
     return '{{ with printf "24 * %f" $value | query }}{{ . | first | value | printf "%.1f" }} GPU-hours a day{{ end }}'
 
 
+def rounded(text: str) -> str:
+    """Return a template with every share, time and size rounded and written as the other views write them."""
+    return re.sub("|".join(_ROUNDED), lambda found: _ROUNDED[found[0]], text)
+
+
 def description(cause: Cause, alert: Alert) -> str:
     """Return the description on one line, with its phrases expanded."""
     names = {**PHRASES, "line": line_of_phase(cause, " "), "place": place_of_ranks(" ")}
-    return " ".join(filled(r"(?<!\{)\{(\w+)\}(?!\})", names, alert.description, cause).split())
+    return rounded(" ".join(filled(r"(?<!\{)\{(\w+)\}(?!\})", names, alert.description, cause).split()))
 
 
 def line_of_code(cause: Cause, alert: Alert) -> str:
     """Return the annotation on the line of code, which the description has too; empty if it names none."""
     if "{place}" in alert.description:
         return place_of_ranks()
-    return line_of_phase(cause) if "{line}" in alert.description else ""
+    return rounded(line_of_phase(cause)) if "{line}" in alert.description else ""
 
 
 def line_of_phase(cause: Cause, before: str = "") -> str:

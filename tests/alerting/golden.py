@@ -36,11 +36,11 @@ _TIME = re.compile(r"\d+ [A-Z][a-z]{2} \d\d:\d\d")
 
 
 def _input_bound(*, ended: bool) -> list[Alert]:
-    line = "62% of the wait is in data/augment.py:41 elastic_transform, with 4 loader workers."
+    line = "62 % of the wait is in data/augment.py:41 elastic_transform, with 4 loader workers."
     annotations = {
         "summary": "Training run waits for data that its CPUs can't prepare in time.",
         "description": (
-            "Run bert loses 24% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
+            "Run bert loses 24 % of its GPU time waiting for batches that the CPUs cannot prepare in time: "
             f"without the wait it would be up to 1.3 times as fast. {line} More workers will not help. Decode and "
             "augment less per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the "
             "job more CPUs per GPU."
@@ -58,7 +58,7 @@ def _lost(gpus: range, *, ended: bool) -> list[Alert]:
         return {
             "summary": "GPU is lost: it cannot be read any more.",
             "description": (
-                f"GPU {gpu} (GPU-n1-{gpu}) of n1:19400 can no longer be read: all of its time (100%) is lost, and "
+                f"GPU {gpu} (GPU-n1-{gpu}) of n1:19400 can no longer be read: all of its time (100 %) is lost, and "
                 f"run bert, which has rank {gpu} on it, cannot continue. Drain the node, look for Xid 79 in dmesg, "
                 "and reboot; if the GPU is lost again, reseat or replace it."
             ),

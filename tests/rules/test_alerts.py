@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
+from alerts.alert_rules import rounded
 from tests.known_names import rules
 from tests.rules.rulebook import (
     ALERT_FILES,
@@ -16,6 +18,7 @@ from tests.rules.rulebook import (
     Labels,
     Rulebook,
     Story,
+    ask_promtool,
     exporter,
     gpu,
     growing,
@@ -356,10 +359,10 @@ SLOW_LINE = code(growing(0.3), "data_wait", "data/augment.py:41", "elastic > sci
     ("code", "line"),
     [
         ((), ""),
-        ((SLOW_LINE,), "60% of the wait is in data/augment.py:41 elastic > scipy.map."),
+        ((SLOW_LINE,), "60 % of the wait is in data/augment.py:41 elastic > scipy.map."),
         (
             (SLOW_LINE, series(LOADERS, steady(4), run="my run", rank="0", **TARGET)),
-            "60% of the wait is in data/augment.py:41 elastic > scipy.map, with 4 loader workers.",
+            "60 % of the wait is in data/augment.py:41 elastic > scipy.map, with 4 loader workers.",
         ),
     ],
 )
@@ -380,7 +383,7 @@ def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(
         {
             "summary": "Training run waits for data: its CPUs are saturated.",
             "description": (
-                "Run my run loses 50% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
+                "Run my run loses 50 % of its GPU time waiting for batches that the CPUs cannot prepare in time: "
                 f"without that it would be up to 2.0 times as fast.{line and ' '}{line} More workers will not help. "
                 "Decode and augment less per sample (cache decoded data, resize offline, decode faster or on the GPU), "
                 "or give the job more CPUs per GPU. If other programs use the CPUs, run them elsewhere."
@@ -399,7 +402,7 @@ def test_the_text_on_a_cause_that_is_not_the_verdict_names_the_line_of_its_own_p
         code(growing(0.15), "logging", "log.py:9", ""),
     ]
     url = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingCallbackStall.md"
-    line = "75% of phase logging is in log.py:9."
+    line = "75 % of phase logging is in log.py:9."
     rulebook.check_text(
         [*exporter(), *rank(wait=0.4, phases={"logging": 0.2}), *gpu(idle=0.6), *lines],
         "TrainingCallbackStall",
@@ -407,7 +410,7 @@ def test_the_text_on_a_cause_that_is_not_the_verdict_names_the_line_of_its_own_p
         {
             "summary": "Logging or callbacks block training.",
             "description": (
-                "GPUs of run train idle for 20% of the time while the loop logs, runs callbacks or is in a phase with "
+                "GPUs of run train idle for 20 % of the time while the loop logs, runs callbacks or is in a phase with "
                 f"a custom name. {line} Move that work to a thread, do it less often, and reduce on the GPU before "
                 "copying (one number, not a tensor); stallscope_training_phase_max_seconds names the longest."
             ),
@@ -428,7 +431,7 @@ def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops(rulebook: Rulebook) 
         {
             "summary": "GPU is lost: it cannot be read any more.",
             "description": (
-                "GPU 0 (GPU-0) of node1:19400 can no longer be read: all of its time (100%) is lost, and run train, "
+                "GPU 0 (GPU-0) of node1:19400 can no longer be read: all of its time (100 %) is lost, and run train, "
                 "which has rank 3 on it, cannot continue. Drain the node, read the kernel log for Xid 79, and reboot; "
                 "if the GPU is lost again, reseat or replace it."
             ),
@@ -470,7 +473,7 @@ def test_the_text_on_a_stall_names_the_rank_that_differs_and_its_line(
         {
             "summary": "Training is stalled, but its processes are alive.",
             "description": (
-                "100% of the ranks of run train have not completed a step for over a minute, and for far longer than "
+                "100 % of the ranks of run train have not completed a step for over a minute, and for far longer than "
                 f"their steps usually take. {suspect}{place} Before the job is killed, compare the stacks of all ranks "
                 "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
                 "whose stack differs from the others, then restart from the last checkpoint."
@@ -514,7 +517,7 @@ def straggler_text(cause: str, description: str, summary: str) -> tuple[dict[str
 def test_the_text_on_slow_hardware_names_gpu_node_and_root_cause_with_its_remedy(rulebook: Rulebook) -> None:
     labels, annotations = straggler_text(
         "straggler_hw",
-        "The other ranks of run train wait 20% of each step for rank 0, GPU 0 of node1:19400: slowed by heat. Check "
+        "The other ranks of run train wait 20 % of each step for rank 0, GPU 0 of node1:19400: slowed by heat. Check "
         "airflow, fans and inlet temperature. See that GPU's alerts; drain or replace it if it lasts, and go on "
         "without its node meanwhile.",
         "The hardware of one rank delays all others.",
@@ -525,7 +528,7 @@ def test_the_text_on_slow_hardware_names_gpu_node_and_root_cause_with_its_remedy
 def test_the_text_on_slow_hardware_without_a_root_cause_names_the_clock(rulebook: Rulebook) -> None:
     labels, annotations = straggler_text(
         "straggler_hw",
-        "The other ranks of run train wait 20% of each step for rank 0, GPU 0 of node1:19400, whose GPU is slow: its "
+        "The other ranks of run train wait 20 % of each step for rank 0, GPU 0 of node1:19400, whose GPU is slow: its "
         "clock is under its peers', or it has an alert of its own. See that GPU's alerts; drain or replace it if it "
         "lasts, and go on without its node meanwhile.",
         "The hardware of one rank delays all others.",
@@ -536,9 +539,33 @@ def test_the_text_on_slow_hardware_without_a_root_cause_names_the_clock(rulebook
 def test_the_text_on_a_slow_rank_names_its_gpu_and_node(rulebook: Rulebook) -> None:
     labels, annotations = straggler_text(
         "straggler_rank",
-        "The other ranks of run train wait 20% of each step for rank 0, GPU 0 of node1:19400; neither its input nor "
+        "The other ranks of run train wait 20 % of each step for rank 0, GPU 0 of node1:19400; neither its input nor "
         "its GPU shows a reason. Compare its work (longer sequences, more experts or layers, logging on rank 0) and "
         "its host (other jobs, CPU binding) with the others'; rebalance the work, or move the rank to another node.",
         "One rank delays all others.",
     )
     rulebook.check_text(delayed(), "TrainingStragglerRank", labels, annotations)
+
+
+def test_shares_times_and_sizes_in_texts_are_rounded_and_written_as_in_the_report(tmp_path: Path) -> None:
+    written = {
+        "humanizePercentage": {0.3812: "38 %", 1.0: "100 %", 0.0: "0 %", 0.005: "1 %"},
+        "humanizeDuration": {7.582: "7.6 s", 0.25: "200 ms", 60: "1 min 0 s", 7384.6: "2 h 3 min 4 s"},
+        "humanize1024": {512: "512 ", 1536: "1.5 Ki", 1.87 * 2**30: "1.9 Gi", 79.649 * 2**30: "79.6 Gi"},
+    }
+    cases = [(function, value, text) for function, texts in written.items() for value, text in texts.items()]
+    alerts = [
+        {
+            "alert": f"A{number}",
+            "expr": f"vector({value:.10g})",
+            "annotations": {"text": rounded(f"{{{{ $value | {function} }}}}")},
+        }
+        for number, (function, value, _) in enumerate(cases)
+    ]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "texts", "rules": alerts}]}))
+    tests = [
+        {"alertname": f"A{number}", "eval_time": "1m", "exp_alerts": [{"exp_annotations": {"text": text}}]}
+        for number, (_, _, text) in enumerate(cases)
+    ]
+    output = ask_promtool({"rule_files": ["rules.yml"], "tests": [{"alert_rule_test": tests}]}, tmp_path / "test.yml")
+    assert "SUCCESS" in output, output

@@ -434,8 +434,8 @@ def test_the_text_of_a_small_batch_says_how_much_memory_is_left_to_use(rulebook:
         {
             "summary": "Training steps have too little work for the GPU.",
             "description": (
-                "GPUs of run a look busy but do little: each step is too small (50% of GPU time is SMs without work). "
-                "Raise the batch size (50% of GPU memory is used) and scale the learning rate with it; else use CUDA "
+                "GPUs of run a look busy but do little: each step is too small (50 % of GPU time is SMs without work). "
+                "Raise the batch size (50 % of GPU memory is used) and scale the learning rate with it; else use CUDA "
                 "Graphs or torch.compile and fewer tiny operations, or pack several experiments on the GPU."
             ),
             "runbook_url": ("https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingSmallBatch.md"),

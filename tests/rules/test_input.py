@@ -469,7 +469,7 @@ def test_the_text_speaks_of_gpu_time_only_where_there_are_gpus(rulebook: Ruleboo
         {
             "summary": "Training run waits for data: too few loader workers.",
             "description": (
-                f"Run a loses 50% of its {'GPU ' if with_gpu else ''}time waiting for data: without that it would be "
+                f"Run a loses 50 % of its {'GPU ' if with_gpu else ''}time waiting for data: without that it would be "
                 "up to 2.0 times as fast. CPUs, disks and network have room: raise num_workers (currently 2) towards "
                 "the CPUs per GPU, prefetch_factor from 2 to 4, and set persistent_workers."
             ),
@@ -490,10 +490,10 @@ def test_the_text_of_a_full_link_names_its_ceiling(rulebook: Rulebook) -> None:
         {
             "summary": "Training run waits for data: its network link is saturated.",
             "description": (
-                "Run a loses 50% of its GPU time waiting for data that the network cannot deliver faster: without that "
-                "it would be up to 2.0 times as fast. The link carries at most 100 samples a second of 12.5MB each. "
-                "Cache the data on the node, compress or shrink it before the transfer, give each node its own shard, "
-                "or use a faster link."
+                "Run a loses 50 % of its GPU time waiting for data that the network cannot deliver faster: without "
+                "that it would be up to 2.0 times as fast. The link carries at most 100 samples a second of 11.9 MiB "
+                "each. Cache the data on the node, compress or shrink it before the transfer, give each node its own "
+                "shard, or use a faster link."
             ),
             "runbook_url": URL + "TrainingInputNetworkBound.md",
             "line": "",

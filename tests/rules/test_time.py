@@ -466,7 +466,7 @@ def test_an_alert_says_what_it_costs(rulebook: Rulebook) -> None:
             "summary": "Logging or callbacks block training.",
             "line": "",
             "lost": "6.0 GPU-hours a day",
-            "description": "GPUs of run train idle for 25% of the time while the loop logs, runs callbacks or is in a "
+            "description": "GPUs of run train idle for 25 % of the time while the loop logs, runs callbacks or is in a "
             "phase with a custom name. Move that work to a thread, do it less often, and reduce on the GPU before "
             "copying (one number, not a tensor); stallscope_training_phase_max_seconds names the longest.",
             "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingCallbackStall.md",
@@ -496,7 +496,7 @@ def test_a_stall_names_the_ranks_whose_process_is_gone(rulebook: Rulebook, other
             "summary": "Training is stalled, but its processes are alive.",
             "line": "",
             "lost": "24.0 GPU-hours a day",
-            "description": "100% of the ranks of run train have not completed a step for over a minute, and for far "
+            "description": "100 % of the ranks of run train have not completed a step for over a minute, and for far "
             f"longer than their steps usually take.{gone} Before the job is killed, compare the stacks of all ranks "
             "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
             "whose stack differs from the others, then restart from the last checkpoint.",

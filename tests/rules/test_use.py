@@ -297,7 +297,7 @@ def underused(instance: str, holders: str, **labels: str) -> tuple[Labels, Label
         {
             "summary": "GPU is underused, and no training report explains why.",
             "lost": "14.4 GPU-hours a day",
-            "description": f"GPU 0 ({uuid}) of {instance} is held but not busy for 60% of its time, and 95 % of its "
+            "description": f"GPU 0 ({uuid}) of {instance} is held but not busy for 60 % of its time, and 95 % of its "
             f"utilisation samples are at or under 70 %.{holders} Add `stallscope.track` around the training loop's "
             "data loader to learn why; until then compare with the host's CPUs, disks and network, and try more "
             "loader workers or a larger batch.",

@@ -318,9 +318,9 @@ CAUSES: dict[str, Cause] = {
                 "run:input_ceiling:rate5m{run=%q,namespace=%q,cluster=%q}" $labels.run $labels.namespace
                 $labels.cluster | query }}The link carries at most {{ . | first | value | printf "%.0f" }} samples a
                 second{{ with printf "run:input_sample:bytes5m{run=%q,namespace=%q,cluster=%q}" $labels.run
-                $labels.namespace $labels.cluster | query }} of {{ . | first | value | humanize }}B each{{ end }}. {{
-                end }}Cache the data on the node, compress or shrink it before the transfer, give each node its own
-                shard, or use a faster link.""",
+                $labels.namespace $labels.cluster | query }} of {{ . | first | value | humanize1024 }}B each{{ end
+                }}. {{ end }}Cache the data on the node, compress or shrink it before the transfer, give each node its
+                own shard, or use a faster link.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
             phase="data_wait",
