@@ -55,6 +55,15 @@ def test_scrapes_without_a_page_are_down_and_have_no_series(tmp_path: Path) -> N
     assert columns(found) == {"up": [1.0, 0.0, 0.0, 0.0, 1.0], "a": [1.0, None, None, None, 2.0]}
 
 
+def test_a_page_that_comes_a_little_late_leaves_no_gap_in_scrapes_of_a_second(tmp_path: Path) -> None:
+    found = recording(tmp_path, {0.0: "a 0\n", 1.0: "a 1\n", 2.001: "a 2\n", 3.4: "a 3\n", 4.0: "a 4\n", 9.0: "a 9\n"})
+    series, _seconds = scraped(found, 1)
+    assert {each.name: each.values for each in series} == {
+        "up": [1.0] * 7 + [0.0, 0.0, 1.0],
+        "a": [0.0, 1.0, 1.0, 2.0, 4.0, 4.0, 4.0, None, None, 9.0],
+    }
+
+
 def test_unix_times_are_moved_with_the_recording(tmp_path: Path) -> None:
     page = f"stallscope_training_last_step_timestamp_seconds {START - 5}\na {START}\n"
     found = columns(recording(tmp_path, dict.fromkeys([0.0, 15.0, 30.0], page)))

@@ -25,7 +25,14 @@ START = 1.0
 
 
 def pages_of(
-    name: str, folder: Path, *, seconds: int, onset: float, gpus: int, scrape_seconds: int = EVALUATION_SECONDS
+    name: str,
+    folder: Path,
+    *,
+    seconds: int,
+    onset: float,
+    gpus: int,
+    scrape_seconds: int = EVALUATION_SECONDS,
+    poll_seconds: float = _POLL_SECONDS,
 ) -> Iterator[str]:
     """Run a scenario with a simulated host, and yield the exporter's page at each scrape."""
     # Scripted time begins at zero, and nothing has run before.
@@ -39,16 +46,16 @@ def pages_of(
         host_tree=folder,
     )
     environment = Environment(
-        root=folder, clock=clock, interval=_POLL_SECONDS, driver=simulation.driver, statvfs=simulation.statvfs
+        root=folder, clock=clock, interval=poll_seconds, driver=simulation.driver, statvfs=simulation.statvfs
     )
-    sampler = Sampler(clock=clock, interval=_POLL_SECONDS)
+    sampler = Sampler(clock=clock, interval=poll_seconds)
     for collector in available().values():
         if collector.enabled_by_default:
             sampler.add(collector(environment))
     sampler.add_collector("reports", registry.collect)
     for place in range(seconds // scrape_seconds + 1):
-        for _ in range(round(scrape_seconds / _POLL_SECONDS) if place else 1):
-            simulation.advance(_POLL_SECONDS if place else 0.0)
+        for _ in range(round(scrape_seconds / poll_seconds) if place else 1):
+            simulation.advance(poll_seconds if place else 0.0)
             sampler.run_round()
         yield sampler.page(openmetrics=False, gzip=False).decode()
 

@@ -21,9 +21,14 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 """Files by layer. A file reads only files before it, and itself. The adapters for other exporters are left out."""
 
 
-def rule_files() -> list[Path]:
-    """Return the files of recording rules layer by layer, then those of alerts."""
-    rules, alerts = bundle_folder("prometheus") / "rules", bundle_folder("alerts")
+def rule_files(folder: Path | None = None) -> list[Path]:
+    """Return the files of recording rules layer by layer, then those of alerts.
+
+    Args:
+        folder: a changed copy of the bundle's folders `prometheus` and `alerts`; None for the bundle's own.
+    """
+    rules = (folder / "prometheus" if folder else bundle_folder("prometheus")) / "rules"
+    alerts = folder / "alerts" if folder else bundle_folder("alerts")
     return [
         *(rules / f"{stem}.yml" for stems in LAYERS.values() for stem in stems),
         *(path for path in sorted(alerts.glob("*.yml")) if path.name != "alertmanager.yml"),

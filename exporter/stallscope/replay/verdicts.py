@@ -30,8 +30,10 @@ _RECORDED = '{__name__=~".+:.+"} or ALERTS{alertstate="firing"}'
 _VERDICTS = '{__name__=~"run:verdict:ratio5m|gpu:verdict:ratio5m|run:culprit:info"} or ALERTS{alertstate="firing"}'
 _TOLERANCE_SECONDS = 1.0
 """A recording of 60 s has a scrape at 60 s even if its last page is from 59.99 s."""
-_LEAST_SECONDS = 2 * INTERVAL
-"""Rates need two scrapes."""
+_LEAST_SCRAPES = 2
+"""After the first one: rates need two scrapes."""
+_LATE_SECONDS = 3.0
+"""A page that comes at most this much after the page before is late: the recording process waited for a CPU."""
 
 
 class Span(NamedTuple):
@@ -75,6 +77,7 @@ def replay(
     thresholds: Mapping[str, float] | None = None,
     interval: int = INTERVAL,
     everything: bool = False,
+    rules: Path | None = None,
 ) -> Replayed:
     """Evaluate the rules.
 
@@ -84,6 +87,7 @@ def replay(
         thresholds: other values of thresholds, by name.
         interval: seconds between two scrapes, and between two evaluations.
         everything: keep all recorded series.
+        rules: a changed copy of the bundle's folders `prometheus` and `alerts`; None for the bundle's own.
 
     Raises:
         RecordingError: the recording is damaged, or too short for any verdict.
@@ -93,7 +97,7 @@ def replay(
     series, seconds = scraped(recording, interval)
     moments = range(0, len(series[0].values) * interval, interval)
     expression = _RECORDED if everything else _VERDICTS
-    files = rule_files()
+    files = rule_files(rules)
     with tempfile.TemporaryDirectory() as folder:
         said = rule_engine.evaluate(
             series,
@@ -133,15 +137,16 @@ def scraped(recording: Recording, interval: int) -> tuple[list[Series], float]:
     seconds = -math.inf
     for page in recording.pages():
         while len(pages) * interval < page.time and seconds >= 0:
-            is_current = len(pages) * interval - seconds < interval
+            is_current = len(pages) * interval - seconds < max(interval, _LATE_SECONDS)
             pages.append(newest if is_current else None)
         seconds = page.time
         newest = None if page.error else {name: float(value) for name, value in page.samples.items()}
     if len(pages) * interval <= seconds + _TOLERANCE_SECONDS:
         pages.append(newest)
-    if seconds < _LEAST_SECONDS:
+    least = _LEAST_SCRAPES * interval
+    if seconds < least:
         raise RecordingError(
-            f"{recording.path}: {max(seconds, 0):.0f} s of pages; rules need at least {_LEAST_SECONDS} s, record longer"
+            f"{recording.path}: {max(seconds, 0):.0f} s of pages; rules need at least {least} s, record longer"
         )
     offset = float(recording.header["start"]) - _START
     target = {"job": "stallscope", "instance": str(recording.header.get("instance") or "recorded")}
