@@ -39,6 +39,8 @@ HOST = "cluster, job, instance"
 
 _THIS_RUN = "{run=%q,namespace=%q,cluster=%q}"
 _RUN_LABELS = "$labels.run $labels.namespace $labels.cluster"
+_RANK = "{run=%q,namespace=%q,cluster=%q,rank=%q}"
+_RANK_LABELS = f"{_RUN_LABELS} $labels.rank"
 # The GPUs of a run are known only while it reports them.
 _GPU_HOURS = (
     f'{{{{ with printf "%f * 24 * run:gpus:count{_THIS_RUN}" $value {_RUN_LABELS} | query }}}}'
@@ -179,6 +181,12 @@ PHRASES = {
     "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",
     "slowed_or": root_or("hardware"),
     "starved_or": root_or("input"),
+    "clocks": (
+        f'{{{{ range printf "run_rank:sm_clock:ratio5m{_RANK}" {_RANK_LABELS} | query }}}}: its clock is at '
+        "{{ .Value | humanizePercentage }} of its maximum{{ end }}{{ range printf "
+        f'"run_rank:sm_clock:ratio5m{_RANK} / run_rank:clock_of_peers:ratio5m" {_RANK_LABELS} | query }}}}, '
+        "the other ranks' at {{ .Value | humanizePercentage }}{{ end }}"
+    ),
     "end": "{{ end }}",
 }
 """Phrases that descriptions share. A description names them in single braces."""

@@ -525,11 +525,11 @@ def test_the_text_on_slow_hardware_names_gpu_node_and_root_cause_with_its_remedy
     rulebook.check_text(delayed(0.7, {"hw_thermal": 1.0}), "TrainingStragglerHw", labels, annotations)
 
 
-def test_the_text_on_slow_hardware_without_a_root_cause_names_the_clock(rulebook: Rulebook) -> None:
+def test_the_text_on_slow_hardware_without_a_root_cause_names_the_two_clocks(rulebook: Rulebook) -> None:
     labels, annotations = straggler_text(
         "straggler_hw",
         "The other ranks of run train wait 20 % of each step for rank 0, GPU 0 of node1:19400, whose GPU is slow: its "
-        "clock is under its peers', or it has an alert of its own. See that GPU's alerts; drain or replace it if it "
+        "clock is at 70 % of its maximum, the other ranks' at 100 %. See that GPU's alerts; drain or replace it if it "
         "lasts, and go on without its node meanwhile.",
         "The hardware of one rank delays all others.",
     )

@@ -937,8 +937,8 @@ CAUSES: dict[str, Cause] = {
                 Straggler(),
                 "The hardware of one rank delays all others.",
                 """The other ranks of run {run} wait {share} of each step for {straggler}{slowed_or}, whose GPU is
-                slow: its clock is under its peers', or it has an alert of its own.{end} See that GPU's alerts; drain or
-                replace it if it lasts, and go on without its node meanwhile.""",
+                slow{clocks}.{end} See that GPU's alerts; drain or replace it if it lasts, and go on without its node
+                meanwhile.""",
             ),
             mutes=("straggler_rank", *_WAITS_FOR_A_RANK),
             is_slowness=True,
