@@ -7,20 +7,28 @@ thirty times as fast for the rules: an interruption of a minute takes two second
 from __future__ import annotations
 
 import signal
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.training_stack import FACTOR, TrainingStack
+from stallscope.cli._record_pages import header, write_pages
+from stallscope.clients.exporter import ExporterClient
+from stallscope.replay.pages import Recording
+from stallscope.replay.verdicts import replay
+from stallscope.stack.programs import find_programs
+from tests.end_to_end.training_stack import FACTOR, THRESHOLDS, TrainingStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timed, pytest.mark.timeout(600)]
 
 PATIENCE = 120.0
 """Seconds until a verdict or an alert must be there; a calm machine needs a third of it."""
 HEALTHY = "simulated-healthy"
+LOST_GPU = "5"
 WELL = {"healthy", "compute_bound"}
 VERDICTS = '{__name__=~"(run|rank|gpu):verdict:ratio5m"}'
 ALERTS = 'ALERTS{alertname=~"(Training|Gpu).+", alertname!="TrainingTelemetryMissing", severity!="info"}'
@@ -94,13 +102,69 @@ def firing(stack: TrainingStack) -> float | None:
     labels = 'alertname="GpuLost", run="simulated-gpu-lost"'
     if not stack.values(f'ALERTS{{{labels}, alertstate="firing"}}', "gpu"):
         return None
-    return stack.values(f"ALERTS_FOR_STATE{{{labels}}}", "gpu")["5"]
+    return stack.values(f"ALERTS_FOR_STATE{{{labels}}}", "gpu")[LOST_GPU]
 
 
-def test_the_alert_of_a_lost_gpu_fires_on_after_a_restart_and_its_run_has_no_other_cause(tmp_path: Path) -> None:
+@contextmanager
+def recording(stack: TrainingStack, file: Path) -> Iterator[None]:
+    """Record the exporter's pages during the block, as `stallscope record --pages` does."""
+    client = ExporterClient(stack.exporter)
+    stop = threading.Event()
+    with file.open("wb") as out, closing(client), ThreadPoolExecutor(1) as thread:
+        about = header(client, masked=False, capture="")
+        written = thread.submit(write_pages, out, client, about, duration=3600.0, stop=stop)
+        try:
+            yield
+        finally:
+            stop.set()
+        assert written.result().pages
+
+
+Outcome = dict[str, tuple[str, str]]
+"""The first and the last verdict of a run and of its lost GPU: one in between may last for one scrape alone, and the
+other GPUs change theirs at about the time at which a recording ends."""
+
+
+def outcome(samples: Iterable[tuple[float, Mapping[str, str]]]) -> Outcome:
+    """Return the outcome of verdicts with their times."""
+    found: dict[str, list[str]] = {}
+    for _, labels in sorted(samples, key=lambda each: each[0]):
+        name = labels.get("__name__")
+        if name == "run:verdict:ratio5m" or (name == "gpu:verdict:ratio5m" and labels["gpu"] == LOST_GPU):
+            found.setdefault(name, []).append(labels["cause"])
+    return {subject: (causes[0], causes[-1]) for subject, causes in found.items()}
+
+
+def raised(samples: Iterable[Mapping[str, str]]) -> set[str]:
+    """Return the names of alerts on the lost GPU that fired."""
+    firing = (labels for labels in samples if labels.get("alertstate") == "firing" and labels.get("gpu") == LOST_GPU)
+    return {labels["alertname"] for labels in firing}
+
+
+def assert_same_on_recording(file: Path, stack: TrainingStack, since: float) -> None:
+    """Assert that the rules on a recording give the verdicts and alerts that Prometheus has recorded."""
+    live = [(moment, labels) for labels, moments in stack.history(VERDICTS, since) for moment in moments]
+    alerts = [labels for labels, _ in stack.history(ALERTS, since)]
+    promtool = find_programs().promtool or ""
+    replayed = replay(Recording(file), promtool, thresholds=THRESHOLDS, interval=1, rules=stack.rules)
+    again = [(moment, sample.labels) for moment, samples in replayed.answers.items() for sample in samples]
+    assert outcome(again) == outcome(live)
+    assert "GpuLost" in raised(alerts) & raised(labels for _, labels in again)
+
+
+def test_the_alert_of_a_lost_gpu_fires_on_a_recording_too_and_on_after_a_restart_without_another_cause(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "pages.gz"
     with playing(tmp_path, "gpu_lost", onset="20s") as stack:
-        stack.wait_for(lambda: stack.verdict("simulated-gpu-lost") == "lost", PATIENCE, "the run has not lost its GPU")
-        active = stack.wait_for(lambda: firing(stack), PATIENCE, "GpuLost does not fire")
+        stack.wait_for(stack.ready, PATIENCE, "data does not flow")
+        began = time.time()
+        with recording(stack, file):
+            run = "simulated-gpu-lost"
+            stack.wait_for(lambda: stack.verdict(run) == "lost", PATIENCE, "the run has not lost its GPU")
+            active = stack.wait_for(lambda: firing(stack), PATIENCE, "GpuLost does not fire")
+            pause(2)
+        assert_same_on_recording(file, stack, began)
         stack.stop_prometheus()
         pause(1)
         restarted = time.time()

@@ -57,6 +57,10 @@ class TrainingStack:
         self._alerts: list[Alert] = []
         exporter, prometheus, alertmanager = (Port("", number, "") for number in free_ports(3))
         self._prometheus, self._alertmanager = prometheus.url, alertmanager.url
+        self.exporter = exporter.address
+        """Where the exporter serves its page."""
+        self.rules = folder
+        """The folder of the bundle's rules and alerts in faster time."""
         self.address = f"unix://{folder / 'report.sock'}"
         """Where training reports go."""
         rules = write_prometheus(
