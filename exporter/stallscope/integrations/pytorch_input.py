@@ -5,9 +5,9 @@ the next batch. A function that draws a batch is known by what it returns: tenso
 a module is called afterwards. So Python's own profiling hook is set between the phases, notes which calls returned such
 values, and is gone before the next phase. Where no function drew the batch, yet the module is called with tensors that
 did not exist before, the code of the loop itself may have made them. Evidence is then a call that makes or copies
-tensors or arrays, or that reads: the time from that call on counts, except for other calls and waits for the device.
-What precedes it, such as a pause or a log, remains `other`. After a checkpoint, what exceeds the usual `other` of a
-step is the rest of the checkpoint: an upload, for example.
+tensors or arrays, or that reads: the time from that call on counts, until the code calls something else, such as a
+pause, a log or a wait for the device. That, and what precedes the evidence, remains `other`. After a checkpoint, what
+exceeds the usual `other` of a step is the rest of the checkpoint: an upload, for example.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import sys
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from types import CodeType, FrameType
@@ -70,13 +71,16 @@ class _Call:
 class _Returned:
     """A call that returned tensors or arrays."""
 
-    __slots__ = ("code", "depth", "is_own", "seconds", "values")
+    __slots__ = ("code", "depth", "is_copied", "is_own", "seconds", "sizes", "values")
 
-    def __init__(self, frame: FrameType, depth: int, seconds: float, values: list[weakref.ref[Any]]) -> None:
+    def __init__(self, frame: FrameType, depth: int, seconds: float, values: list[Any]) -> None:
         self.code = frame.f_code
         self.depth = depth
         self.seconds = seconds
-        self.values = values
+        self.values = [weakref.ref(value) for value in values]
+        self.sizes = _sizes(values)
+        self.is_copied = False
+        """True if the code that called it has made or copied tensors or arrays since, perhaps from these."""
         self.is_own = str(frame.f_globals.get("__name__", "")).partition(".")[0] != "torch"
         """Return True for the program's own function, or another library's than PyTorch."""
 
@@ -194,10 +198,8 @@ class InputCalls:
         seconds = now - self._mark
         self._mark = now
         if event == "c_return" or event == "c_exception":
-            if argument.__name__ in _DEVICE_WAITS:
-                self._makes = False
-            elif self._makes:
-                self._inline += seconds
+            if self._makes:
+                self._end_built_in(argument, seconds)
             return
         self._add(seconds)
         if event == "call":
@@ -207,6 +209,17 @@ class InputCalls:
                 self._close_call(self._open.pop(), frame, argument, now)
         elif argument.__name__ in _SOURCES and not isinstance(argument.__self__, Random):
             self._makes = True
+            for returned in self._returned:
+                returned.is_copied = returned.is_copied or returned.depth == len(self._open)
+
+    def _end_built_in(self, function: Any, seconds: float) -> None:
+        """End a built-in call after the code began to make a batch: the call may be a part of that, or end it."""
+        if function.__name__ in _DEVICE_WAITS:
+            self._makes = False
+        elif function.__name__ in _SOURCES or (library := _library(function)) not in sys.stdlib_module_names:
+            self._inline += seconds
+        elif library != "builtins":  # `len`, or the method of a list: the code goes on as before
+            self._makes = False
 
     def _add(self, seconds: float) -> None:
         """Add seconds of the loop's own code."""
@@ -230,7 +243,6 @@ class InputCalls:
             self._returned.pop()
         if values and len(self._returned) < _MAX_RETURNED:
             self._returned.append(_Returned(frame, depth, seconds, values))
-            self._inline += seconds  # what it returned may be copied since
 
     def _find_behind(self, inputs: list[Any]) -> bool:
         """Find the calls that returned these inputs, or what they are views of."""
@@ -239,8 +251,11 @@ class InputCalls:
             for call in self._returned
             if any(_is_behind(value(), tensor) for value in call.values for tensor in inputs)
         ]
-        self.functions.update(call.code for call in found)
         if found:
+            # They may have copied what another function returned, to the device or to another type.
+            sizes = set().union(*(call.sizes for call in found))
+            found += [call for call in self._returned if call.is_own and call.sizes & sizes and call not in found]
+            self.functions.update(call.code for call in found)
             self._move(sum(call.seconds for call in found))
         return bool(found)
 
@@ -249,11 +264,14 @@ class InputCalls:
         if self._find_behind(inputs) or self.functions:
             return
         self._add(self._seconds() - self._mark)
-        if self._inline == 0.0 and inputs[0]._base is None:  # noqa: SLF001 - a view takes no time; no public attribute
-            self._inline = self._unexplained
-        longest = max((returned.seconds for returned in self._returned if returned.is_own), default=0.0)
         # What a function returned may have been copied since, to the device or to another type.
-        self._move(longest if longest > self._inline / 2.0 else self._inline)
+        sizes = _sizes(inputs)
+        copied = [returned for returned in self._returned if returned.is_copied or returned.sizes & sizes]
+        inline = self._inline + sum(returned.seconds for returned in copied if returned.depth == 0)
+        if inline == 0.0 and inputs[0]._base is None:  # noqa: SLF001 - a view takes no time; no public attribute
+            inline = self._unexplained
+        longest = max((returned.seconds for returned in copied if returned.is_own), default=0.0)
+        self._move(longest if longest > inline / 2.0 else inline)
 
 
 class LoopInput(InputCalls):
@@ -402,8 +420,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unhook_in_child)
 
 
-def _values(result: Any) -> list[weakref.ref[Any]] | None:
-    """Return weak references to the tensors and arrays in a call's result; None without any.
+def _library(function: Any) -> str:
+    """Return the name of the top-level module that defines a built-in function or method."""
+    module = function.__module__ or type(function.__self__).__module__
+    return str(module).partition(".")[0]
+
+
+def _sizes(values: list[Any]) -> set[int]:
+    """Return the numbers of elements of tensors or arrays, except for single ones, which many functions return."""
+    found = set()
+    with unobserved(), suppress(Exception):  # of a class of the program
+        for value in values:
+            found.add(int(value.numel() if hasattr(value, "numel") else value.size))
+    return found - {0, 1}
+
+
+def _values(result: Any) -> list[Any] | None:
+    """Return the tensors and arrays in a call's result; None without any.
 
     The list is empty where a tensor has a gradient: such a call computes, and draws no batch.
     """
@@ -419,7 +452,7 @@ def _values(result: Any) -> list[weakref.ref[Any]] | None:
     if numpy is not None and not found:
         several = (result, *first_items(result, of_any_mapping=False))
         found = [value for value in several if issubclass(type(value), numpy.ndarray)]
-    return [weakref.ref(value) for value in found] or None
+    return found or None
 
 
 def _is_behind(value: Any, tensor: Any) -> bool:

@@ -1052,6 +1052,44 @@ def test_a_callback_is_no_wait_for_data(watched: Watched) -> None:
     assert (last["data_wait"], last["other"]) == (pytest.approx(3 * 2 * FETCH), pytest.approx(16.0))
 
 
+def test_other_work_between_the_batch_and_its_use_is_no_wait_for_data(watched: Watched) -> None:
+    def metric() -> Any:
+        watched.clock.advance(4.0)
+        return torch.zeros(3)
+
+    for _ in range(4):
+        inputs, targets = torch.rand(2, 4), torch.zeros(2, 2)
+        metric()
+        watched.train((inputs, targets))
+    last = watched.last_report()
+    assert last["data_wait"] == 0
+    assert last["other"] == pytest.approx(3 * 4.0)  # the first one is initialization
+
+
+def test_a_batch_that_was_copied_since_it_was_drawn_is_waited_for(watched: Watched) -> None:
+    for _ in range(4):
+        torch.rand(1)
+        inputs = drawn(watched)[0] / 255
+        watched.train((inputs, torch.zeros(2, 2)))
+        inputs = torch.cat([drawn(watched)[0], inputs])
+        watched.train((inputs, torch.zeros(4, 2)))
+    last = watched.last_report()
+    assert last["data_wait"] == pytest.approx(7 * 2 * FETCH)
+    assert last["other"] == 0
+
+
+def test_a_batch_that_another_function_copies_is_waited_for(watched: Watched) -> None:
+    def on_device(batch: Any) -> Any:
+        watched.clock.advance(0.5)
+        return [tensor.clone() for tensor in batch]
+
+    for _ in range(4):
+        watched.train(on_device(drawn(watched)))
+    last = watched.last_report()
+    assert last["data_wait"] == pytest.approx(3 * (2 * FETCH + 0.5))
+    assert last["other"] == 0
+
+
 def test_a_batch_that_stays_the_same_is_not_waited_for(watched: Watched) -> None:
     batch = drawn(watched)
     for _ in range(4):

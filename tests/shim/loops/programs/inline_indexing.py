@@ -1,7 +1,5 @@
 """Loop without a loader: each batch is cut out of tensors inline, after a permutation."""
 
-import time
-
 import slow
 import torch
 import torch.nn.functional as F
@@ -19,8 +17,7 @@ for epoch in range(2):
         with truth("data_wait"):
             indices = permutation[i : i + batch_size]
             batch_x, batch_y = X[indices], Y[indices]
-            batch_x = batch_x + 0.01 * torch.randn_like(batch_x)
-            time.sleep(0.015)  # augmentation
+            batch_x = batch_x + 0.01 * torch.randn(18000, *batch_x.shape).mean(0)  # augmentation
         with truth("forward"):
             output = model(batch_x)
         loss = F.cross_entropy(output, batch_y)
