@@ -35,6 +35,7 @@ VALUES: Object = {
     "hostNetwork": True,
     "prometheusUrl": "https://prometheus.example/path",
     "runbooksUrl": "http://gpus.monitoring:19400/runbooks/",
+    "grafanaUrl": "https://grafana.example/prefix/",
     "extraEnv": [{"name": "TZ", "value": "UTC"}],
     "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
     "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
@@ -207,6 +208,22 @@ def test_every_link_to_a_runbook_has_the_address_of_the_value(objects: list[Obje
     } - {"PrometheusRule/stallscope-alerts-gpu-use"}
     assert any(name.startswith("PrometheusRule/") for name in linking)
     assert not any(RUNBOOKS in text or "/runbooks//" in text for text in texts.values())
+
+
+def test_every_link_of_an_alert_to_a_dashboard_has_the_address_of_the_value(objects: list[Object]) -> None:
+    found, before = _dashboards(objects), _dashboards(defaults())
+    assert found
+    assert found.items() <= {alert: f"https://grafana.example/prefix{path}" for alert, path in before.items()}.items()
+    assert {path[:14] for path in before.values()} == {"/d/stallscope-"}
+
+
+def _dashboards(objects: list[Object]) -> dict[str, str]:
+    rules = [rule for each in of_kind(objects, "PrometheusRule") for rule in each["spec"]["groups"][0]["rules"]]
+    return {
+        rule["expr"]: rule["annotations"]["dashboard_url"]
+        for rule in rules
+        if "dashboard_url" in rule.get("annotations", {})
+    }
 
 
 def test_thresholds_replace_those_of_the_bundle(objects: list[Object]) -> None:
