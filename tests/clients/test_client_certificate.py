@@ -156,6 +156,26 @@ def test_an_untrusted_server_and_a_server_without_tls_have_different_errors(
     assert "nothing.crt" in from_prometheus(server, mine)
 
 
+@pytest.mark.parametrize(
+    ("variable", "trusts_prometheus", "trusts_exporter"),
+    [("REQUESTS_CA_BUNDLE", True, False), ("CURL_CA_BUNDLE", True, False), ("SSL_CERT_FILE", False, True)],
+)
+def test_prometheus_and_exporter_are_trusted_by_variables_of_their_own(
+    variable: str,
+    trusts_prometheus: bool,
+    trusts_exporter: bool,
+    strict: str,
+    mine: ClientCertificate,
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(authority.certificate))
+    assert (from_prometheus(strict, mine) == "series: 0") == trusts_prometheus
+    assert (from_exporter(strict, mine) == BODY) == trusts_exporter
+
+
 def test_one_file_may_contain_certificate_and_key(mine: ClientCertificate, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_text("".join(Path(file).read_text() for file in mine))

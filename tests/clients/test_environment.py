@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from stallscope.clients.alertmanager import Alertmanager
-from stallscope.clients.exporter import ExporterClient
+from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.shim.transport import Post, transport
 from tests.handled import handled, reply
 
@@ -172,6 +172,18 @@ def test_a_client_uses_no_proxy_for_this_machine(
     ask(client, f"http://{host}:{port}")
     assert proxy[1].requests() == []
     assert len(direct.requests()) == 1
+
+
+def test_another_machine_is_requested_through_a_proxy_except_if_it_is_an_exporter(
+    proxy: tuple[str, Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy[0])
+    monkeypatch.setenv("https_proxy", proxy[0])
+    with pytest.raises(ExporterError):
+        ask("exporter", "http://node.invalid:19400")
+    assert proxy[1].requests() == []
+    ask("Alertmanager", "http://node.invalid:9093")
+    assert proxy[1].requests() == ["GET http://node.invalid:9093/api/v2/alerts"]
 
 
 @pytest.mark.parametrize(
