@@ -17,7 +17,8 @@ from tests.report import example
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
 
 DOCUMENTS = {"ordinary": example.ordinary, "nothing": example.nothing, "hostile": example.hostile}
-WIDTHS = (80, 320, 768, 1280, 1600)
+WIDTHS = (80, 320, 390, 768, 1280, 1600)
+PHONE = 390
 PAPER = 688
 """Printable width of A4 in CSS pixels."""
 TOO_WIDE = """width => [...document.querySelectorAll('body *')]
@@ -112,8 +113,26 @@ def test_the_first_recommendation_is_on_the_first_screen(show: Open) -> None:
     assert box["y"] + box["height"] < 900
 
 
-def test_labels_of_a_drawing_do_not_overlap(show: Open) -> None:
-    over = show("ordinary", 1280).evaluate(
+def test_a_phone_shows_tables_and_drawings_whole_and_large_enough_to_read(show: Open) -> None:
+    page = show("ordinary", PHONE)
+    assert page.locator("table").count() > 1
+    assert (
+        page.evaluate(
+            """[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth).length"""
+        )
+        == 0
+    )
+    sizes = page.evaluate(
+        """[...document.querySelectorAll('figure svg')].filter(each => each.getBoundingClientRect().width)
+            .map(svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width * 11)"""
+    )
+    assert len(sizes) == page.locator("figure").count()
+    assert min(sizes) > 9
+
+
+@pytest.mark.parametrize("width", [PHONE, 1280])
+def test_labels_of_a_drawing_do_not_overlap(show: Open, width: int) -> None:
+    over = show("ordinary", width).evaluate(
         """[...document.querySelectorAll('figure svg')].flatMap(svg => {
             const boxes = [...svg.querySelectorAll('text')]
                 .map(each => [each.textContent, each.getBoundingClientRect()]);

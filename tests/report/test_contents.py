@@ -247,12 +247,12 @@ def test_the_straggler_is_named_with_its_gpu_and_root_cause(report_of: Report) -
     assert all(number(first["Waited for"]) > 10 * number(row["Waited for"]) for row in others)
 
 
-def test_the_summary_and_the_first_advice_name_rank_gpu_node_and_root_cause(report_of: Report) -> None:
+def test_the_advice_names_rank_gpu_node_and_root_cause_and_the_summary_does_not_repeat_it(report_of: Report) -> None:
     document = report_of("straggling")
     blamed = "rank 3, GPU 1 of straggling1:19400: slowed by heat"
     remedy = "Check airflow, fans and inlet temperature."
-    assert f"One rank's hardware is slow: {blamed}, for " in words(document, "summary")
-    assert remedy in words(document, "summary")
+    assert blamed not in words(document, "summary")
+    assert remedy not in words(document, "summary")
     assert advice(document)[0].advice == f"R{blamed[1:]}. {remedy}"
     assert document.highlights[0].note == blamed
 
@@ -282,7 +282,35 @@ def test_what_makes_the_straggler_slow_has_advice_of_its_own_where_no_culprit_is
 
 
 def test_a_hung_run_is_reported_as_the_lost_gpu_of_the_rank_that_ended(report_of: Report) -> None:
-    assert "GPU lost: rank 3, GPU 1 of broken1:19400: GPU lost, for " in words(report_of("broken"), "summary")
+    advised = {each.cause: each.advice for each in advice(report_of("broken"))}
+    assert advised["lost"].startswith("Rank 3, GPU 1 of broken1:19400: GPU lost. ")
+
+
+def test_every_cause_considered_has_the_thresholds_of_its_verdict_and_of_its_alert(report_of: Report) -> None:
+    rows = {row["Cause"]: row for row in table(report_of("saving"), "considered", "Causes")}
+    found = rows[CAUSES["checkpoint_stall"].title]
+    assert (found["Result"], found["Verdict from"], found["Alert from"]) == ("found", 0.05, 0.05)
+    evaluation = rows[CAUSES["evaluation_overhead"].title]
+    assert (evaluation["Result"], evaluation["Verdict from"], evaluation["Alert from"]) == ("not found", 0.1, 0.25)
+    assert rows[CAUSES["callback_stall"].title]["Alert from"] == 0.05
+    assert rows[CAUSES["stalled"].title]["Alert from"] is None
+
+
+def test_a_cause_above_its_threshold_is_not_reported_as_below_it(server: Prometheus, run_of: FindRun) -> None:
+    most = Series({"cause": "comm_bound"}, 0.3)
+    document = build(of_run(server, run_of("saving")), Saying(server, r"^max by \(cause\) \(max_over", most), PRICES)
+    rows = {row["Cause"]: row for row in table(document, "considered", "Causes")}
+    assert rows["Communication"]["Result"] == "another cause came first"
+
+
+def test_an_amount_of_money_without_a_currency_has_the_sign_of_an_unknown_one(
+    server: Prometheus, run_of: FindRun
+) -> None:
+    priced = build(of_run(server, run_of("waiting")), server, Options(gpu_hour_price=2.0))
+    text = markdown.write(priced)
+    assert "Cost of lost time: **" in text
+    assert re.search(r"\d \N{CURRENCY SIGN}\*\* \(.*; \N{CURRENCY SIGN}: unknown currency, set --currency\)", text)
+    assert not re.search(r"Cost: \*\*[\d.,]+\*\*", text)
 
 
 def test_no_rank_is_blamed_where_no_culprit_is_recorded(server: Prometheus, run_of: FindRun) -> None:
@@ -610,7 +638,7 @@ def test_everything_is_the_sum_of_all(server: Prometheus, filled: FilledPromethe
         (own,) = (row for row in table(report_of(name), "lost-time", "by cause") if row["Cause"] == JUDGED[name])
         assert number(lost[JUDGED[name]]) == pytest.approx(number(own["Lost"]), rel=0.02)
     unjudged = {row["Verdict"]: row["Share"] for row in table(document, "verdicts", "Duration")}["insufficient_data"]
-    assert f"{percent(number(unjudged))} has no verdict" in words(document, "summary")
+    assert f"{percent(number(unjudged))} of the GPU time has no verdict" in words(document, "summary")
     nodes = build(of_nodes(["broken0:19400", "broken1:19400"], filled.start, filled.end), server, PRICES)
     for row in table(nodes, "lost-time", "by cause")[:2]:
         (same,) = (each for each in table(document, "lost-time", "by cause") if each["Cause"] == row["Cause"])

@@ -95,12 +95,13 @@ def test_every_section_is_linked_from_the_contents(ordinary: Page) -> None:
     assert linked <= {f"#{anchor}" for anchor in (*anchors, "main")}
 
 
-def test_the_first_recommendation_is_above_all_sections(ordinary: Page) -> None:
+def test_the_first_recommendation_is_above_all_sections_and_only_there(ordinary: Page) -> None:
     document = example.ordinary()
     assert "Change this first" not in ordinary.text
     later = replace(document, sections=(Section("summary", "Summary", (Paragraph("A day."),)), *document.sections))
     text = page(later).text
-    assert text.count("Read from local NVMe") == 2
+    assert text.count("Read from local NVMe") == 1
+    assert "Save asynchronously" in text[text.index("A day.") :]
     assert text.index("Change this first") < text.index("A day.")
     assert "Change this first" not in page(example.nothing()).text
 

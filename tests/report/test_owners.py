@@ -14,7 +14,7 @@ from stallscope.clients.prometheus import RangeSeries, Series
 from stallscope.report import csv as csv_format
 from stallscope.report import html, markdown
 from stallscope.report import json as json_format
-from stallscope.report.document import Document, Facts, Notice, Table, Value
+from stallscope.report.document import Bars, Document, Facts, Figure, Notice, Table, Value
 from stallscope.report.options import Options
 from stallscope.report.owners import By, Grouping, Period, build
 
@@ -158,10 +158,29 @@ def test_the_largest_savings_name_owner_cause_and_remedy() -> None:
     assert third["cause"] == "idle_allocated"
 
 
+def test_the_report_begins_with_the_largest_saving_and_has_bars_of_owners_and_causes() -> None:
+    document = report()
+    first = document.first_recommendation
+    assert first is not None
+    assert (first.cause, first.arithmetic) == ("comm_bound", "72 of 192 GPU-hours = 38 %.")
+    assert first.advice.startswith("User ada: ")
+    assert [(fact.name, fact.value) for fact in document.highlights[:2]] == [
+        ("Largest saving", "comm_bound"),
+        ("Lost", pytest.approx(3.5 / 11)),
+    ]
+    owners, causes = (block.plot for block in document.blocks if isinstance(block, Figure))
+    assert isinstance(owners, Bars)
+    assert isinstance(causes, Bars)
+    assert owners.rows == ("ada", "grace", "unknown")
+    assert [part.values for part in owners.parts] == [(144, 12, 24), (48, 36, 0)]
+    assert causes.rows == ("Communication", "Waiting for data: too few workers", "Held but idle")
+
+
 def test_a_server_without_owners_says_so_instead_of_zeros() -> None:
     document = build(Recorded({}), PERIOD, Grouping("user"))
     assert "No GPU was held in this time" in notices(document)[0]
-    assert not [block for block in document.blocks if isinstance(block, Table)]
+    assert not [block for block in document.blocks if isinstance(block, (Table, Figure))]
+    assert not document.highlights
     assert csv_format.write(document).splitlines() == ["start_timestamp_seconds,end_timestamp_seconds,currency"]
 
 

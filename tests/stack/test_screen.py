@@ -20,11 +20,11 @@ ALERT = Alert(
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [
-        (Verdict("input_bound", 0.534), "verdict on run resnet: input_bound, 53% of its time lost"),
-        (Verdict("thermal_throttle", 0.002), "verdict on run resnet: thermal_throttle, under 1% of its time lost"),
+        (Verdict("input_bound", 0.534), "verdict on run resnet: input_bound, 53 % of its time lost"),
+        (Verdict("thermal_throttle", 0.002), "verdict on run resnet: thermal_throttle, under 1 % of its time lost"),
         (
             Verdict("straggler_hw", 0.2, culprit=Culprit("3", "b:9400", "1", "", "thermal_throttle")),
-            "verdict on run resnet: straggler_hw, 20% of its time lost; rank 3, GPU 1 of b:9400: slowed by heat",
+            "verdict on run resnet: straggler_hw, 20 % of its time lost; rank 3, GPU 1 of b:9400: slowed by heat",
         ),
         (Verdict("healthy", 0.0), "verdict on run resnet: healthy"),
     ],

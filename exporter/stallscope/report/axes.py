@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -18,17 +19,32 @@ from stallscope.report.svg import INK, RULE, SOFT
 from stallscope.report.thinning import Matrix
 from stallscope.report.words import LONGEST_TEXT, Words, plain, title_of
 
-WIDTH = 760
-"""Width of a drawing in its own units, in which the font size is 11."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 150, 30, 12, 28
-"""Margins. Plots over time share them, so that their times are aligned."""
+
+class Sheet(NamedTuple):
+    """Measures of a drawing in its own units, in which the font size is 11. Plots over time share the margins."""
+
+    width: int
+    left: int
+    right: int
+    label: int
+    """Characters of a row's label."""
+    bar_label: int
+    """Characters of a line of a bar's label."""
+    bar_lines: int
+    """Lines of a bar's label."""
+
+
+WIDE = Sheet(760, 150, 30, 23, 34, 1)
+NARROW = Sheet(380, 124, 18, 18, 18, 2)
+"""For a phone, on which a wide drawing would be too small to read."""
+_TOP, _BOTTOM = 12, 28
 _LINE = 15
 """Height of a line of text."""
 _TYPE = 11
 CHARACTER = 6.2
 """Approximate width of a character."""
-_LONGEST_LABEL = 23
-LONGEST_BAR_LABEL = 34
+_TICK = 64
+"""Width that the label of a tick needs."""
 DAY = 86_400.0
 """Seconds per unit of Matplotlib's time axis."""
 _MOST_DECIMALS = 9
@@ -66,22 +82,38 @@ SETTINGS: Any = {
 
 
 def canvas(
-    height: float, marks: Sequence[Mark] = (), *, left: int = _LEFT, right: int = _RIGHT, named: bool = True
+    sheet: Sheet, height: float, marks: Sequence[Mark] = (), *, left: int = 0, right: int = 0, named: bool = True
 ) -> tuple[Figure, Axes]:
-    """Return a figure and its axes of the given height, with room for mark labels above and the axis label below."""
+    """Return a figure and its axes of the given height, with room for mark labels above and the axis label below.
+
+    Args:
+        sheet: the width, and the margins where `left` and `right` are 0.
+        height: height of the axes.
+        marks: marks whose labels need room.
+        left: left margin.
+        right: right margin.
+        named: True if the horizontal axis has a label.
+    """
+    left, right = left or sheet.left, right or sheet.right
     top = _TOP + _LINE * min(_MARK_LINES, len(marks))
     bottom = _BOTTOM + (_LINE if named else 0)
     whole = top + height + bottom
-    drawing = Figure(figsize=(WIDTH / 72, whole / 72), dpi=72)
-    axes = drawing.add_axes((left / WIDTH, bottom / whole, 1 - (left + right) / WIDTH, height / whole))
+    drawing = Figure(figsize=(sheet.width / 72, whole / 72), dpi=72)
+    axes = drawing.add_axes((left / sheet.width, bottom / whole, 1 - (left + right) / sheet.width, height / whole))
     return drawing, axes
+
+
+def _width(axes: Any) -> float:
+    """Return the width of the axes in the units of the drawing."""
+    return float(axes.get_position().width * axes.figure.get_figwidth() * 72)
 
 
 def time_axis(axes: Axes, start: float, end: float, words: Words) -> None:
     """Make the horizontal axis a time axis in the document's time zone, labelled with the dates."""
     if not end > start:
         start, end = start - 30, end + 30
-    locator = AutoDateLocator(words.zone, minticks=4, maxticks=9)  # type: ignore[no-untyped-call]
+    most = int(_width(axes) / _TICK)
+    locator = AutoDateLocator(words.zone, minticks=min(4, most - 1), maxticks=most)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     formatter = ConciseDateFormatter(locator, words.zone, show_offset=False)  # type: ignore[no-untyped-call]
     formatter.zero_formats[3] = "%d %b"
@@ -94,7 +126,8 @@ def time_axis(axes: Axes, start: float, end: float, words: Words) -> None:
 
 def number_axis(axis: Any, kind: Kind, unit: str) -> None:
     """Format the numbers of an axis with their unit; counts get whole numbers only."""
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=kind == "count"))
+    most = min(5, int(_width(axis.axes) / _TICK)) if axis.axis_name == "x" else 5
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], integer=kind == "count"))
     axis.set_major_formatter(_Numbers(unit))
 
 
@@ -120,11 +153,11 @@ def row_height(rows: int) -> float:
     return 22 if rows <= 16 else 14 if rows <= 40 else max(2.5, 560 / rows)
 
 
-def row_axis(axes: Axes, rows: Sequence[str], height: float) -> None:
+def row_axis(axes: Axes, rows: Sequence[str], height: float, longest: int) -> None:
     """Make the vertical axis rows of the given height, with as many labels as fit."""
     every = -(-13 // max(1, int(height)))
     places = range(0, len(rows), every)
-    axes.set_yticks(places, [shortened(title_of(rows[place]), _LONGEST_LABEL) for place in places])
+    axes.set_yticks(places, [shortened(title_of(rows[place]), longest) for place in places])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
@@ -139,7 +172,7 @@ def draw_picture(axes: Axes, picture: Matrix, start: float, end: float) -> None:
 def draw_marks(axes: Axes, marks: Sequence[Mark], place: Callable[[float], float]) -> None:
     """Draw vertical lines with their labels above, as far as there is room."""
     low, high = axes.get_xlim()
-    width = axes.get_position().width * WIDTH
+    width = _width(axes)
     free = [0.0] * _MARK_LINES
     for mark in sorted(marks, key=lambda each: each.at):
         at = place(mark.at)
@@ -174,3 +207,8 @@ def shortened(text: str, longest: int) -> str:
         return text
     head = (longest - 1) // 2
     return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
+
+
+def wrapped(text: str, longest: int) -> list[str]:
+    """Return the lines of a label, broken at spaces as far as possible."""
+    return textwrap.wrap(text, longest) or [text]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from stallscope.catalogue.causes import CAUSES
+import re
+from collections.abc import Sequence
+
+from stallscope.catalogue.causes import CAUSES, Expression, Loss, Over, Shape, Straggler
+from stallscope.catalogue.causes import Value as AlertValue
 from stallscope.report.document import Block, Column, Notice, Paragraph, Table, Value
 from stallscope.report.lost_time import LostTime
 from stallscope.report.queries import Queries
@@ -10,7 +14,7 @@ from stallscope.report.words import percent
 
 KEY = "considered"
 TITLE = "Causes considered"
-_FOUND, _BELOW, _NOT_FOUND = "found", "under its threshold", "not found"
+_FOUND, _COVERED, _BELOW, _NOT_FOUND = "found", "another cause came first", "under its threshold", "not found"
 
 
 def blocks(queries: Queries, lost: LostTime) -> list[Block]:
@@ -27,6 +31,7 @@ def blocks(queries: Queries, lost: LostTime) -> list[Block]:
         return [
             Notice("warning", "Thresholds are unknown: the server does not record `stallscope:verdict_floor:ratio`.")
         ]
+    levels = queries.by("name", "max by (name) (stallscope:threshold)")
     most = queries.by("cause", f"max by (cause) (max_over_time({record}[{queries.window}]))")
     total = sum(lost.under_verdict.values())
     rows: list[tuple[float, tuple[Value, ...]]] = []
@@ -35,9 +40,11 @@ def blocks(queries: Queries, lost: LostTime) -> list[Block]:
             continue
         loss, floor, worst = lost.by_cause.get(cause.name), floors[cause.name], most.get(cause.name, 0.0)
         held = lost.under_verdict.get(cause.name, 0.0) / total if total else 0.0
-        result = _FOUND if held else _BELOW if worst else _NOT_FOUND
+        result = _FOUND if held else _NOT_FOUND if not worst else _COVERED if worst >= floor else _BELOW
+        names = _levels(cause.rule.shape) if cause.rule is not None else ()
+        alert = min((levels[name] for name in names if name in levels), default=None)
         share = loss.share if loss is not None else 0.0
-        rows.append((held + share, (cause.title, result, share, worst, floor or None, held)))
+        rows.append((held + share, (cause.title, result, share, worst, floor or None, alert, held)))
     rows.sort(key=lambda each: -each[0])
     found = sum(row[1] == _FOUND for _, row in rows)
     return [
@@ -52,15 +59,28 @@ def blocks(queries: Queries, lost: LostTime) -> list[Block]:
                 Column("Result", key="result"),
                 Column("Lost", "share", f"of all {lost.unit} time", key="lost_ratio"),
                 Column("Most", "share", "over five minutes", key="most_lost_ratio"),
-                Column(
-                    "Threshold", "share", "over five minutes, from which it may be the verdict", key="threshold_ratio"
-                ),
+                Column("Verdict from", "share", "over five minutes", key="threshold_ratio"),
+                Column("Alert from", "share", "over the window of its rule", key="alert_threshold_ratio"),
                 Column("Verdict", "share", "of the time with verdicts", key="verdict_ratio"),
             ),
             tuple(row for _, row in rows),
             title="Causes, values and thresholds",
             note="A cause without a threshold is the verdict whenever the rules find it; hardware and standstills take "
-            "precedence, then the cause that costs most.",
+            "precedence, then the cause that costs most. An alert without a threshold here does not depend on this "
+            "share.",
             key="considered",
         ),
     ]
+
+
+def _levels(shape: Shape) -> Sequence[str]:
+    """Return the names of the thresholds of the lost share from which an alert fires."""
+    if isinstance(shape, Loss):
+        return (shape.warning,)
+    if isinstance(shape, Straggler):
+        return ("straggler_warning",)
+    if isinstance(shape, Over):
+        return (shape.threshold,) if shape.loses else ()
+    if isinstance(shape, (AlertValue, Expression)) and shape.loses:
+        return [name for name in re.findall(r"threshold\((\w+)\)", shape.promql) if name != "clear_ratio"]
+    return ()

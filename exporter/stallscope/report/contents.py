@@ -137,8 +137,10 @@ def _parts(
     """Return the module of each section in order, with a function that returns its blocks."""
     lost, fired = advice.lost, advice.alerts
     advised = recommendations.recommendations(queries, advice)
+    named = {each.cause for each in advised}
+    unnamed = {cause: blamed for cause, blamed in advice.blamed.items() if cause not in named}
     parts: list[tuple[ModuleType, Callable[[], list[Block]]]] = [
-        (summary, lambda: summary.blocks(queries, lost, found, advice.blamed)),
+        (summary, lambda: summary.blocks(queries, lost, found, unnamed)),
         (recommendations, lambda: recommendations.blocks(advice, advised)),
         (lost_time, lambda: lost_time.blocks(queries, lost)),
         (timeline, lambda: timeline.blocks(queries, lost, found)),

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from stallscope.common.formatting import readable
 from stallscope.common.version import __version__
+from stallscope.report.axes import NARROW
 from stallscope.report.colours import colour_of
 from stallscope.report.document import Document, Figure, Recommendation
 from stallscope.report.plots import Drawing, draw
@@ -39,8 +40,10 @@ def write(document: Document, *, refresh_seconds: float | None = None) -> str:
     )
     numbers = count(1)
 
-    def drawn(figure: Figure) -> Drawing:
-        return draw(figure.plot, f"figure-{next(numbers)}", words)
+    def drawn(figure: Figure) -> tuple[Drawing, Drawing]:
+        """Return a drawing for wide windows and paper, and one for phones."""
+        key = f"figure-{next(numbers)}"
+        return draw(figure.plot, key, words), draw(figure.plot, f"{key}-narrow", words, NARROW)
 
     environment.filters |= {
         "colour": colour_of,

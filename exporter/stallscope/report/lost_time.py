@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +14,6 @@ from stallscope.report.document import (
     Block,
     Column,
     Figure,
-    Kind,
     Notice,
     Paragraph,
     Series,
@@ -236,7 +236,8 @@ def blocks(queries: Queries, found: LostTime) -> list[Block]:
         blocks.append(Notice("info", "No rank claims a GPU: hours are rank-hours, and energy is unknown."))
     if not found.losses:
         return [*blocks, Paragraph(f"No time was lost to any cause. {_judged(found)}")]
-    return [*blocks, _table(queries, found), _bars(found), _areas(found)]
+    bars = bars_by_cause(found.unit, [(loss.cause, loss.gpu_seconds) for loss in found.losses])
+    return [*blocks, _table(queries, found), bars, _areas(found)]
 
 
 def _judged(found: LostTime) -> str:
@@ -282,16 +283,21 @@ def _table(queries: Queries, found: LostTime) -> Table:
     )
 
 
-def _bars(found: LostTime) -> Figure:
-    rows = tuple(title_of(loss.cause) for loss in found.losses)
-    kind: Kind = "gpu_hours"
+def bars_by_cause(unit: str, losses: Sequence[tuple[str, float]]) -> Figure:
+    """Return bars of the time lost by cause.
+
+    Args:
+        unit: unit of the hours.
+        losses: each cause with its seconds, in the order of the bars.
+    """
     # One part per cause, so that each bar has the colour of its cause.
     parts = tuple(
-        Series(loss.cause, tuple(loss.gpu_seconds / 3600 if each is loss else None for each in found.losses))
-        for loss in found.losses
+        Series(cause, tuple(seconds / 3600 if each == cause else None for each, _ in losses))
+        for cause, seconds in losses
     )
-    said = _listed([f"{title_of(loss.cause)} {plain(loss.gpu_seconds / 3600)} h" for loss in found.losses])
-    return Figure(f"{found.unit}-hours lost, by cause", Bars(rows, parts, kind), said)
+    said = _listed([f"{title_of(cause)} {plain(seconds / 3600)} h" for cause, seconds in losses])
+    rows = tuple(title_of(cause) for cause, _ in losses)
+    return Figure(f"{unit}-hours lost, by cause", Bars(rows, parts, "gpu_hours"), said)
 
 
 def _listed(texts: list[str]) -> str:

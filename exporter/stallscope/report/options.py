@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from stallscope.analysis.runs import Run
 
+NO_CURRENCY = "\N{CURRENCY SIGN}"
+"""Sign of money whose currency is unknown."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -22,6 +25,11 @@ class Options:
     """The run to compare with."""
     rows: int = 16
     """Maximum number of ranks, GPUs or nodes in a table; the most relevant are shown."""
+
+    @property
+    def currency_note(self) -> str:
+        """A remark for the first amount of money; empty if the currency is known."""
+        return "" if self.currency else f"; {NO_CURRENCY}: unknown currency, set --currency"
 
     def money(self, gpu_hours: float | None, joules: float | None) -> float | None:
         """Return the cost of GPU-hours and energy; None if no price applies."""

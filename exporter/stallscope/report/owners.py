@@ -16,15 +16,32 @@ from stallscope.analysis import over_time
 from stallscope.catalogue.causes import CAUSES
 from stallscope.clients.expressions import quoted
 from stallscope.clients.prometheus import Series
-from stallscope.report.document import Block, Column, Document, Fact, Facts, Notice, Section, Table, Value
+from stallscope.report.document import (
+    Bars,
+    Block,
+    Column,
+    Document,
+    Fact,
+    Facts,
+    Figure,
+    Notice,
+    Recommendation,
+    Section,
+    Table,
+    Value,
+)
+from stallscope.report.document import Series as Part
+from stallscope.report.lost_time import bars_by_cause
 from stallscope.report.options import Options
 from stallscope.report.queries import Server
-from stallscope.report.words import percent, plain, title_of
+from stallscope.report.words import percent, plain
 
 By = Literal["user", "namespace", "team", "run"]
 _INTERVAL = 120.0
 """Seconds between two evaluations of the rules that record owners."""
 _SAVINGS = 10
+_BARS = 12
+"""Maximum number of owners with a bar."""
 _IDLE = "idle_allocated"
 _PLACE = ("cluster", "namespace", "run", "user")
 
@@ -120,8 +137,8 @@ def build(
         blocks.append(Notice("warning", "No GPU was held in the period compared with, or it is no longer stored."))
     blocks += [_totals(uses, known, options)]
     if uses:
-        blocks.append(_table(uses, earlier, grouping, options, rows))
-    savings = _savings(uses, grouping, options)
+        blocks += [*_bars(uses, grouping), _table(uses, earlier, grouping, options, rows)]
+    losses = _losses(uses)
     return Document(
         title=f"GPU time by {grouping.by}",
         subtitle=f"data from {server.name}",
@@ -130,8 +147,9 @@ def build(
         end=period.end,
         sections=(
             Section("owners", "GPU time of owners", tuple(blocks)),
-            Section("savings", "Largest savings", (savings,)),
+            Section("savings", "Largest savings", tuple(_savings(losses, uses, grouping, options))),
         ),
+        highlights=_highlights(losses, uses, grouping, options) if uses else (),
         zone=options.zone,
         currency=options.currency,
         incomplete=tuple(server.take_warnings()),
@@ -246,7 +264,13 @@ def _totals(uses: _Uses, known: float | None, options: Options) -> Facts:
     cost = options.money(held / 3600, energy)
     if cost is not None:
         facts.append(
-            Fact("Cost", cost, "money", "of the held GPU-hours, and of the energy if it has a price", key="cost")
+            Fact(
+                "Cost",
+                cost,
+                "money",
+                f"of the held GPU-hours, and of the energy if it has a price{options.currency_note}",
+                key="cost",
+            )
         )
     return Facts(tuple(facts))
 
@@ -293,36 +317,105 @@ def _table(uses: _Uses, earlier: _Uses | None, grouping: Grouping, options: Opti
     return Table(tuple(columns), tuple(table), title=f"GPU-hours by {grouping.by}", note=note, key="owners")
 
 
-def _savings(uses: _Uses, grouping: Grouping, options: Options) -> Block:
-    """Return the largest losses of one owner to one cause, each with its remedy."""
+class _Loss(NamedTuple):
+    """The loss of one owner to one cause."""
+
+    seconds: float
+    owner: tuple[str, ...]
+    cause: str
+
+
+def _losses(uses: _Uses) -> list[_Loss]:
+    """Return the losses to known causes, the largest first."""
     losses = [
-        (seconds, owner, cause)
+        _Loss(seconds, owner, cause)
         for owner, use in uses.items()
         for cause, seconds in use.causes.items()
         if cause in CAUSES and seconds > 0
     ]
-    losses.sort(key=lambda each: (-each[0], each[1:]))
+    return sorted(losses, key=lambda each: (-each.seconds, each.owner, each.cause))
+
+
+def _highlights(losses: list[_Loss], uses: _Uses, grouping: Grouping, options: Options) -> tuple[Fact, ...]:
+    """Return the main numbers for the top of the report."""
+    held, lost = sum(use.held for use in uses.values()), sum(use.lost for use in uses.values())
+    facts = [
+        Fact("Lost", lost / held if held else None, "share", "of the GPU time held", key="lost_ratio"),
+        Fact("GPU-hours lost", lost / 3600, "gpu_hours", f"of {plain(held / 3600)}"),
+    ]
+    if losses:
+        largest = losses[0]
+        name = " ".join(filter(None, _named(largest.owner, grouping)))
+        facts.insert(0, Fact("Largest saving", largest.cause, "cause", f"{grouping.by} {name}"))
+    cost = options.money(lost / 3600, None)
+    if cost is not None:
+        facts.append(Fact("Cost of lost time", cost, "money", f"of these GPU-hours{options.currency_note}"))
+    return tuple(facts)
+
+
+def _bars(uses: _Uses, grouping: Grouping) -> list[Block]:
+    """Return bars of the hours held by owner, and of those lost by cause."""
+    owners = sorted(uses, key=lambda owner: (-uses[owner].held, owner))[:_BARS]
+    rows = tuple(" ".join(filter(None, _named(owner, grouping))) for owner in owners)
+    lost = [min(uses[owner].lost, uses[owner].held) / 3600 for owner in owners]
+    held = [uses[owner].held / 3600 for owner in owners]
+    said = [f"{row} {plain(all_)} h, {plain(part)} h lost" for row, all_, part in zip(rows, held, lost, strict=True)]
+    parts = (
+        Part("held", tuple(all_ - part for all_, part in zip(held, lost, strict=True)), "not lost"),
+        Part("lost", tuple(lost), "lost"),
+    )
+    blocks: list[Block] = [
+        Figure(f"GPU-hours held, by {grouping.by}", Bars(rows, parts, "gpu_hours"), f"{'; '.join(said)}.")
+    ]
+    causes: dict[str, float] = {}
+    for each in _losses(uses):
+        causes[each.cause] = causes.get(each.cause, 0.0) + each.seconds
+    if causes:
+        blocks.append(bars_by_cause("GPU", sorted(causes.items(), key=lambda each: -each[1])))
+    return blocks
+
+
+def _savings(losses: list[_Loss], uses: _Uses, grouping: Grouping, options: Options) -> list[Block]:
+    """Return the largest losses of one owner to one cause, each with its remedy."""
     if not losses:
-        return Notice("good", "No GPU time was lost to a known cause.")
+        return [Notice("good", "No GPU time was lost to a known cause.")]
     has_cost = options.gpu_hour_price is not None
     rows: list[tuple[Value, ...]] = []
     for number, (seconds, owner, cause) in enumerate(losses[:_SAVINGS], 1):
         cost: list[Value] = [options.money(seconds / 3600, None)] if has_cost else []
         rows.append((float(number), *_named(owner, grouping), cause, seconds / 3600, *cost, CAUSES[cause].remedy))
-    worst = losses[0]
-    held = uses[worst[1]].held
-    share = f", {percent(worst[0] / held)} of the hours of {_named(worst[1], grouping)[0]}" if held else ""
-    return Table(
-        (
-            Column("No.", "count", key="number"),
-            *_columns(grouping),
-            Column("Cause", "cause", key="cause"),
-            Column("Lost", "gpu_hours", "GPU-hours, an upper limit of the saving", key="lost_gpu_hours"),
-            *([Column("Cost", "money", key="lost_cost")] if has_cost else []),
-            Column("What to change", key="remedy"),
+    return [
+        _first(losses[0], uses, grouping, options),
+        Table(
+            (
+                Column("No.", "count", key="number"),
+                *_columns(grouping),
+                Column("Cause", "cause", key="cause"),
+                Column("Lost", "gpu_hours", "GPU-hours, an upper limit of the saving", key="lost_gpu_hours"),
+                *([Column("Cost", "money", key="lost_cost")] if has_cost else []),
+                Column("What to change", key="remedy"),
+            ),
+            tuple(rows),
+            title=f"Top {len(rows)} savings",
+            note="Causes overlap, so savings do not add up.",
+            key="savings",
         ),
-        tuple(rows),
-        title=f"Top {len(rows)} savings",
-        note=f"The largest: {title_of(worst[2])}{share}. Causes overlap, so savings do not add up.",
-        key="savings",
+    ]
+
+
+def _first(loss: _Loss, uses: _Uses, grouping: Grouping, options: Options) -> Recommendation:
+    """Return the advice with the largest saving."""
+    hours, held = loss.seconds / 3600, uses[loss.owner].held / 3600
+    name = " ".join(filter(None, _named(loss.owner, grouping)))
+    share = hours / held if held else None
+    gain = [
+        Fact("Time", share, "share", f"of the GPU time of {name}", key="lost_ratio"),
+        Fact("GPU-hours", hours, "gpu_hours", key="lost_gpu_hours"),
+    ]
+    cost = options.money(hours, None)
+    if cost is not None:
+        gain.append(Fact("Cost", cost, "money", key="lost_cost"))
+    words = "" if share is None else f"{plain(hours)} of {plain(held)} GPU-hours = {percent(share)}."
+    return Recommendation(
+        1, loss.cause, tuple(gain), words, f"{grouping.by.capitalize()} {name}: {CAUSES[loss.cause].remedy}"
     )

@@ -20,8 +20,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from stallscope.report.axes import (
     CHARACTER,
     DAY,
-    LONGEST_BAR_LABEL,
     SETTINGS,
+    WIDE,
+    Sheet,
     canvas,
     draw_marks,
     draw_picture,
@@ -30,6 +31,7 @@ from stallscope.report.axes import (
     row_height,
     shortened,
     time_axis,
+    wrapped,
 )
 from stallscope.report.colours import FURTHER, colour_of
 from stallscope.report.document import Areas, Bars, HeatMap, Histogram, Lines, Plot, Series, States
@@ -66,28 +68,29 @@ class Drawing(NamedTuple):
 NOTHING = Drawing("", ())
 
 
-def draw(plot: Plot, key: str, words: Words) -> Drawing:
+def draw(plot: Plot, key: str, words: Words, sheet: Sheet = WIDE) -> Drawing:
     """Draw a plot.
 
     Args:
         plot: the plot to draw.
         key: a name unique on the page, of letters, digits and hyphens.
         words: formatter of values and times.
+        sheet: width and margins of the drawing.
     """
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": key}), warnings.catch_warnings():
         # Names may have characters that Matplotlib's font lacks; the reader's browser has them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         if isinstance(plot, Bars):
-            return _bars(plot, key, words)
+            return _bars(plot, key, words, sheet)
         if isinstance(plot, Areas):
-            return _areas(plot, key, words)
+            return _areas(plot, key, words, sheet)
         if isinstance(plot, States):
-            return _states(plot, key, words)
+            return _states(plot, key, words, sheet)
         if isinstance(plot, HeatMap):
-            return _heat_map(plot, key, words)
+            return _heat_map(plot, key, words, sheet)
         if isinstance(plot, Histogram):
-            return _histogram(plot, key, words)
-        return _lines(plot, key, words)
+            return _histogram(plot, key, words, sheet)
+        return _lines(plot, key, words, sheet)
 
 
 def colours_of(names: Sequence[str]) -> list[str]:
@@ -100,13 +103,14 @@ def colours_of(names: Sequence[str]) -> list[str]:
     return [found[name] for name in names]
 
 
-def _bars(plot: Bars, key: str, words: Words) -> Drawing:
+def _bars(plot: Bars, key: str, words: Words, sheet: Sheet) -> Drawing:
     values = np.nan_to_num(_matrix(part.values for part in plot.parts))
     if not values.size or not values.any():
         return NOTHING
-    labels = [shortened(title_of(row), LONGEST_BAR_LABEL) for row in plot.rows]
-    left = max(60, 14 + int(CHARACTER * max(map(len, labels))))
-    drawing, axes = canvas(26 * len(labels), left=left, right=70, named=False)
+    longest = sheet.bar_label * sheet.bar_lines - sheet.bar_lines + 1
+    labels = ["\n".join(wrapped(shortened(title_of(row), longest), sheet.bar_label)) for row in plot.rows]
+    left = max(60, 14 + int(CHARACTER * max(len(line) for label in labels for line in label.split("\n"))))
+    drawing, axes = canvas(sheet, (18 + 8 * sheet.bar_lines) * len(labels), left=left, right=70, named=False)
     totals = values.sum(axis=0)
     scale, unit = unit_of(plot.kind, float(totals.max()), words.currency)
     alone = len(plot.parts) == 1
@@ -136,12 +140,12 @@ def _bars(plot: Bars, key: str, words: Words) -> Drawing:
     return Drawing(inline_svg(drawing, key), () if alone or named else _legend(plot.parts, colours))
 
 
-def _areas(plot: Areas, key: str, words: Words) -> Drawing:
+def _areas(plot: Areas, key: str, words: Words, sheet: Sheet) -> Drawing:
     values = _matrix(part.values for part in plot.parts)
     if not np.isfinite(values).any():
         return NOTHING
     times, values = bucketed(np.array(plot.times, dtype=float), values, _MOST_BUCKETS)
-    drawing, axes = canvas(190)
+    drawing, axes = canvas(sheet, 190)
     there = np.asarray(np.isfinite(values).any(axis=0), dtype=np.bool_)
     tops = np.cumsum(np.nan_to_num(values), axis=0)
     greatest = plot.greatest or float(tops[-1].max()) or 1.0
@@ -167,13 +171,13 @@ def _areas(plot: Areas, key: str, words: Words) -> Drawing:
     return Drawing(inline_svg(drawing, key), tuple(reversed(_legend(plot.parts, colours))))
 
 
-def _states(plot: States, key: str, words: Words) -> Drawing:
+def _states(plot: States, key: str, words: Words, sheet: Sheet) -> Drawing:
     spans = [merged(row, plot.start, plot.end) for row in plot.spans]
     names = list(dict.fromkeys(span.state for row in spans for span in row))
     if not names:
         return NOTHING
     height = row_height(len(spans))
-    drawing, axes = canvas(height * len(spans), plot.marks)
+    drawing, axes = canvas(sheet, height * len(spans), plot.marks)
     colours = dict(zip(names, colours_of(names), strict=True))
     if sum(map(len, spans)) > _MOST_SPANS:
         columns = _columns(len(spans))
@@ -192,12 +196,12 @@ def _states(plot: States, key: str, words: Words) -> Drawing:
             ]
             axes.add_collection(PolyCollection(boxes, facecolor=colour, linewidth=0), autolim=False)
     time_axis(axes, plot.start, plot.end, words)
-    row_axis(axes, plot.rows, height)
+    row_axis(axes, plot.rows, height, sheet.label)
     draw_marks(axes, plot.marks, lambda at: at / DAY)
     return Drawing(inline_svg(drawing, key), tuple(Key(title_of(name), colour) for name, colour in colours.items()))
 
 
-def _heat_map(plot: HeatMap, key: str, words: Words) -> Drawing:
+def _heat_map(plot: HeatMap, key: str, words: Words, sheet: Sheet) -> Drawing:
     values = _matrix(plot.values)
     if not np.isfinite(values).any():
         return NOTHING
@@ -213,14 +217,14 @@ def _heat_map(plot: HeatMap, key: str, words: Words) -> Drawing:
     if not greatest > least:
         greatest = least + 1.0
     height = row_height(len(rows))
-    drawing, axes = canvas(height * len(rows))
+    drawing, axes = canvas(sheet, height * len(rows))
     picture = _SCALE(np.ma.masked_invalid((values - least) / (greatest - least)))
     picture[~np.isfinite(values)] = 0.0
     end = float(times[0] + spacing(times) * len(times))
     draw_picture(axes, picture, float(times[0]), end)
     axes.spines[:].set(visible=True, color=SOFT)  # the ends of the scale resemble a dark or a light page
     time_axis(axes, float(times[0]), end, words)
-    row_axis(axes, rows, height)
+    row_axis(axes, rows, height, sheet.label)
     legend = [
         Key(words.of(least + part * (greatest - least), plot.kind), to_hex(_SCALE(part)))
         for part in (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -228,7 +232,7 @@ def _heat_map(plot: HeatMap, key: str, words: Words) -> Drawing:
     return Drawing(inline_svg(drawing, key), tuple(legend))
 
 
-def _histogram(plot: Histogram, key: str, words: Words) -> Drawing:
+def _histogram(plot: Histogram, key: str, words: Words, sheet: Sheet) -> Drawing:
     edges, counts = np.array(plot.edges, dtype=float), np.array(plot.counts, dtype=float)
     filled = np.flatnonzero(counts > 0)
     if not len(filled):
@@ -239,7 +243,7 @@ def _histogram(plot: Histogram, key: str, words: Words) -> Drawing:
         edges[0] = edges[1] / 2
     scale, unit = unit_of(plot.kind, float(edges[-1]), words.currency)
     marks = [mark for mark in plot.marks if edges[0] <= mark.at <= edges[-1]]
-    drawing, axes = canvas(170, marks, named=False)
+    drawing, axes = canvas(sheet, 170, marks, named=False)
     axes.stairs(counts, edges / scale, fill=True, color=FURTHER[0], edgecolor=CARD, linewidth=0.6)
     if plot.logarithmic:
         axes.set_xscale("log")
@@ -255,14 +259,14 @@ def _histogram(plot: Histogram, key: str, words: Words) -> Drawing:
     return Drawing(inline_svg(drawing, key), ())
 
 
-def _lines(plot: Lines, key: str, words: Words) -> Drawing:
+def _lines(plot: Lines, key: str, words: Words, sheet: Sheet) -> Drawing:
     x = np.array(plot.x, dtype=float)
     values = _matrix(series.values for series in plot.series)
     if not np.isfinite(values).any():
         return NOTHING
     least, greatest = _range(values, plot.least, plot.greatest)
     scale, unit = unit_of(plot.kind, greatest, words.currency)
-    drawing, axes = canvas(190, plot.marks)
+    drawing, axes = canvas(sheet, 190, plot.marks)
     on_time = plot.x_kind == "time"
     x_scale, x_unit = (DAY, "") if on_time else unit_of(plot.x_kind, float(x[-1]), words.currency)
     colours = colours_of([series.name for series in plot.series])
@@ -288,7 +292,7 @@ def _lines(plot: Lines, key: str, words: Words) -> Drawing:
         margin = 0.02 * float(x[-1] - x[0]) or 1.0
         axes.set_xlim((float(x[0]) - margin) / x_scale, (float(x[-1]) + margin) / x_scale)
         number_axis(axes.xaxis, plot.x_kind, x_unit)
-        axes.set_xlabel(shortened(plot.x_name, 60))
+        axes.set_xlabel(shortened(plot.x_name, min(60, int(sheet.width / CHARACTER))))
     draw_marks(axes, plot.marks, lambda at: at / x_scale)
     legend = _legend(plot.series, colours, lines=True)
     return Drawing(inline_svg(drawing, key), legend if len(legend) > 1 or plot.series[0].label else ())

@@ -16,7 +16,7 @@ from stallscope.report.culprits import Blamed
 from stallscope.report.document import Block, Fact, Notice, Paragraph, Recommendation
 from stallscope.report.lost_time import Loss, LostTime
 from stallscope.report.queries import Queries
-from stallscope.report.words import percent, plain, title_of
+from stallscope.report.words import money, percent, plain, title_of
 from stallscope.view.verdict_words import line_sentence
 from stallscope.view.verdicts import CodeLine
 
@@ -169,11 +169,8 @@ def _of_loss(queries: Queries, found: Evidence, loss: Loss) -> _Advice:
     if cost is not None:
         gain.append(Fact("Cost", cost, "money", key="lost_cost"))
         words += "; " + _price(queries, hours, loss.joules, cost)
-    blamed = found.blamed.get(loss.cause)
-    remedy = CAUSES[loss.cause].remedy if blamed is None else blamed.sentence
-    if loss.cause in found.lines:
-        remedy = f"{line_sentence(found.lines[loss.cause])} {remedy}"
-    return _Advice(loss.cause, loss.gpu_seconds, tuple(gain), words + ".", remedy, _evidence(queries, found, loss))
+    advice, evidence = _remedy(found, loss.cause), _evidence(queries, found, loss)
+    return _Advice(loss.cause, loss.gpu_seconds, tuple(gain), words + ".", advice, evidence)
 
 
 def _price(queries: Queries, hours: float, joules: float | None, cost: float) -> str:
@@ -183,7 +180,7 @@ def _price(queries: Queries, hours: float, joules: float | None, cost: float) ->
         parts.append(f"{plain(hours)} GPU-hours {_TIMES} {options.gpu_hour_price:g}")
     if options.kilowatt_hour_price is not None and joules is not None:
         parts.append(f"{plain(joules / 3.6e6)} kWh {_TIMES} {options.kilowatt_hour_price:g}")
-    return f"{' + '.join(parts)} = {cost:,.2f} {options.currency}".rstrip()
+    return f"{' + '.join(parts)} = {money(cost, options.currency)}"
 
 
 def _of_alert(queries: Queries, found: Evidence, cause: str) -> _Advice:
@@ -194,11 +191,12 @@ def _of_alert(queries: Queries, found: Evidence, cause: str) -> _Advice:
         f"{fired[0].name} fired for {duration(max(alert.seconds for alert in fired))}, first at "
         f"{queries.moment(min(alert.first for alert in fired))}{f': {where}' if where else ''}."
     )
+    remedy = _remedy(found, cause)
     seconds = found.alerts.gpu_seconds(cause)
     if not seconds:
         none = Fact("GPU time", None, "share", "no recorded loss so far")
         words = "No lost time is recorded for this cause, so its gain is unknown."
-        return _Advice(cause, 0.0, (none,), words, CAUSES[cause].remedy, evidence)
+        return _Advice(cause, 0.0, (none,), words, remedy, evidence)
     hours = seconds / 3600
     gain = [Fact("GPU-hours", hours, "gpu_hours", "of the GPUs named by the alert", key="lost_gpu_hours")]
     words = f"The lost shares of these GPUs, summed over time: {plain(hours)} GPU-hours"
@@ -206,7 +204,14 @@ def _of_alert(queries: Queries, found: Evidence, cause: str) -> _Advice:
     if cost is not None:
         gain.append(Fact("Cost", cost, "money", key="lost_cost"))
         words += "; " + _price(queries, hours, None, cost)
-    return _Advice(cause, seconds, tuple(gain), words + ".", CAUSES[cause].remedy, evidence)
+    return _Advice(cause, seconds, tuple(gain), words + ".", remedy, evidence)
+
+
+def _remedy(found: Evidence, cause: str) -> str:
+    """Return the first thing to do about a cause, after its culprit and its line of code if they are known."""
+    blamed = found.blamed.get(cause)
+    remedy = CAUSES[cause].remedy if blamed is None else blamed.sentence
+    return f"{line_sentence(found.lines[cause])} {remedy}" if cause in found.lines else remedy
 
 
 def _evidence(queries: Queries, found: Evidence, loss: Loss) -> str:

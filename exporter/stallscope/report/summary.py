@@ -46,7 +46,7 @@ _INFO_TITLES = {
 
 
 def blocks(queries: Queries, lost: LostTime, found: Ranks | None, blamed: Mapping[str, Blamed]) -> list[Block]:
-    """Return the blocks of the section; `blamed` are the culprits of a run by verdict."""
+    """Return the blocks of the section; `blamed` are the culprits of a run by verdict, except those advice names."""
     run = queries.subject.run
     if run is None or found is None:
         return _of_gpus(queries, lost)
@@ -82,23 +82,20 @@ def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -
         facts.insert(0, Fact("Largest phase", title_of(phase), note=note, key="largest_phase"))
     cost = queries.options.money(hours, lost.joules)
     if cost is not None:
-        note = "of these hours and their energy, as far as priced"
+        note = f"of these hours and their energy, as far as priced{queries.options.currency_note}"
         facts.append(Fact("Cost of lost time", cost, "money", note, key="lost_cost"))
     return tuple(facts)
 
 
 def _lead(queries: Queries, lost: LostTime) -> list[Block]:
-    """Return the result in one sentence."""
+    """Return what the highlights and the advice leave open: why there is no verdict, or no loss."""
     if lost.share is None:
         return _without_verdict(queries)
-    costliest = lost.losses[0] if lost.losses else None
-    text = f"{percent(lost.share)} of the {lost.unit} time was lost"
     unjudged = max(0.0, lost.gpu_seconds - lost.judged) / lost.gpu_seconds if lost.gpu_seconds else 0.0
-    without_verdict = f" {percent(unjudged)} has no verdict." if unjudged else ""
-    if costliest is None:
-        return [Notice("good", f"No loss of {lost.unit} time was detected.{without_verdict}")]
-    text += f", most of it to “{title_of(costliest.cause)}” ({percent(costliest.share)}).{without_verdict}"
-    return [Paragraph(text)]
+    without_verdict = f"{percent(unjudged)} of the {lost.unit} time has no verdict." if unjudged else ""
+    if not lost.losses:
+        return [Notice("good", f"No loss of {lost.unit} time was detected. {without_verdict}".rstrip())]
+    return [Paragraph(without_verdict)] if without_verdict else []
 
 
 def _without_verdict(queries: Queries) -> list[Block]:

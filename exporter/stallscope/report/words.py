@@ -11,6 +11,7 @@ from stallscope.catalogue.metrics import OUTSIDE_PHASES
 from stallscope.common.bundle import RUNBOOKS
 from stallscope.common.formatting import count, duration, readable
 from stallscope.report.document import Document, Kind, Value
+from stallscope.report.options import NO_CURRENCY
 
 UNKNOWN = "unknown"
 """Text for a missing value, which must not look like zero."""
@@ -50,7 +51,7 @@ class Words:
         """
         self.zone_name = document.zone
         self.zone = zone(document.zone)
-        self.currency = readable(document.currency, _LONGEST_CURRENCY)
+        self.currency = readable(document.currency, _LONGEST_CURRENCY) or NO_CURRENCY
 
     def of(self, value: Value, kind: Kind) -> str:
         """Return a value as text; `UNKNOWN` for None."""
@@ -61,7 +62,7 @@ class Words:
         if kind == "time":
             return self.moment(value)
         if kind == "money":
-            return f"{value:,.2f} {self.currency}".rstrip()
+            return money(value, self.currency)
         return _number(float(value), kind)
 
     def moment(self, seconds: float) -> str:
@@ -96,6 +97,11 @@ def title_of(name: str) -> str:
     if name in PHASE_COLOURS or name in OUTSIDE_PHASES:
         return name.replace("_", " ").capitalize()
     return readable(name)
+
+
+def money(amount: float, currency: str) -> str:
+    """Return an amount of money, never without a currency or the sign of an unknown one."""
+    return f"{amount:,.2f} {currency or NO_CURRENCY}"
 
 
 def runbook_of(name: str) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from stallscope.clients.alertmanager import Alert
+from stallscope.common.formatting import percent
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack.component import Component
 from stallscope.stack.directions import alertmanager_pages, commands, prometheus_pages
@@ -18,7 +19,6 @@ from stallscope.view.verdicts import Verdict
 
 _LABEL_WIDTH = 16
 _TEXT_WIDTH = 80
-_LEAST_SHARE = 0.01
 
 
 def say(text: str) -> None:
@@ -89,8 +89,7 @@ def found(check: Check, words: str, seconds: float) -> str:
 
 def verdict(run: str, judged: Verdict) -> str:
     """Return the line of a run's current verdict."""
-    share = f"{judged.share:.0%}" if judged.share >= _LEAST_SHARE else f"under {_LEAST_SHARE:.0%}"
-    lost = f", {share} of its time lost" if judged.share else ""
+    lost = f", {percent(judged.share)} of its time lost" if judged.share else ""
     culprit = f"; {phrase_of(judged.culprit)}" if judged.culprit else ""
     return f"{clock()}  verdict on run {run}: {judged.cause}{lost}{culprit}"
 
