@@ -1,7 +1,7 @@
-"""Read dumps of PyTorch's flight recorder: one file per rank, with its last operations in each process group.
+"""Read dumps of PyTorch's flight recorder: a file per rank, with its last operations in each process group.
 
 PyTorch writes a pickle, and unpickling can run any code. A dump contains only containers, numbers and text, so every
-class or function in a file is refused. Point-to-point operations, such as send, are not compared.
+class or function in a file is refused. Dumps in JSON are read too. Versions 1.0 to 2.10 of the format are known.
 """
 
 from __future__ import annotations
@@ -11,13 +11,30 @@ import json
 import pickle
 import re
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
-from stallscope.common.formatting import ago, readable, several
+from stallscope.cli._rank_files import NoFiles, rank_files
+from stallscope.common.formatting import ago, duration, readable, several
 from stallscope.view.collective_counts import Communicator, Evidence, Member, shared
+from stallscope.view.hangs import Group, Launch, Progress, RankOperations, conclude
 
-_NAME = re.compile(r"(.*?)(\d{1,7})")
+_MAX_ENTRIES = 200_000
+"""The newest entries of a file that are read."""
+_MAX_COMPLETED = 8
+"""The newest completed operations of a rank in a group that are compared with the pending ones of other ranks."""
+_MAX_NUMBER = 1 << 63
+_MAX_PROBLEMS = 8
+"""Maximum number of files with a message."""
+_OTHER_HANG = 3600.0
+"""A dump belongs to an earlier hang if its newest operation is this many seconds older than the others'."""
+_OTHER_ATTEMPT = 300.0
+"""A dump also belongs to an earlier attempt if it is this many seconds older than the start of the other ranks."""
+_TIMES = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
+_TRANSFER = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
 class Unreadable(Exception):
@@ -25,55 +42,58 @@ class Unreadable(Exception):
 
 
 def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
-    """Return the process groups, with the operations that each rank has launched.
+    """Return the process groups with the operations of each rank, and the ranks that the others wait for.
+
+    If a rank has several files, the newest one counts. Files that are not dumps are left out with a message.
 
     Args:
-        path: the folder of the files, or the prefix of their paths, as in TORCH_FR_DUMP_TEMP_FILE.
-        max_bytes: larger files are refused.
+        path: the folder of the files, also in subfolders, or the prefix of their paths, as in TORCH_FR_DUMP_TEMP_FILE.
+        max_bytes: larger files are left out.
 
     Raises:
-        Unreadable: there are no such files, or one of them is not a dump.
+        Unreadable: there are no such files, or none of them is a dump.
     """
-    files = _files(path)
-    groups: dict[_Group, list[tuple[Member, int, str]]] = {}
-    times = []
-    for rank, file in files.items():
-        try:
-            times.append(file.stat().st_mtime)
-            found = _groups(_document(file, max_bytes))
-        except OSError as error:
-            raise Unreadable(f"{file}: {error.strerror or error}; check its permissions") from None
-        except _Invalid as problem:
-            raise Unreadable(f"{file}: {problem}; name a folder that has only dumps of one job") from None
-        for group, (count, last) in found.items():
-            groups.setdefault(group, []).append((Member(rank, run_rank=rank), count, last))
+    try:
+        files = rank_files(path)
+    except NoFiles as problem:
+        raise Unreadable(str(problem)) from None
+    reader = _Reader(max_bytes)
+    dumps: dict[int, _Dump] = {}
+    older: list[Path] = []
+    for rank, candidates in files.items():
+        found = sorted(
+            [dump for dump in map(reader.dump, candidates) if dump is not None], key=lambda each: each.newest
+        )
+        older += [dump.file for dump in found[:-1]]
+        if found:
+            dumps[rank] = found[-1]
+    problems = reader.problems
+    unreadable = files.keys() - dumps.keys()
+    if not dumps:
+        raise Unreadable(problems[0])
+    if older:
+        more = f" and {len(older) - 1:,} more" if len(older) > 1 else ""
+        problems.append(f"{older[0]}{more}: older than another file of the same rank; remove it if it is not needed")
+    for rank in _earlier(dumps):
+        dump = dumps.pop(rank)
+        age = duration(max(each.newest for each in dumps.values()) - dump.newest)
+        problems.append(f"{dump.file}: {age} older than the dumps of other ranks; replace it by the dump of this hang")
+    _add_silent(dumps)
+    operations = {rank: dump.operations for rank, dump in sorted(dumps.items())}
+    times = [dump.written for dump in dumps.values()]
     now = time.time()
     written = ago(now - max(times)) if max(times) - min(times) < 60 else f"{ago(now - min(times))} or later"
+    communicators = tuple(_communicators(operations, unreadable))
+    if len(problems) > _MAX_PROBLEMS:
+        problems[_MAX_PROBLEMS:] = [f"{path}: {several(len(problems) - _MAX_PROBLEMS, 'more file')} left out"]
     return Evidence(
-        f"PyTorch flight recorder ({several(len(files), 'file')}, written {written})",
+        f"PyTorch flight recorder ({several(len(dumps), 'file')}, written {written})",
         "process group",
-        len(groups),
-        tuple(
-            Communicator(
-                f"process group {group.name}",
-                len(group.ranks) or len(members),
-                {"collective": shared(members)},
-                tuple(
-                    (Member(rank, run_rank=rank), "no_operation" if rank in files else "no_file")
-                    for rank in sorted({*group.ranks} - {member.rank for member, _, _ in members})
-                ),
-            )
-            for group, members in groups.items()
-        ),
+        len(communicators),
+        communicators,
+        conclude(operations, unreadable),
+        tuple(problems),
     )
-
-
-class _Group(NamedTuple):
-    """A process group. Groups with different ranks can have the same name."""
-
-    name: str
-    ranks: tuple[int, ...]
-    """Empty if unknown."""
 
 
 class _Invalid(Exception):
@@ -87,55 +107,215 @@ class _Unpickler(pickle.Unpickler):
         raise _Invalid(f"refers to {readable(module)}.{readable(name)}, unlike a dump")
 
 
-def _files(path: Path) -> dict[int, Path]:
-    folder, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
-    try:
-        present = sorted(folder.iterdir())
-    except OSError as error:
-        raise Unreadable(f"{folder}: {error.strerror or error}; check the path") from None
-    found: dict[str, dict[int, Path]] = {}
-    for file in present:
-        name = _NAME.fullmatch(file.name)
-        if name and file.name.startswith(prefix) and file.is_file():
-            found.setdefault(name[1], {})[int(name[2])] = file
-    if prefix in found:
-        found = {prefix: found[prefix]}
-    if len(found) > 1:
-        names = ", ".join(map(readable, sorted(found)[:3]))
-        raise Unreadable(f"{path}: files with several prefixes ({names}); name one: {folder / sorted(found)[0]}")
-    if not found:
-        raise Unreadable(f"{path}: no file name that ends with a rank; check TORCH_FR_DUMP_TEMP_FILE")
-    (files,) = found.values()
-    return files
+class _Dump(NamedTuple):
+    file: Path
+    written: float
+    newest: float
+    """Time of the newest operation, or of the file if it has no time."""
+    is_dated: bool
+    """True if an operation has a time."""
+    started: float | None
+    """Time of the first operation of the process, if the dump contains it."""
+    operations: RankOperations
+    pg_ids: Mapping[Group, str]
+    """Number of each process group in the process, as a key of `statuses`."""
+    statuses: Mapping[str, int]
+    """Number of the newest operation of each process group, without their names."""
+
+
+def _earlier(dumps: Mapping[int, _Dump]) -> list[int]:
+    """Return the ranks whose dump is from an earlier hang or attempt than those of most ranks."""
+    newest = max([dump.newest for dump in dumps.values() if dump.is_dated], default=0.0)
+    starts = [dump.started for dump in dumps.values() if dump.started is not None]
+    oldest = newest - _OTHER_HANG
+    if 2 * len(starts) > len(dumps):
+        oldest = max(oldest, median(starts) - _OTHER_ATTEMPT)
+    found = [rank for rank, dump in dumps.items() if dump.is_dated and dump.newest < oldest]
+    return found if 2 * len(found) < len(dumps) else []
+
+
+class _Reader:
+    """Reads the dumps of one job. Ranks share the objects of their process groups."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.problems: list[str] = []
+        """Files that are not dumps, with the reason and what to do."""
+        self._max_bytes = max_bytes
+        self._groups: dict[tuple[str, str, str], Group] = {}
+
+    def dump(self, file: Path) -> _Dump | None:
+        """Return a dump; None with a problem if the file is not one."""
+        try:
+            written = file.stat().st_mtime
+            return self._dump(file, written, _document(file, self._max_bytes))
+        except OSError as error:
+            self.problems.append(f"{file}: {error.strerror or error}; check its permissions")
+        except _Invalid as problem:
+            self._add(file, str(problem))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            self._add(file, "not a dump of a known format")
+        return None
+
+    def _add(self, file: Path, problem: str) -> None:
+        self.problems.append(f"{file}: {problem}; copy it again, or name a folder that has only dumps of one job")
+
+    def _dump(self, file: Path, written: float, document: Any) -> _Dump:
+        if "entries" not in document and "pg_config" not in document:
+            raise KeyError("entries")
+        configured = {str(name): _ranks(group) for name, group in document.get("pg_config", {}).items()}
+        found = RankOperations()
+        pg_ids: dict[Group, str] = {}
+        newest = 0
+        started = None
+        for entries in _launched_together(document.get("entries", [])[-_MAX_ENTRIES:]):
+            first, last = entries[0], entries[-1]
+            newest = max(newest, *(_number(last.get(key) or 0) for key in _TIMES))
+            if first.get("record_id") == 0 and first.get("time_created_ns"):
+                started = _number(first["time_created_ns"]) / 1e9
+            name, description = _names(first)
+            group = self._group(name, description, configured.get(name, ""))
+            pg_ids[group] = str(first.get("pg_id"))
+            progress = found.groups.setdefault(group, Progress())
+            launch = _launch(entries, group)
+            is_pending = not any(_is_completed(entry) for entry in entries)
+            if is_pending and found.oldest is None:
+                found.oldest = launch
+            if launch.transfers:
+                progress.transferred = max(progress.transferred, launch.number)
+                if is_pending:
+                    progress.transfers.append(launch)
+                continue
+            if launch.number >= progress.launched:
+                progress.launched, progress.last = launch.number, launch.name
+            (progress.pending if is_pending else progress.completed)[launch.number] = launch
+            if len(progress.completed) > _MAX_COMPLETED:
+                del progress.completed[min(progress.completed)]
+        statuses = {
+            str(pg_id): _number(status["last_enqueued_collective"])
+            for pg_id, status in document.get("pg_status", {}).items()
+        }
+        return _Dump(file, written, newest / 1e9 or written, newest > 0, started, found, pg_ids, statuses)
+
+    def _group(self, name: str, description: str, ranks: str) -> Group:
+        """Return a process group. Groups with different ranks can have the same name."""
+        key = (name, description, ranks)
+        if key not in self._groups:
+            numbers = tuple(map(int, re.findall(r"\d{1,7}", ranks)))
+            shown = f"{name} ({description})" if description else name
+            self._groups[key] = Group(f"process group {readable(shown)}", numbers)
+        return self._groups[key]
+
+
+def _add_silent(dumps: Mapping[int, _Dump]) -> None:
+    """Add the number of operations of ranks that list no operation of a group, because they have completed all of them.
+
+    A dump has it under the group's number in the process. Ranks with the same numbers have created the same groups.
+    """
+    numbers: dict[Group, dict[frozenset[str], set[str]]] = {}
+    for dump in dumps.values():
+        for group, pg_id in dump.pg_ids.items():
+            numbers.setdefault(group, {}).setdefault(frozenset(dump.statuses), set()).add(pg_id)
+    mixed = {group for dump in dumps.values() for group, each in dump.operations.groups.items() if each.transferred}
+    for group, by_statuses in numbers.items():
+        for rank in group.ranks if group not in mixed else ():
+            if rank in dumps and group not in dumps[rank].operations.groups:
+                pg_ids = by_statuses.get(frozenset(dumps[rank].statuses), set())
+                if len(pg_ids) == 1:
+                    launched = dumps[rank].statuses.get(min(pg_ids), 0)
+                    dumps[rank].operations.groups[group] = Progress(launched)
+
+
+def _communicators(operations: Mapping[int, RankOperations], unreadable: set[int]) -> Iterator[Communicator]:
+    groups: dict[Group, list[tuple[Member, int, str]]] = {}
+    for rank, each in operations.items():
+        for group, progress in each.groups.items():
+            if progress.launched:
+                groups.setdefault(group, []).append((Member(rank, run_rank=rank), progress.launched, progress.last))
+    for group, members in groups.items():
+        yield Communicator(
+            group.name,
+            len(group.ranks) or len(members),
+            {"collective": shared(members)},
+            tuple(
+                (Member(rank, run_rank=rank), "no_operation" if rank in operations else "no_file")
+                for rank in sorted({*group.ranks} - {member.rank for member, _, _ in members} - unreadable)
+            ),
+        )
 
 
 def _document(file: Path, max_bytes: int) -> Any:
     with file.open("rb") as opened:
         content = opened.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise _Invalid("too large")
+        raise _Invalid(f"larger than {max_bytes >> 20:,} MiB, unlike a dump")
     try:
-        return json.loads(content) if content.startswith(b"{") else _Unpickler(io.BytesIO(content)).load()
+        return json.loads(content) if content.lstrip()[:1] == b"{" else _Unpickler(io.BytesIO(content)).load()
     except _Invalid:
         raise
     except Exception as error:  # noqa: BLE001 - a malformed pickle can raise any exception
-        raise _Invalid(f"not a dump ({type(error).__name__})") from None
+        raise _Invalid(f"not a dump ({type(error).__name__}), or truncated") from None
 
 
-def _groups(document: Any) -> dict[_Group, tuple[int, str]]:
-    """Return the number of operations and the last operation of each process group."""
-    found: dict[tuple[str, str], tuple[int, str]] = {}
-    try:
-        for entry in document["entries"]:
-            count, operation = entry["collective_seq_id"], entry["profiling_name"].partition(":")[2]
-            name, description = entry["process_group"]
-            if not entry["is_p2p"] and count >= found.get((name, description), (0, ""))[0]:
-                found[name, description] = int(count), readable(operation)
-        ranks = {name: str(group.get("ranks", "")) for name, group in document["pg_config"].items()}
-        members = {name: tuple(map(int, re.findall(r"\d{1,7}", text))) for name, text in ranks.items()}
-        return {
-            _Group(readable(f"{name} ({description})"), members.get(name, ())): newest
-            for (name, description), newest in found.items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise _Invalid("not a dump of a known format") from None
+def _launched_together(entries: list[Any]) -> Iterable[list[dict[str, Any]]]:
+    """Return the entries of each launch. The last entry of a coalesced launch has the state of all of them."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for entry in entries:
+        numbers = (_names(entry)[0], _sequence(entry), _number(entry.get("p2p_seq_id", 0)))
+        is_p2p = _is_transfer(entry)
+        if "coalesced" in entry["profiling_name"] and (*numbers, is_p2p) not in found:
+            is_p2p = not is_p2p
+        found.setdefault((*numbers, is_p2p), []).append(entry)
+    return found.values()
+
+
+def _launch(entries: list[dict[str, Any]], group: Group) -> Launch:
+    first = entries[0]
+    transfers = []
+    for entry in entries:
+        transfer = _TRANSFER.fullmatch(_operation(entry))
+        if transfer:
+            peer = int(transfer[3])
+            transfers.append((transfer[1], group.ranks[peer] if peer < len(group.ranks) else peer))
+    number = _sequence(first) + (_number(first.get("p2p_seq_id", 0)) if transfers else 0)
+    sizes = first.get("input_sizes") or []
+    elements = prod([_number(size) for size in sizes[0]]) if len(sizes) == len(entries) == 1 else None
+    types = first.get("input_dtypes") or [""]
+    return Launch(group, number, _operation(first), tuple(transfers), elements, str(types[0]))
+
+
+def _is_completed(entry: dict[str, Any]) -> bool:
+    """Return whether an operation is completed. Gloo only sets `retired`, which NCCL sets at a timeout too."""
+    is_retired = entry.get("retired") is True and entry["profiling_name"].startswith("gloo:")
+    return entry.get("state") == "completed" or bool(entry.get("time_discovered_completed_ns")) or is_retired
+
+
+def _is_transfer(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("is_p2p", _TRANSFER.fullmatch(_operation(entry)) is not None))
+
+
+def _operation(entry: dict[str, Any]) -> str:
+    return str(entry["profiling_name"].partition(":")[2])
+
+
+def _sequence(entry: dict[str, Any]) -> int:
+    """Return the number of collective operations; version 1 of the format counts all operations."""
+    return _number(entry["collective_seq_id"] if "collective_seq_id" in entry else entry["seq_id"])
+
+
+def _names(entry: dict[str, Any]) -> tuple[str, str]:
+    """Return the name and the description of an entry's process group; version 1 of the format has no description."""
+    group = entry.get("process_group", entry.get("pg_name", entry.get("pg_id")))
+    name, description = group if isinstance(group, (tuple, list)) else (group, "")
+    return str(name), "" if description == "undefined" else str(description)
+
+
+def _ranks(group: Any) -> str:
+    ranks = str(group.get("ranks", "") if isinstance(group, dict) else group)
+    return "" if ranks == "[]" else ranks
+
+
+def _number(value: Any) -> int:
+    number = int(value)
+    if not -_MAX_NUMBER < number < _MAX_NUMBER:
+        raise ValueError("out of range")
+    return number

@@ -55,9 +55,18 @@ def threads_of(pid: int, root: Path = Path("/")) -> list[Thread]:
     if done.returncode:
         raise Unreadable(_problem(pid, done.stderr, root))
     try:
-        return [_thread(each) for each in json.loads(done.stdout)]
+        return threads_in(json.loads(done.stdout))
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Unreadable("py-spy returned an unknown format; update it: pip install --upgrade py-spy") from None
+
+
+def threads_in(document: Any) -> list[Thread]:
+    """Return the threads of decoded JSON of py-spy.
+
+    Raises:
+        KeyError, TypeError, ValueError: the format is unknown.
+    """
+    return [_thread(each) for each in document]
 
 
 def _program() -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stallscope.cli import _flight_recorder, _nccl_ras, _requests
+from stallscope.cli import _flight_recorder, _nccl_ras, _requests, _stack_files
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
 from stallscope.cli._py_spy import Unreadable, threads_of
@@ -23,6 +23,7 @@ from stallscope.protocol.stacks import MAX_SAMPLES, Frame, Stack, is_shim, sampl
 from stallscope.protocol.vocabulary import MAX_CODE_LINES
 from stallscope.view import collective_counts
 from stallscope.view.collective_counts import Evidence
+from stallscope.view.hangs import Conclusion, by_stacks
 from stallscope.view.line_groups import LineGroup, PhaseLines, grouped_lines
 from stallscope.view.stack_groups import Grouping, grouped, sentence
 
@@ -44,7 +45,9 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(
         "stacks",
-        usage="stallscope stacks RUN [flags]\n       stallscope stacks --pid PID [--json]",
+        usage="stallscope stacks RUN [flags]\n       stallscope stacks --pid PID [--json]\n       "
+        "stallscope stacks --flight-recorder FOLDER [--json]\n       "
+        "stallscope stacks --stack-files FOLDER [--json]",
         description="Group the ranks of a run by their Python stacks, and name the ranks that differ from the others. "
         "A rank at a standstill has stored its stack already. A running rank takes samples on request, within about "
         "ten seconds. With several samples, ranks that differ in most of them are named. With --lines, each running "
@@ -54,17 +57,22 @@ def parser() -> Parser:
         "--web.control-group can see those of every run. Requests from another node need --web.allow-remote-reports "
         "and a user or client certificate in the exporter's --web.config.file. Ranks must report through the "
         "exporter's UNIX socket. With --pid, py-spy reads the stacks of one process, which needs no shim, but the "
-        "permission to attach to it.",
+        "permission to attach to it. Without a RUN, files that a hung job left are read, on any machine: dumps of "
+        "PyTorch's flight recorder, and stacks that py-spy or faulthandler wrote. The output begins with the ranks "
+        "that the others wait for.",
         examples={
             "stallscope stacks resnet50": "a run on this node",
             "stallscope stacks llama --exporter.url node1:19400 --exporter.url node2:19400": "a run on two nodes",
             "stallscope stacks resnet50 --samples 5 --interval 10": "a rank that is slow now and then",
             "stallscope stacks resnet50 --lines": "the lines of code that take the most time of each phase",
             "stallscope stacks llama --flight-recorder /dumps": "also the dumps of PyTorch's flight recorder",
+            "stallscope stacks --flight-recorder /dumps": "after the hang, without the run",
+            "stallscope stacks --stack-files /stacks": "files of py-spy or faulthandler, one for each rank",
             "stallscope stacks --pid 4242": "a process without the shim; needs py-spy",
         },
         notes="A rank with STALLSCOPE_STACKS=0 in its environment takes no samples.\n\nExit status: 0 if stacks or "
-        "lines are shown, 1 if an exporter refused or no rank has any, 2 for an invalid command line.",
+        "lines are shown, 1 if an exporter refused or no rank has any, 2 for an invalid command line. Without a RUN: 0 "
+        "if ranks stand out, 1 if none does or files can't be read.",
     )
     made.add_argument("run", metavar="RUN", nargs="?", help="the run's name, as in the label run of its metrics")
     made.add_argument("--pid", type=_pid, metavar="PID", help="read this process with py-spy instead of a run")
@@ -99,7 +107,14 @@ def parser() -> Parser:
         "--flight-recorder",
         type=Path,
         metavar="FOLDER",
-        help="folder of the dumps of PyTorch's flight recorder, or the prefix of their paths",
+        help="folder of the dumps of PyTorch's flight recorder, or the prefix of their paths; with or without a RUN",
+    )
+    made.add_argument(
+        "--stack-files",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of files with the stack of each rank, as text or JSON of py-spy dump or as text of faulthandler; "
+        "the name of a file contains the rank, as in rank_3.txt",
     )
     _requests.add_flags(made, "show")
     return made
@@ -109,12 +124,21 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit status that `parser` describes."""
     made = parser()
     parsed = made.parse_args(arguments)
-    if (parsed.run is None) == (parsed.pid is None):
-        made.error("expected either a RUN or --pid")
+    has_files = parsed.flight_recorder is not None or parsed.stack_files is not None
+    if (parsed.run is not None and parsed.pid is not None) or (parsed.run is parsed.pid is None and not has_files):
+        made.error("expected a RUN, --pid, --flight-recorder or --stack-files")
+    if parsed.stack_files is not None and parsed.run is not None:
+        made.error("--stack-files: takes no RUN; omit one of them")
+    if parsed.pid is not None and has_files:
+        made.error("--pid: takes none of --flight-recorder and --stack-files; omit them")
     if parsed.lines and not (parsed.pid is parsed.samples is parsed.interval is None):
         made.error("--lines: takes none of --pid, --samples and --interval; omit them")
     if parsed.pid is not None:
         return _show_process(parsed.pid, as_json=parsed.json)
+    if parsed.run is None:
+        if parsed.lines or parsed.nccl != _OFF:
+            made.error("--lines, --nccl: expected a RUN")
+        return _show_files(parsed)
     nodes = [_Node(address, parsed) for address in parsed.exporter or [default_exporter()]]
     for node in nodes:
         node.begin()
@@ -139,10 +163,55 @@ def _show_stacks(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
         if summary := sentence(found):
             print(f"\n{readable(summary, 10 * _TEXT_LENGTH)}")
         for each in evidence:
-            print("\n".join(["", *collective_counts.lines(each, found.odd)]))
-    for problem in problems:
-        print(f"stallscope stacks: {problem}", file=sys.stderr)
+            print("\n".join(["", *_evidence_lines(each, found.odd)]))
+    _print_problems(problems)
     return bool(found.groups)
+
+
+def _show_files(parsed: argparse.Namespace) -> int:
+    """Print the ranks that the others wait for, from the files that a job left; return the exit status."""
+    evidence, problems = _evidence(parsed, {})
+    found = Grouping((), None, ())
+    try:
+        if parsed.stack_files is not None:
+            files = _stack_files.read(parsed.stack_files)
+            found = grouped({rank: [stack] for rank, stack in files.stacks.items()})
+            problems += [f"--stack-files: {problem}" for problem in files.problems]
+    except _stack_files.Unreadable as problem:
+        problems.append(f"--stack-files: {problem}")
+    conclusions = [collective_counts.concluded(each) for each in evidence] + [by_stacks(found)]
+    shown = sorted([each for each in conclusions if each is not None], key=lambda each: not each.kind)
+    if parsed.json:
+        document = _document("", found, [], evidence)
+        del document["run"], document["exporters"]
+        print(json.dumps({"conclusion": shown[0].document() if shown else None, **document}, indent=2))
+    else:
+        for conclusion in shown:
+            print("\n".join(_conclusion_lines(conclusion)))
+        for each in evidence:
+            print("\n".join(["", *collective_counts.lines(each, found.odd)]))
+        if found.groups:
+            print("\n".join(["", *_stack_lines(found)]))
+    _print_problems(problems)
+    return int(not shown or not shown[0].kind)
+
+
+def _evidence_lines(evidence: Evidence, odd: Sequence[int]) -> Iterator[str]:
+    conclusion = collective_counts.concluded(evidence)
+    if conclusion is not None:
+        yield from _conclusion_lines(conclusion)
+    yield from collective_counts.lines(evidence, odd)
+
+
+def _conclusion_lines(conclusion: Conclusion) -> Iterator[str]:
+    yield readable(conclusion.sentence, 10 * _TEXT_LENGTH)
+    for reason in conclusion.reasons:
+        yield f"  {readable(reason, 10 * _TEXT_LENGTH)}"
+
+
+def _print_problems(problems: Iterable[str]) -> None:
+    for problem in problems:
+        print(f"stallscope stacks: {readable(problem, 10 * _TEXT_LENGTH)}", file=sys.stderr)
 
 
 def _show_lines(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
@@ -172,7 +241,9 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> t
         problems.append(f"--nccl: {problem}")
     try:
         if parsed.flight_recorder is not None:
-            found.append(_flight_recorder.read(parsed.flight_recorder))
+            dumps = _flight_recorder.read(parsed.flight_recorder)
+            found.append(dumps)
+            problems += [f"--flight-recorder: {problem}" for problem in dumps.problems]
     except _flight_recorder.Unreadable as problem:
         problems.append(f"--flight-recorder: {problem}")
     return found, problems
@@ -345,16 +416,25 @@ def _stacks(rank: dict[str, Any]) -> list[Stack]:
 
 
 def _group_lines(found: Grouping, ranks: dict[int, dict[str, Any]], now: float, requested: bool) -> Iterator[str]:
-    shown: set[int] = set()
+    shown = {rank for group in found.groups for rank in group.ranks}
+    silent = {rank: now - ranks[rank]["reported"] for rank in shown if ranks[rank]["standstill"]}
+    yield from _stack_lines(found, silent)
+    yield from _reasons({number: rank for number, rank in ranks.items() if number not in shown}, "stack", requested)
+
+
+def _stack_lines(found: Grouping, silent: Mapping[int, float] = {}) -> Iterator[str]:
+    """Return the groups of ranks with their stacks.
+
+    Args:
+        found: the groups.
+        silent: seconds since the last report of each rank at a standstill.
+    """
     for group in found.groups:
-        shown.update(group.ranks)
         marks = " (differs from the others)" if set(group.ranks) <= set(found.odd) else ""
         yield f"{_rank_ranges(group.ranks)}{marks}:"
-        silent = max(now - ranks[rank]["reported"] for rank in group.ranks)
-        if all(ranks[rank]["standstill"] for rank in group.ranks):
-            yield f"  last report {ago(silent)}"
+        if silent.keys() >= {*group.ranks}:
+            yield f"  last report {ago(max(silent[rank] for rank in group.ranks))}"
         yield from _frame_lines(group.stack)
-    yield from _reasons({number: rank for number, rank in ranks.items() if number not in shown}, "stack", requested)
 
 
 def _reasons(ranks: Mapping[int, Mapping[str, Any]], what: str, requested: bool = True) -> Iterator[str]:

@@ -136,7 +136,7 @@ def parse(data: bytes) -> Capture | None:
             if wanted:
                 dumps.append((is_standstill, []))
         elif wanted and line.startswith(_FILE) and len(dumps[-1][1]) < MAX_FRAMES:
-            frame = _frame(line)
+            frame = frame_of(line)
             if frame is not None:
                 dumps[-1][1].append(frame)
     found = [(standstill, tuple(frames)) for standstill, frames in dumps if frames]
@@ -196,8 +196,8 @@ def _is_library(file: str) -> bool:
     return file.startswith("<frozen ") or any(folder in file for folder in _LIBRARIES)
 
 
-def _frame(line: str) -> Frame | None:
-    """Return the frame of a line; None if the line is truncated, or a frame of the code that takes the stack."""
+def frame_of(line: str) -> Frame | None:
+    """Return the frame of a line of faulthandler; None if it is truncated, or of the code that takes the stack."""
     # Parsed from the right, because a file's name may contain any text, but a function's name no space.
     rest, separator, function = line[len(_FILE) :].rpartition(_FUNCTION)
     file, quote, number = rest.rpartition(_LINE)

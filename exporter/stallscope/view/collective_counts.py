@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stallscope.common.formatting import readable, several
+from stallscope.view.hangs import Conclusion, behind
 from stallscope.view.stack_groups import named
 
 _MAX_COMMUNICATORS = 8
@@ -83,6 +84,45 @@ class Evidence(NamedTuple):
     number: int
     """Number of all communicators, including those with equal counts, which the source does not list."""
     communicators: tuple[Communicator, ...]
+    conclusion: Conclusion | None = None
+    """The ranks that the others wait for, if the source shows which operations are pending."""
+    problems: tuple[str, ...] = ()
+    """Files that were left out, with the reason."""
+
+
+def concluded(evidence: Evidence) -> Conclusion | None:
+    """Return the ranks that the others wait for: from pending operations, or else the ranks that launched fewer.
+
+    Ranks that are behind in one communicator and ahead in another one wait themselves.
+    """
+    if evidence.conclusion is not None and (evidence.conclusion.kind or not evidence.conclusion.waiting):
+        return evidence.conclusion
+    behind_in: dict[int | None, int] = {}
+    ahead: set[int | None] = set()
+    has_majority = True
+    for communicator in evidence.communicators:
+        most = {name: max(share.launched for share in shares) for name, shares in communicator.counts.items()}
+        late = [
+            member
+            for name, shares in communicator.counts.items()
+            for share in shares
+            for member in share.members
+            if share.launched < most[name]
+        ]
+        lost = [member for member, state in communicator.lost if state != "no_file"]
+        ranks = {member.run_rank for member in [*late, *lost]}
+        has_majority &= 2 * len(ranks) <= communicator.size
+        for rank in ranks:
+            behind_in[rank] = behind_in.get(rank, 0) + 1
+        if ranks:
+            ahead.update(member.run_rank for member in communicator.members if member.run_rank not in ranks)
+    found = sorted(rank for rank in behind_in if rank is not None and rank not in ahead)
+    if not found or not has_majority or None in behind_in:
+        return evidence.conclusion
+    number = max(communicator.size for communicator in evidence.communicators)
+    waiting = sorted(rank for rank in ahead if rank is not None)
+    where = several(max(behind_in[rank] for rank in found), evidence.kind)
+    return behind(found, where, waiting, number)
 
 
 def shared(counts: Iterable[tuple[Member, int, str]]) -> tuple[Share, ...]:
@@ -163,8 +203,10 @@ def sentence(communicator: Communicator) -> str:
 
 def document(evidence: Evidence) -> dict[str, Any]:
     """Return the evidence for a JSON document: the communicators with different counts."""
+    conclusion = concluded(evidence)
     return {
         "source": evidence.source,
+        "conclusion": None if conclusion is None else conclusion.document(),
         "communicators": evidence.number,
         "differences": [
             {
