@@ -22,10 +22,11 @@ from stallscope.protocol.report import Report, parse
 from stallscope.replay.series import Series
 from stallscope.report import json
 from stallscope.report.contents import build
-from stallscope.report.document import Document
+from stallscope.report.document import Document, Notice
 from stallscope.report.subject import of_run
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
+from stallscope.shim.hot_lines import Burst, HotLines, Line
 from stallscope.summary.measured import RankTime, RunTime
 from stallscope.view.model import Run, runs_of
 from stallscope.view.observer import Observer, wanted
@@ -71,7 +72,18 @@ def steps(run: stallscope.Run, watch: Stopwatch, number: int, wait: float, work:
         run.step()
 
 
+class SampledLine(Burst):
+    """Stands for samples of stacks, which a run in scripted time does not take."""
+
+    def start(self) -> None:
+        self._is_done = True
+
+    def lines(self) -> dict[str, list[Line]]:
+        return {"data_wait": [Line("train.py:31", "main", 0.9, 0)]}
+
+
 def short(run: stallscope.Run, watch: Stopwatch) -> None:
+    run.hot_lines = HotLines(run.timeline, lambda: False, SampledLine)
     steps(run, watch, 40, 1.06, 0.09)
     run.finish()
 
@@ -223,6 +235,10 @@ def test_a_run_without_verdict_has_its_largest_phase_in_front(views: tuple[str, 
     first = found.report.highlights[0]
     if name == "short":
         assert (first.name, first.value) == ("Largest phase", "Data wait")
-        assert first.note.startswith("92 %")
+        line = "most of it at train.py:31 main"
+        assert first.note == f"92 % of the loop's time, by the run's own counters; {line}"
+        (lead, *_) = found.report.sections[0].blocks
+        assert isinstance(lead, Notice)
+        assert f"Data wait: {line}." in lead.text
     elif name == "hanging":
         assert (first.name, first.value) == ("Main verdict", "stalled")

@@ -21,7 +21,7 @@ from stallscope.protocol.stacks import HotLine, SampledPhase, sampled_phases
 from stallscope.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import code_location, hot_lines, worker_samples
-from stallscope.shim.hot_lines import AGAIN, PAUSE, WINDOW, Burst, HotLines, Line, lines_of
+from stallscope.shim.hot_lines import AGAIN, FIRST_WINDOW, PAUSE, WINDOW, Burst, HotLines, Line, lines_of
 from stallscope.shim.timeline import Timeline
 from tests.shim.conftest import Desk
 
@@ -87,8 +87,8 @@ def training(clock: ScriptedClock) -> Training:
     return Training(clock)
 
 
-def test_a_minute_of_waiting_starts_one_burst(training: Training, bursts: list[FakeBurst]) -> None:
-    training.train(WINDOW - 1, {"data_wait": 0.5, "backward": 0.45})
+def test_waiting_at_the_beginning_of_the_loop_starts_one_burst(training: Training, bursts: list[FakeBurst]) -> None:
+    training.train(FIRST_WINDOW - 1, {"data_wait": 0.5, "backward": 0.45})
     assert not bursts
     training.train(3, {"data_wait": 0.5, "backward": 0.45})
     assert len(bursts) == 1
@@ -97,6 +97,14 @@ def test_a_minute_of_waiting_starts_one_burst(training: Training, bursts: list[F
     assert len(bursts) == 1, "the phase was sampled a moment ago"
     training.train(AGAIN, {"data_wait": 0.5, "backward": 0.45})
     assert len(bursts) == 2
+
+
+def test_a_later_minute_of_waiting_starts_a_burst(training: Training, bursts: list[FakeBurst]) -> None:
+    training.train(FIRST_WINDOW + 2, {"data_wait": 0.05, "backward": 0.9})
+    training.train(WINDOW - 3, {"data_wait": 0.5, "backward": 0.45})
+    assert not bursts
+    training.train(3, {"data_wait": 0.5, "backward": 0.45})
+    assert len(bursts) == 1
 
 
 @pytest.mark.parametrize("phase", ["data_wait", "checkpoint", "evaluation", "logging", "my callback"])
@@ -224,7 +232,7 @@ def test_a_run_has_no_lines_where_stacks_are_switched_off(desk: Desk, monkeypatc
 def test_the_time_of_a_phase_is_divided_as_the_newest_burst_has_found(
     training: Training, bursts: list[FakeBurst], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training.train(WINDOW + 2, {"data_wait": 0.5, "backward": 0.45})
+    training.train(FIRST_WINDOW + 2, {"data_wait": 0.5, "backward": 0.45})
     monkeypatch.setattr(
         FakeBurst, "result", {"data_wait": [Line("a.py:1", "slow", 0.5, 2), Line("b.py:2", "", 0.25, 0)]}
     )
@@ -234,8 +242,8 @@ def test_the_time_of_a_phase_is_divided_as_the_newest_burst_has_found(
     assert seconds == pytest.approx(50, abs=1)
     written = training.hot.written()
     assert written.startswith(',"code":{"data_wait":[{"location":"a.py:1","function":"slow","seconds":')
-    assert f"{seconds / 2:.1f}" in written
-    assert f"{seconds / 4:.1f}" in written
+    assert f"{seconds / 2:.3f}" in written
+    assert f"{seconds / 4:.3f}" in written
 
     monkeypatch.setattr(
         FakeBurst, "result", {"data_wait": [Line("a.py:1", "slow", 0.5, 2), Line("c.py:3", "", 0.5, 0)]}

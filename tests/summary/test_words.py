@@ -81,6 +81,29 @@ def test_the_largest_share_apart_from_the_work_is_named(phases: Mapping[str, flo
     assert (found.source, found.title, found.share) == ("largest_share", title, share)
 
 
+def test_much_time_that_no_phase_explains_has_its_share_and_its_line() -> None:
+    phases = {"checkpoint": 45.0, "forward": 15.0, "other": 40.0}
+    code = {"other": [{"location": "train.py:31", "function": "main", "seconds": 9.0}]}
+    assert shown(a_run(rank(phases, code=code)))["other"] == "40 % of the time, most of it at train.py:31 main"
+    assert shown(a_run(rank(phases)))["other"] == "40 % of the time"
+    first_steps = RankTime(rank(phases, code=code).report, None)
+    assert shown(a_run(first_steps))["other"] == "40 % of the time, most of it at train.py:31 main"
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        {"forward": 60.0, "other": 40.0},  # it is the largest
+        {"checkpoint": 50.0, "forward": 45.0, "other": 5.0},
+        {"checkpoint": 50.0, "other": 50.0},  # the work itself
+    ],
+)
+def test_time_that_no_phase_explains_has_no_second_line_and_none_if_it_is_little_or_the_work(
+    phases: Mapping[str, float],
+) -> None:
+    assert "other" not in shown(a_run(rank(phases)))
+
+
 def test_a_run_that_only_works_has_nothing_to_name() -> None:
     lines = shown(a_run(rank({"data_wait": 0.1, "forward": 99.9})))
     assert lines["lost"] == "No phase apart from the work takes 1 % of the time."

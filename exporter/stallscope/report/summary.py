@@ -20,7 +20,7 @@ from stallscope.report.phases import named_shares
 from stallscope.report.queries import TRAINING_TIME, Queries
 from stallscope.report.ranks import Ranks, standstill
 from stallscope.report.words import UNKNOWN, percent, plain, title_of
-from stallscope.view.verdict_words import remedy_of
+from stallscope.view.verdict_words import line_words, remedy_of
 
 KEY = "summary"
 TITLE = "Summary"
@@ -78,7 +78,8 @@ def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -
     ]
     if lost.share is None and totals:
         phase = next(iter(totals))
-        note = f"{percent(totals[phase])} of the loop's time, by the run's own counters"
+        line = _line_of(queries, phase)
+        note = f"{percent(totals[phase])} of the loop's time, by the run's own counters{f'; {line}' if line else ''}"
         facts.insert(0, Fact("Largest phase", title_of(phase), note=note, key="largest_phase"))
     cost = queries.options.money(hours, lost.joules)
     if cost is not None:
@@ -108,7 +109,22 @@ def _without_verdict(queries: Queries) -> list[Block]:
     why = why or f"It was live for {duration(queries.subject.seconds)}. See the last section for missing data."
     shares = named_shares(queries.totals.loop)
     said = f" By its own counters, the loop took: {shares}." if shares else ""
+    phase = next(iter(queries.totals.shares), "")
+    if line := _line_of(queries, phase):
+        said += f" {title_of(phase)}: {line}."
     return [Notice("warning", f"The rules reached no verdict on this run. {why}{said}")]
+
+
+def _line_of(queries: Queries, phase: str) -> str:
+    """Return the line in which a phase spends most of its time, in words; empty if none was sampled."""
+    which = f"{queries.subject.rank_matchers}, phase={quoted(phase)}"
+    spent = f"max_over_time(stallscope_training_code_seconds_total{{{which}}}[{queries.window}])"
+    lines = queries.instant(f"sum by (location, function) ({spent})")
+    total = sum(each.value for each in lines)
+    if total <= 0:
+        return ""
+    most = max(lines, key=lambda each: each.value)
+    return line_words(most.labels.get("location", ""), most.labels.get("function", ""), most.value / total)
 
 
 def _culprits(lost: LostTime, blamed: Mapping[str, Blamed]) -> list[Block]:

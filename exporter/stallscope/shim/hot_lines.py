@@ -1,9 +1,9 @@
 """Find the lines of code in which a run loses time, with short bursts of stack samples.
 
-If the run loses a tenth of a minute or more in a phase of the host, a thread samples the stack of the loop's thread for
-ten seconds, 20 times a second, and ends. Each sample counts for the open phase, and for the innermost frame of the
-program's own code. While the loop waits for data, samples of its workers, and of the threads that it waits for, are
-used instead.
+If the run loses a tenth of a minute, or of the first ten seconds, or more in a phase of the host, a thread samples the
+stack of the loop's thread for ten seconds, 20 times a second, and ends. Each sample counts for the open phase, and for
+the innermost frame of the program's own code. While the loop waits for data, samples of its workers, and of the threads
+that it waits for, are used instead.
 
 A burst can be requested too (`protocol.stack_request`). It samples all phases, and its result is also written for the
 exporter.
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 WINDOW = 60.0
 """Seconds over which the time lost in a phase is measured."""
+FIRST_WINDOW = 10.0
+"""Seconds of the first such measurement, so that a short run has lines too."""
 MUCH = 0.1
 """Share of the window: a phase that loses at least this much is sampled."""
 AGAIN = 600.0
@@ -94,6 +96,7 @@ class HotLines:
         self._seconds: dict[str, dict[tuple[str, str], float]] = {}
         self._booked: dict[str, float] = {}
         self._began = -inf
+        self._window = FIRST_WINDOW
         self._before: dict[str, tuple[float, float]] = {}
         self._wanted: set[str] = set()
         self._tried: dict[str, float] = {}
@@ -160,9 +163,9 @@ class HotLines:
         return f',"code":{{{",".join(phases)}}}' if phases else ""
 
     def _judge(self, now: float) -> None:
-        """Find the phases in which the run has lost much of the last minute."""
+        """Find the phases in which the run has lost much of the last minute, or of the first seconds."""
         elapsed = now - self._began
-        if elapsed < WINDOW:
+        if elapsed < min(self._window, WINDOW):
             return
         phases = self._timeline.phases
         before = self._before
@@ -170,6 +173,7 @@ class HotLines:
         self._before = {name: (phase.seconds, phase.gpu_seconds or 0.0) for name, phase in phases.items()}
         if elapsed == inf:
             return
+        self._window = WINDOW
         spent = {name: self._before[name][0] - before.get(name, (0.0, 0.0))[0] for name in phases}
         on_gpu = {name: self._before[name][1] - before.get(name, (0.0, 0.0))[1] for name in phases}
         if sum(on_gpu.get(name, 0.0) for name in _ON_GPU) >= _BUSY * elapsed:

@@ -10,11 +10,14 @@ from stallscope.summary.evidence import Evidence, GpuEvidence
 from stallscope.summary.findings import VERDICT_SECONDS, Finding, gpu_findings, main_finding
 from stallscope.summary.measured import DATA_WAIT, REMAINDER, RunTime
 from stallscope.view.phase_shares import phase_shares, title_of_share
+from stallscope.view.verdict_words import line_words
 
 _MOST_RUNS = 4
 _MOST_GPUS = 8
 _LEAST_DIFFERENCE = 0.01
 """Share of the time by which all losses together exceed the largest, from which they are shown."""
+_LEAST_REMAINDER = 0.1
+"""Share of `other` from which it has a line of its own, as from which its lines of code are sampled."""
 _STATE_WORDS = {
     "failed": "failed",
     "lost": "ended without a last report (killed, or crashed)",
@@ -49,6 +52,7 @@ def _run_lines(run: RunTime, evidence: Evidence) -> list[str]:
     add("time", ", ".join(_share(run, each.name, each.share) for each in phase_shares(run.shares)))
     add("ranks", _ranks(run))
     finding = main_finding(run, evidence)
+    add("other", "" if finding is not None and finding.phase == REMAINDER else _remainder(run))
     if run.is_short:
         add("short", f"Too few steps for advice: at least {WARM_UP + FEWEST} are needed, and the first ones are slow.")
     elif finding is None:
@@ -113,6 +117,15 @@ def _said(finding: Finding, run: RunTime) -> str:
     together = run.lost or 0.0
     is_more = finding.phase in run.losses and together - (finding.share or 0.0) >= _LEAST_DIFFERENCE
     return f"{finding.title}{share}" + (f"; {percent(together)} are lost together" if is_more else "")
+
+
+def _remainder(run: RunTime) -> str:
+    """Return the share of the time that no phase explains, with its line; empty if it is small or contains the work."""
+    share = run.shares.get(REMAINDER, 0.0)
+    if not run.separates_work or share < _LEAST_REMAINDER:
+        return ""
+    line = run.line_of(REMAINDER)
+    return f"{percent(share)} of the time" + (f", {line_words(*line, name=readable)}" if line is not None else "")
 
 
 def _line(finding: Finding) -> str:

@@ -29,6 +29,9 @@ PHASE_WORDS = {
 }
 """Phases in words that follow a share; for others, the name of the phase."""
 
+_MOST = 0.5
+"""Share of a phase from which a line has most of it."""
+
 
 class VerdictWords(NamedTuple):
     """A verdict in words."""
@@ -105,6 +108,19 @@ def line_sentence(line: CodeLine, name: Callable[[str], str] = readable) -> str:
     phase = PHASE_WORDS.get(line.phase) or f"phase {name(line.phase)}"
     workers = f", with {line.workers} loader {'worker' if line.workers == 1 else 'workers'}" if line.workers else ""
     return f"{percent(line.share)} of {phase} is in {name(f'{line.location} {line.function}'.rstrip())}{workers}."
+
+
+def line_words(location: str, function: str, share: float, name: Callable[[str], str] = readable) -> str:
+    """Return words such as `most of it at train.py:31 main`, which follow the share of a phase.
+
+    Args:
+        location: the path and number of the line.
+        function: the function that contains it.
+        share: its share of the phase.
+        name: escapes a name from outside for output.
+    """
+    part = "most" if share > _MOST else "the largest part"
+    return f"{part} of it at {name(f'{location} {function}'.rstrip())}"
 
 
 def place_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
