@@ -80,7 +80,7 @@ class Rank:
                 name: {"name": name, "desc": f"{name}_pg", "ranks": str(ranks)} for name, ranks in self._groups.items()
             },
             "pg_status": {
-                str(number): {"last_enqueued_collective": max(counts), "last_completed_collective": -1}
+                str(number): {"last_enqueued_collective": max(counts) or -1, "last_completed_collective": -1}
                 for number, counts in enumerate(self._counts.values())
             },
             "entries": self.entries,
@@ -151,6 +151,30 @@ def test_a_rank_whose_gpu_does_not_complete_what_the_others_have_completed_is_na
     assert second.startswith(
         "  rank 1: all_reduce 3 of process group world (world_pg) is pending, but ranks 0, 2 and 3"
     )
+
+
+def test_a_rank_whose_gpu_does_not_start_what_the_others_have_started_is_named(tmp_path: Path, capsys: Shown) -> None:
+    # PyTorch measures the start with TORCH_NCCL_ENABLE_TIMING=1.
+    ranks = [rank.collective(hang=True) for rank in job(4)]
+    for rank in ranks[1:]:
+        rank.entries[-1]["state"] = "started"
+        rank.write(tmp_path)
+    ranks[0].write(tmp_path)
+    assert stacks.main(["--flight-recorder", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith(
+        "Rank 0 is behind or silent in the process group that it belongs to; the other 3 ranks wait"
+    )
+    assert second.endswith("(world_pg) is launched, but only ranks 1, 2 and 3 have started it")
+    ranks[0].entries[-1]["state"] = "started"
+    assert concluded(tmp_path, capsys, ranks[:1], 1).startswith("no rank stands out: 4 ranks wait in all_reduce 3")
+
+
+def test_the_first_operation_may_have_the_number_zero(tmp_path: Path, capsys: Shown) -> None:
+    ranks = [Rank(number, {"world": [0, 1, 2]}) for number in range(3)]
+    for rank in ranks[:2]:
+        rank.collective(hang=True).entries[-1]["collective_seq_id"] = 0
+    assert concluded(tmp_path, capsys, ranks).startswith("Rank 2 is behind or silent")
 
 
 def test_operations_in_different_order_are_a_mismatch_of_the_rank_that_differs(tmp_path: Path, capsys: Shown) -> None:
@@ -258,7 +282,7 @@ def test_a_rank_that_is_behind_is_named_before_one_without_a_dump(tmp_path: Path
 def test_most_dumps_missing_is_no_conclusion(tmp_path: Path, capsys: Shown) -> None:
     ranks = [rank.collective(hang=True) for rank in job(8)[:4]]
     assert concluded(tmp_path, capsys, ranks, 1) == (
-        "no rank stands out: the dumps of 4 of 8 ranks are missing; copy the files of all nodes"
+        "no rank stands out: the dumps of ranks 4, 5, 6 and 7 of 8 are missing; copy the files of all nodes"
     )
 
 
@@ -446,11 +470,103 @@ def test_stack_files_name_the_rank_that_is_elsewhere(form: Any, place: str, tmp_
     assert (document["conclusion"]["ranks"], document["odd_ranks"]) == ([2], [2])
 
 
+def test_a_rank_without_a_stack_is_named_if_the_others_wait_for_ranks(tmp_path: Path, capsys: Shown) -> None:
+    for rank in (0, 1, 3):
+        (tmp_path / f"rank{rank}.log").write_text(HANDLER.format(rank=rank, line=40, function="step"))
+    assert stacks.main(["--stack-files", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("Rank 2 left no stack; ranks 0, 1 and 3 are in wait at job/train.py:40\n")
+    for rank in (0, 1, 3):
+        (tmp_path / f"rank{rank}.log").write_text(SPY.format(rank=rank, line=4, function="f").replace("torch/", "x/"))
+    assert stacks.main(["--stack-files", str(tmp_path)]) == 1
+
+
 def test_equal_stacks_are_no_conclusion(tmp_path: Path, capsys: Shown) -> None:
     for rank in range(4):
         (tmp_path / f"rank{rank}.log").write_text(HANDLER.format(rank=rank, line=40, function="step"))
     assert stacks.main(["--stack-files", str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith("no rank stands out: the stacks of all 4 ranks are equal\n")
+
+
+def test_torchelastic_log_files_have_their_rank_in_the_name_of_the_folder(tmp_path: Path, capsys: Shown) -> None:
+    for rank in range(4):
+        folder = tmp_path / "job_x" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text("step 1\n")
+        text = HANDLER.format(rank=rank, line=7 if rank == 1 else 40, function="load" if rank == 1 else "step")
+        (folder / "stderr.log").write_text(f"warning: slow\n{text}Aborted\n")
+    assert stacks.main(["--stack-files", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0].endswith("rank 1 is in wait at job/train.py:7")
+    assert shown.err == ""
+
+
+def test_a_whole_node_without_dumps_is_named_as_a_range(tmp_path: Path, capsys: Shown) -> None:
+    ranks = [rank.collective(hang=True) for rank in job(64) if not 40 <= rank.number < 56]
+    assert concluded(tmp_path, capsys, ranks) == "Ranks 40-55 left no dump; the other 48 ranks wait for them"
+
+
+def test_a_job_of_transfers_only_has_process_groups(tmp_path: Path, capsys: Shown) -> None:
+    groups = {"world": [0, 1, 2]}
+    Rank(0, groups).send(1, hang=True).write(tmp_path)
+    Rank(1, groups).recv(0).send(2).write(tmp_path)
+    Rank(2, groups).recv(1, hang=True).write(tmp_path)
+    assert stacks.main(["--flight-recorder", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Rank 1 is behind or silent in the process group that it belongs to; the other 2 ranks")
+    assert "no process group yet" not in shown
+
+
+def test_files_of_several_attempts_are_no_conclusion_if_the_newest_has_few_ranks(tmp_path: Path, capsys: Shown) -> None:
+    for rank in job(4):
+        rank.collective(hang=True)
+        for entry in rank.entries if rank.number == 0 else ():
+            entry["time_created_ns"] += 7200 * SECOND
+        rank.write(tmp_path)
+    assert concluded(tmp_path, capsys, status=1).startswith("no rank stands out: the dumps of ranks 1, 2 and 3 of 4")
+
+
+def test_a_damaged_file_is_not_replaced_by_one_of_an_earlier_attempt(tmp_path: Path, capsys: Shown) -> None:
+    for rank in job(4):
+        rank.collective(hang=True)
+        if rank.number == 3:
+            rank.write(tmp_path / "attempt_0")
+            (tmp_path / "nccl_trace_rank_3").write_bytes(b"\x80\x02}q")
+            continue
+        for entry in rank.entries:
+            entry["time_created_ns"] += 600 * SECOND
+        rank.write(tmp_path)
+    assert concluded(tmp_path, capsys, status=1) == "no rank stands out: the dump of rank 3 can't be read"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"input_sizes": [[float("inf")]]},
+        {"collective_seq_id": 1 << 70},
+        {"process_group": ([], "")},
+        {"profiling_name": ["nccl:all_reduce"]},
+    ],
+)
+def test_an_entry_with_implausible_values_is_no_dump(change: dict[str, Any], tmp_path: Path, capsys: Shown) -> None:
+    (rank, _) = job(2)
+    rank.entries[-1].update(change)
+    rank.write(tmp_path)
+    assert stacks.main(["--flight-recorder", str(tmp_path)]) == 1
+    assert "nccl_trace_rank_0: not a dump of a known format; copy it again, or name" in capsys.readouterr().err
+
+
+def test_a_nested_list_that_grows_with_each_level_is_refused_without_formatting_it(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    bomb: Any = ["0"]
+    for _ in range(100):
+        bomb = [bomb, bomb]
+    (rank, _) = job(2)
+    document = rank.document()
+    document["pg_config"]["world"]["ranks"] = bomb
+    (tmp_path / "rank_0").write_bytes(pickle.dumps(document))
+    assert stacks.main(["--flight-recorder", str(tmp_path)]) == 1
+    assert "not a dump of a known format" in capsys.readouterr().err
 
 
 def test_stacks_and_dumps_are_read_together_and_a_conclusion_comes_first(tmp_path: Path, capsys: Shown) -> None:

@@ -27,6 +27,10 @@ _MAX_ENTRIES = 200_000
 _MAX_COMPLETED = 8
 """The newest completed operations of a rank in a group that are compared with the pending ones of other ranks."""
 _MAX_NUMBER = 1 << 63
+_MAX_RANKS_LENGTH = 8 << 20
+"""Maximum length of the list of a group's ranks."""
+_MAX_DIMENSIONS = 16
+"""Tensors with more dimensions are not compared."""
 _MAX_PROBLEMS = 8
 """Maximum number of files with a message."""
 _OTHER_HANG = 3600.0
@@ -60,24 +64,26 @@ def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
     reader = _Reader(max_bytes)
     dumps: dict[int, _Dump] = {}
     older: list[Path] = []
-    for rank, candidates in files.items():
-        found = sorted(
-            [dump for dump in map(reader.dump, candidates) if dump is not None], key=lambda each: each.newest
-        )
+    problems: list[str] = []
+    damaged: set[int] = set()
+    for rank, candidates in files.by_rank.items():
+        found = sorted(filter(None, map(reader.dump, candidates)), key=lambda each: each.newest)
         older += [dump.file for dump in found[:-1]]
         if found:
             dumps[rank] = found[-1]
-    problems = reader.problems
-    unreadable = files.keys() - dumps.keys()
+        if reader.problems and not (found and files.has_others):
+            damaged.add(rank)
+            problems += reader.problems
+        reader.problems.clear()
     if not dumps:
         raise Unreadable(problems[0])
     if older:
         more = f" and {len(older) - 1:,} more" if len(older) > 1 else ""
         problems.append(f"{older[0]}{more}: older than another file of the same rank; remove it if it is not needed")
-    for rank in _earlier(dumps):
-        dump = dumps.pop(rank)
-        age = duration(max(each.newest for each in dumps.values()) - dump.newest)
-        problems.append(f"{dump.file}: {age} older than the dumps of other ranks; replace it by the dump of this hang")
+    for rank, age in _earlier(dumps).items():
+        file = dumps.pop(rank).file
+        problems.append(f"{file}: {duration(age)} older than other dumps; replace it by the dump of this hang")
+    unreadable = damaged - dumps.keys()
     _add_silent(dumps)
     operations = {rank: dump.operations for rank, dump in sorted(dumps.items())}
     times = [dump.written for dump in dumps.values()]
@@ -89,7 +95,7 @@ def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
     return Evidence(
         f"PyTorch flight recorder ({several(len(dumps), 'file')}, written {written})",
         "process group",
-        len(communicators),
+        len({group for each in operations.values() for group in each.groups}),
         communicators,
         conclude(operations, unreadable),
         tuple(problems),
@@ -123,15 +129,15 @@ class _Dump(NamedTuple):
     """Number of the newest operation of each process group, without their names."""
 
 
-def _earlier(dumps: Mapping[int, _Dump]) -> list[int]:
-    """Return the ranks whose dump is from an earlier hang or attempt than those of most ranks."""
-    newest = max([dump.newest for dump in dumps.values() if dump.is_dated], default=0.0)
+def _earlier(dumps: Mapping[int, _Dump]) -> dict[int, float]:
+    """Return the age of dumps that are from an earlier hang or attempt than the newest ones."""
+    times = {rank: dump.newest for rank, dump in dumps.items() if dump.is_dated}
     starts = [dump.started for dump in dumps.values() if dump.started is not None]
+    newest = max(times.values(), default=0.0)
     oldest = newest - _OTHER_HANG
     if 2 * len(starts) > len(dumps):
         oldest = max(oldest, median(starts) - _OTHER_ATTEMPT)
-    found = [rank for rank, dump in dumps.items() if dump.is_dated and dump.newest < oldest]
-    return found if 2 * len(found) < len(dumps) else []
+    return {rank: newest - time for rank, time in times.items() if time < oldest}
 
 
 class _Reader:
@@ -152,7 +158,7 @@ class _Reader:
             self.problems.append(f"{file}: {error.strerror or error}; check its permissions")
         except _Invalid as problem:
             self._add(file, str(problem))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             self._add(file, "not a dump of a known format")
         return None
 
@@ -160,6 +166,8 @@ class _Reader:
         self.problems.append(f"{file}: {problem}; copy it again, or name a folder that has only dumps of one job")
 
     def _dump(self, file: Path, written: float, document: Any) -> _Dump:
+        if isinstance(document, list):  # the format before version 1.0
+            document = {"entries": document}
         if "entries" not in document and "pg_config" not in document:
             raise KeyError("entries")
         configured = {str(name): _ranks(group) for name, group in document.get("pg_config", {}).items()}
@@ -200,6 +208,8 @@ class _Reader:
         """Return a process group. Groups with different ranks can have the same name."""
         key = (name, description, ranks)
         if key not in self._groups:
+            if len(ranks) > _MAX_RANKS_LENGTH:
+                raise ValueError("too many ranks")
             numbers = tuple(map(int, re.findall(r"\d{1,7}", ranks)))
             shown = f"{name} ({description})" if description else name
             self._groups[key] = Group(f"process group {readable(shown)}", numbers)
@@ -215,13 +225,15 @@ def _add_silent(dumps: Mapping[int, _Dump]) -> None:
     for dump in dumps.values():
         for group, pg_id in dump.pg_ids.items():
             numbers.setdefault(group, {}).setdefault(frozenset(dump.statuses), set()).add(pg_id)
-    mixed = {group for dump in dumps.values() for group, each in dump.operations.groups.items() if each.transferred}
+    mixed = {
+        group for dump in dumps.values() for group, each in dump.operations.groups.items() if each.transferred >= 0
+    }
     for group, by_statuses in numbers.items():
         for rank in group.ranks if group not in mixed else ():
             if rank in dumps and group not in dumps[rank].operations.groups:
                 pg_ids = by_statuses.get(frozenset(dumps[rank].statuses), set())
                 if len(pg_ids) == 1:
-                    launched = dumps[rank].statuses.get(min(pg_ids), 0)
+                    launched = dumps[rank].statuses.get(min(pg_ids), -1)
                     dumps[rank].operations.groups[group] = Progress(launched)
 
 
@@ -229,7 +241,7 @@ def _communicators(operations: Mapping[int, RankOperations], unreadable: set[int
     groups: dict[Group, list[tuple[Member, int, str]]] = {}
     for rank, each in operations.items():
         for group, progress in each.groups.items():
-            if progress.launched:
+            if progress.launched >= 0:
                 groups.setdefault(group, []).append((Member(rank, run_rank=rank), progress.launched, progress.last))
     for group, members in groups.items():
         yield Communicator(
@@ -249,7 +261,7 @@ def _document(file: Path, max_bytes: int) -> Any:
     if len(content) > max_bytes:
         raise _Invalid(f"larger than {max_bytes >> 20:,} MiB, unlike a dump")
     try:
-        return json.loads(content) if content.lstrip()[:1] == b"{" else _Unpickler(io.BytesIO(content)).load()
+        return json.loads(content) if content.lstrip()[:1] in (b"{", b"[") else _Unpickler(io.BytesIO(content)).load()
     except _Invalid:
         raise
     except Exception as error:  # noqa: BLE001 - a malformed pickle can raise any exception
@@ -278,9 +290,11 @@ def _launch(entries: list[dict[str, Any]], group: Group) -> Launch:
             transfers.append((transfer[1], group.ranks[peer] if peer < len(group.ranks) else peer))
     number = _sequence(first) + (_number(first.get("p2p_seq_id", 0)) if transfers else 0)
     sizes = first.get("input_sizes") or []
-    elements = prod([_number(size) for size in sizes[0]]) if len(sizes) == len(entries) == 1 else None
+    is_known = len(sizes) == len(entries) == 1 and len(sizes[0]) <= _MAX_DIMENSIONS
+    elements = prod([_number(size) for size in sizes[0]]) if is_known else None
     types = first.get("input_dtypes") or [""]
-    return Launch(group, number, _operation(first), tuple(transfers), elements, str(types[0]))
+    is_started = any(entry.get("state") == "started" for entry in entries)
+    return Launch(group, number, _operation(first), tuple(transfers), elements, _text(types[0]), is_started)
 
 
 def _is_completed(entry: dict[str, Any]) -> bool:
@@ -294,7 +308,8 @@ def _is_transfer(entry: dict[str, Any]) -> bool:
 
 
 def _operation(entry: dict[str, Any]) -> str:
-    return str(entry["profiling_name"].partition(":")[2])
+    name = _text(entry["profiling_name"])
+    return name.partition(":")[2] or name
 
 
 def _sequence(entry: dict[str, Any]) -> int:
@@ -306,12 +321,22 @@ def _names(entry: dict[str, Any]) -> tuple[str, str]:
     """Return the name and the description of an entry's process group; version 1 of the format has no description."""
     group = entry.get("process_group", entry.get("pg_name", entry.get("pg_id")))
     name, description = group if isinstance(group, (tuple, list)) else (group, "")
-    return str(name), "" if description == "undefined" else str(description)
+    return _text(name), "" if description == "undefined" else _text(description)
 
 
 def _ranks(group: Any) -> str:
-    ranks = str(group.get("ranks", "") if isinstance(group, dict) else group)
-    return "" if ranks == "[]" else ranks
+    """Return the ranks of a process group as text such as `[0, 1]`; empty if they are unknown."""
+    ranks = group.get("ranks", "") if isinstance(group, dict) else group
+    if isinstance(ranks, (tuple, list)):
+        ranks = str([_number(rank) for rank in ranks])
+    return "" if ranks == "[]" else _text(ranks)
+
+
+def _text(value: Any) -> str:
+    """Return a name. The text of a nested container could be very long."""
+    if not isinstance(value, (str, int)):
+        raise TypeError("expected a string")
+    return str(value)
 
 
 def _number(value: Any) -> int:

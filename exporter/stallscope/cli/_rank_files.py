@@ -1,11 +1,16 @@
-"""Find the files of a job's ranks in a folder, by the rank in their names."""
+"""Find the files of a job's ranks in a folder, by the rank in their names.
+
+If no name contains a rank, the name of the file's folder counts, as in torchelastic's `attempt_0/3/stderr.log`. Such a
+folder also has other files of the rank.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _MAX_DEPTH = 5
 """Levels of subfolders: node, attempt, rank."""
@@ -19,8 +24,16 @@ class NoFiles(Exception):
     """There are no files of ranks; the message is one line with the problem and what to do."""
 
 
-def rank_files(path: Path) -> dict[int, list[Path]]:
-    """Return the files of each rank, in the order of their paths.
+class RankFiles(NamedTuple):
+    """The files of each rank, in the order of their paths."""
+
+    by_rank: dict[int, list[Path]]
+    has_others: bool
+    """True if the files of a rank include files that were written for another purpose."""
+
+
+def rank_files(path: Path) -> RankFiles:
+    """Return the files of each rank.
 
     Args:
         path: a folder, or the prefix of the files' paths.
@@ -36,17 +49,29 @@ def rank_files(path: Path) -> dict[int, list[Path]]:
         raise NoFiles(f"{folder}: {error.strerror or error}; check the path") from None
     if len(present) > _MAX_FILES:
         raise NoFiles(f"{folder}: more than {_MAX_FILES:,} files; name the folder of one job")
-    found: dict[int, list[Path]] = {}
-    exact: dict[int, list[Path]] = {}
-    for file in sorted(present):
-        rank = _rank(file.name)
-        if rank is not None and file.name.startswith(prefix):
-            found.setdefault(rank, []).append(file)
-            if file.name[len(prefix) :].partition(".")[0] == str(rank):
-                exact.setdefault(rank, []).append(file)
+    present = sorted(file for file in present if file.name.startswith(prefix))
+    exact = [file for file in present if _rank(file.name) is not None and prefix and _follows(file.name, prefix)]
+    found = _by_rank((file, file.name) for file in exact or present)
+    if found:
+        return RankFiles(found, False)
+    found = _by_rank((file, file.parent.name) for file in present if file.parent != folder)
     if not found:
         raise NoFiles(f"{path}: no file name contains a rank, as in rank_3 or dump_3.json; check the path")
-    return dict(sorted((exact if prefix and exact else found).items()))
+    return RankFiles(found, True)
+
+
+def _by_rank(names: Iterable[tuple[Path, str]]) -> dict[int, list[Path]]:
+    found: dict[int, list[Path]] = {}
+    for file, name in names:
+        rank = _rank(name)
+        if rank is not None:
+            found.setdefault(rank, []).append(file)
+    return dict(sorted(found.items()))
+
+
+def _follows(name: str, prefix: str) -> bool:
+    """Return whether the rank directly follows the prefix."""
+    return name[len(prefix) :].partition(".")[0].isdecimal()
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:

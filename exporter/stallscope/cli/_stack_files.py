@@ -16,7 +16,7 @@ from stallscope.protocol.stacks import MAX_FRAMES, Frame, Stack, frame_of
 _MAIN = "MainThread"
 _MAX_PROBLEMS = 8
 """Maximum number of files with a message."""
-_SPY_THREAD = re.compile(r'Thread (?:0x)?[0-9A-Fa-f]+ \(([a-z+]+)\)(?:: "(.*)")?')
+_SPY_THREAD = re.compile(r'Thread ((?:0x)?[0-9A-Fa-f]+) \(([a-z+]+)\)(?:: "(.*)")?')
 _SPY_FRAME = re.compile(r" {4}(\S.*) \((.+?)(?::(\d{1,9}))?\)")
 _HANDLER_THREAD = re.compile(
     r"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):|Stack \(most recent call first\):"
@@ -66,11 +66,12 @@ def read(path: Path, *, max_bytes: int = 16 << 20) -> StackFiles:
     stacks: dict[int, Stack] = {}
     problems: list[str] = []
     older: list[Path] = []
-    for rank, candidates in files.items():
+    for rank, candidates in files.by_rank.items():
         found = [(file.stat().st_mtime, file, _stack(file, max_bytes)) for file in candidates]
-        problems += [f"{file}: {stack}" for _, file, stack in found if isinstance(stack, str)]
         valid = sorted((time, file, stack) for time, file, stack in found if not isinstance(stack, str))
         older += [file for _, file, _ in valid[:-1]]
+        if not (valid and files.has_others):
+            problems += [f"{file}: {stack}" for _, file, stack in found if isinstance(stack, str)]
         if valid:
             stacks[rank] = valid[-1][2]
     if not stacks:
@@ -111,12 +112,15 @@ def _from_lines(text: str) -> list[Thread]:
     """Return the threads of the first process in text of py-spy, or of the last dump of faulthandler."""
     threads: list[Thread] = []
     frames: list[Frame] = []
+    pid = ""
     for line in text.splitlines():
         spy = _SPY_THREAD.fullmatch(line)
         if spy or _HANDLER_THREAD.fullmatch(line):
             frames = []
-            name = (spy[2] or "") if spy else ""
-            threads.append(Thread(name, bool(spy and "active" in spy[1]), False, ()))
+            name = (spy[3] or (_MAIN if spy[1] == pid else "another")) if spy else ""
+            threads.append(Thread(name, bool(spy and "active" in spy[2]), False, ()))
+        elif line.startswith("Process ") and not threads:
+            pid = line.split()[1].rstrip(":")
         elif line.startswith("Process ") and threads:
             break  # a child process, such as a data loader worker
         elif line.startswith(("Timeout (", "Fatal Python error", "Standstill")):

@@ -4,7 +4,7 @@ A rank waits in its oldest pending operation. It waits for the ranks that have n
 in another operation first. The chain of waiting ranks ends at the reason for the hang:
 
 - a rank without a pending operation: it is behind, and its program does something else;
-- a rank whose operation the other ranks have completed: its GPU is stuck;
+- a rank whose operation the other ranks have completed, or that alone has not started it: its GPU is stuck;
 - a rank without a dump;
 - a circle of ranks that wait for each other;
 - an operation that all its ranks have launched: the network or a kernel hangs.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stallscope.common.formatting import readable, several
-from stallscope.view.stack_groups import Grouping, named, sentence
+from stallscope.view.stack_groups import Grouping, is_waiting, named, sentence
 
 BEHIND, MISMATCH, DEADLOCK, NO_DUMP, STUCK, ALONE = "behind", "mismatch", "deadlock", "no_dump", "stuck", "alone"
 ELSEWHERE = "elsewhere"
@@ -27,6 +27,8 @@ SEND, RECV = "send", "recv"
 _NOTHING = "no rank stands out"
 _MAX_REASONS = 8
 """Maximum number of ranks with a line of evidence."""
+_MAX_LISTED = 8
+"""Maximum number of ranks, or of ranges of ranks, in a sentence."""
 _MAX_COUNTED = 64
 """Maximum number of ranks whose process groups are counted."""
 _ONE_WAY = {"broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter"}
@@ -60,6 +62,8 @@ class Launch(NamedTuple):
     """Number of elements, if known."""
     type: str = ""
     """Data type of the elements, if known."""
+    is_started: bool = False
+    """True if the GPU has started it, as far as PyTorch measures it."""
 
     def __str__(self) -> str:
         if self.transfers:
@@ -73,12 +77,12 @@ class Launch(NamedTuple):
 class Progress:
     """The operations of a rank in one process group."""
 
-    launched: int = 0
-    """Number of the newest collective operation; 0 if the rank has launched none."""
+    launched: int = -1
+    """Number of the newest collective operation; -1 if the rank has launched none."""
     last: str = ""
     """Name of the newest collective operation, if known."""
-    transferred: int = 0
-    """Number of the newest transfer."""
+    transferred: int = -1
+    """Number of the newest transfer; -1 if the rank has launched none."""
     pending: dict[int, Launch] = field(default_factory=dict)
     """Collective operations that the rank has launched and not completed, by number."""
     completed: dict[int, Launch] = field(default_factory=dict)
@@ -136,10 +140,15 @@ def conclude(operations: Mapping[int, RankOperations], unreadable: Iterable[int]
 
 
 def by_stacks(found: Grouping) -> Conclusion | None:
-    """Return the ranks whose stacks differ from those of the waiting ranks; None without stacks."""
-    ranks = sum(len(group.ranks) for group in found.groups)
+    """Return the ranks whose stacks differ from those of the waiting ranks, or without a stack; None without stacks."""
+    present = {rank for group in found.groups for rank in group.ranks}
+    ranks = len(present)
     if not ranks:
         return None
+    missing = [rank for rank in range(max(present)) if rank not in present]
+    if len(found.groups) == 1 and 0 < len(missing) < ranks and is_waiting(found.groups[0].stack):
+        text = f"{_listed(missing)} left no stack; {sentence(found)}"
+        return _concluded(text, NO_DUMP, missing, sorted(present))
     if found.waiting is not None and 2 * len(found.odd) <= ranks:
         return _concluded(sentence(found), ELSEWHERE, found.odd, found.waiting.ranks)
     reason = f"the stacks of {several(ranks, 'rank')} form {several(len(found.groups), 'group')}"
@@ -157,6 +166,10 @@ class _Step(NamedTuple):
     """Ranks without a dump."""
     completed: tuple[int, ...]
     pending: tuple[int, ...]
+    started: tuple[int, ...]
+    """Ranks that have started it, if few of the pending ranks have not."""
+    waiting: tuple[int, ...]
+    """The few ranks that have not started it."""
 
 
 _Node = int | tuple[Group, int]
@@ -168,11 +181,11 @@ class _Hang:
         self._operations = operations
         self._unreadable = unreadable
         self._waiting = {rank: each.oldest for rank, each in operations.items() if each.oldest is not None}
-        self._members: dict[Group, tuple[int, ...]] = {}
+        listed: dict[Group, set[int]] = {}
         for rank, each in operations.items():
             for group in each.groups:
-                self._members[group] = group.ranks or (*self._members.get(group, ()), rank)
-        self._ranks = sorted({*operations, *(rank for ranks in self._members.values() for rank in ranks)})
+                listed.setdefault(group, set(group.ranks)).add(rank)
+        self._members = {group: sorted(ranks) for group, ranks in listed.items()}
         self._steps: dict[tuple[Group, int], _Step] = {}
         self._edges: dict[_Node, set[_Node]] = {}
         self._failed: dict[int, str] = {}
@@ -184,6 +197,8 @@ class _Hang:
                 self._add_transfers(rank, launch)
             else:
                 self._add_collective(rank, launch)
+        peers = {node for nodes in self._edges.values() for node in nodes if isinstance(node, int)}
+        self._ranks = sorted({*operations, *peers, *(rank for ranks in listed.values() for rank in ranks)})
 
     def conclusion(self) -> Conclusion:
         """Return the conclusion."""
@@ -225,7 +240,13 @@ class _Hang:
                     absent.append(rank)
                 else:
                     (pending if number in progress.pending else completed).append(rank)
-            found = _Step(tuple(absent), tuple(unknown), tuple(completed), tuple(pending))
+            launches = {rank: self._operations[rank].progress(group).pending[number] for rank in pending}
+            started = [rank for rank in pending if launches[rank].is_started]
+            waiting = [rank for rank in pending if not launches[rank].is_started]
+            if len(waiting) > len(started) or any(not self._waits_in(rank, (group, number)) for rank in waiting):
+                started, waiting = [], []
+            groups = (absent, unknown, completed, pending, started, waiting)
+            found = _Step(*(tuple(ranks) for ranks in groups))
             self._steps[group, number] = found
         return found
 
@@ -235,12 +256,16 @@ class _Hang:
         most = len(step.completed) - (launch.name in _ONE_WAY)
         if not step.absent and step.completed and len(step.pending) <= most:
             have = "has" if len(step.completed) == 1 else "have"
-            self._failed[rank] = f"{launch} is pending, but {named(step.completed)} {have} completed it"
+            self._failed[rank] = f"{launch} is pending, but {_listed(step.completed)} {have} completed it"
+            return
+        if not step.absent and not step.completed and step.started and rank in step.waiting:
+            have = "has" if len(step.started) == 1 else "have"
+            self._failed[rank] = f"{launch} is launched, but only {_listed(step.started)} {have} started it"
             return
         key = (group, number)
         if key not in self._edges:
             elsewhere = [each for each in step.pending if not self._waits_in(each, key)]
-            self._edges[key] = {*step.absent} or {*elsewhere, *step.unknown}
+            self._edges[key] = {*step.absent} or {*elsewhere, *step.unknown} or {*step.waiting}
             for absent in step.absent:
                 self._missed.setdefault(absent, {})[launch] = list(step.pending)
         if self._edges[key]:
@@ -328,7 +353,7 @@ class _Hang:
         parts: list[str] = []
         for text, members in shares:
             is_rest = has_majority and members is shares[-1][1]
-            who = f"the other {several(len(members), 'rank')}" if is_rest else named(members)
+            who = f"the other {several(len(members), 'rank')}" if is_rest else _listed(members)
             parts.append(f"{who} {text if parts else form.replace('{}', text)}")
         waiting = sorted(set(self._waiting) - set(ranks))
         return _concluded(", ".join(parts), MISMATCH, ranks, waiting)
@@ -359,7 +384,9 @@ class _Hang:
             return Conclusion(f"{_NOTHING}: {several(len(absent), 'rank')} have no pending operation")
         launch = self._waiting[waiting[0]]
         missing = f"{several(len(absent), 'rank')} have not launched"
-        return _concluded(f"{named(waiting)} {_verb(waiting, 'wait')} in {launch}, which {missing}", ALONE, waiting, ())
+        return _concluded(
+            f"{_listed(waiting)} {_verb(waiting, 'wait')} in {launch}, which {missing}", ALONE, waiting, ()
+        )
 
     def _reasons(self, ranks: Sequence[int]) -> Iterator[str]:
         for rank in ranks[:_MAX_REASONS]:
@@ -368,7 +395,7 @@ class _Hang:
             elif rank in self._missed:
                 launch, waiting = max(self._missed[rank].items(), key=lambda item: len(item[1]))
                 what = f"an operation that matches {launch}" if launch.transfers else f"{launch}"
-                yield f"rank {rank}: has not launched {what}; {named(waiting)} {_verb(waiting, 'wait')} in it"
+                yield f"rank {rank}: has not launched {what}; {_listed(waiting)} {_verb(waiting, 'wait')} in it"
         if len(ranks) > _MAX_REASONS:
             yield f"… {several(len(ranks) - _MAX_REASONS, 'more rank')}"
 
@@ -405,15 +432,15 @@ class _Hang:
         missing = [rank for rank in self._ranks if rank not in self._operations]
         if known != without:
             unreadable = sorted(without & self._unreadable)
-            return Conclusion(f"{_NOTHING}: the dump of {named(unreadable)} can't be read")
+            return Conclusion(f"{_NOTHING}: the dump of {_listed(unreadable)} can't be read")
         if 2 * len(missing) > total - (len(missing) > 1):  # the files of a node may not have been copied
             return Conclusion(
-                f"{_NOTHING}: the dumps of {len(missing)} of {total} ranks are missing; copy the files of all nodes"
+                f"{_NOTHING}: the dumps of {_listed(missing)} of {total:,} are missing; copy the files of all nodes"
             )
         ranks = sorted(known)
         waiting = sorted(self._reaching(ranks))
-        sentence = f"{named(ranks)} left no dump{_waits_for(ranks, waiting, total)}"
-        reasons = [f"{named(waiting)}: {'each' if len(waiting) > 1 else 'it'} has launched its part of the operation"]
+        sentence = f"{_listed(ranks)} left no dump{_waits_for(ranks, waiting, total)}"
+        reasons = [f"{_listed(waiting)}: {'each' if len(waiting) > 1 else 'it'} has launched its part of the operation"]
         return _concluded(sentence, NO_DUMP, ranks, waiting, reasons)
 
     def _circle(self, ends: set[int]) -> list[int]:
@@ -437,7 +464,7 @@ class _Hang:
     def _deadlock(self, circle: Sequence[int]) -> Conclusion:
         ranks = sorted(circle)
         waiting = sorted(self._reaching(ranks) - set(ranks))
-        sentence = f"{named(ranks)} wait for each other{_waits_for(ranks, waiting, len(self._ranks))}"
+        sentence = f"{_listed(ranks)} wait for each other{_waits_for(ranks, waiting, len(self._ranks))}"
         reasons = [f"rank {rank}: waits in {self._waiting[rank]}" for rank in ranks[:_MAX_REASONS]]
         return _concluded(sentence, DEADLOCK, ranks, waiting, reasons)
 
@@ -451,7 +478,7 @@ class _Hang:
         if len(places) > 1:
             where = f"{several(len(places), 'operation')} such as {launches[0]}, which all their ranks have launched"
         if 2 * len(ranks) <= len(self._ranks) and waiting and len(places) == 1:
-            sentence = f"{named(ranks)} are stuck in {where}{_waits_for(ranks, waiting, len(self._ranks))}"
+            sentence = f"{_listed(ranks)} are stuck in {where}{_waits_for(ranks, waiting, len(self._ranks))}"
             return _concluded(sentence, STUCK, ranks, waiting)
         return Conclusion(
             f"{_NOTHING}: {several(len(ranks), 'rank')} wait in {where}; the network or a kernel may hang",
@@ -472,7 +499,7 @@ def behind(
         reasons: evidence.
     """
     are = "is" if len(ranks) == 1 else "are"
-    sentence = f"{named(ranks)} {are} behind or silent in {where}{_waits_for(ranks, waiting, number)}"
+    sentence = f"{_listed(ranks)} {are} behind or silent in {where}{_waits_for(ranks, waiting, number)}"
     return _concluded(sentence, BEHIND, ranks, waiting, reasons)
 
 
@@ -484,6 +511,19 @@ def _waits_for(ranks: Sequence[int], waiting: Sequence[int], number: int) -> str
     if len(ranks) + len(waiting) == number:
         what = f"the other {what}" if len(waiting) > 1 else "the other rank"
     return f"; {what} {_verb(waiting, 'wait')} for {them}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Format ranks such as `ranks 1, 2 and 5`, or `ranks 8-15` if there are many, or return their number."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    if len(ranks) <= _MAX_LISTED or len(spans) > _MAX_LISTED:
+        return named(ranks)
+    return f"ranks {', '.join(str(low) if low == high else f'{low}-{high}' for low, high in spans)}"
 
 
 def _verb(ranks: Sequence[int], verb: str) -> str:

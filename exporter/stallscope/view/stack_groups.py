@@ -143,11 +143,12 @@ def _waiting(groups: Sequence[Group]) -> Group | None:
         return None
     if len(groups[0].ranks) > len(groups[1].ranks):
         return groups[0]
-    waiting = [group for group in groups if _waits(group.stack)]
+    waiting = [group for group in groups if is_waiting(group.stack)]
     return waiting[0] if len(waiting) == 1 else None
 
 
-def _waits(stack: Stack) -> bool:
+def is_waiting(stack: Stack) -> bool:
+    """Return whether a rank with this stack waits for other ranks, in a library for collective operations."""
     return any(part in frame.file for frame in stack for part in _COLLECTIVES)
 
 
