@@ -98,3 +98,12 @@ def test_only_values_that_differ_are_listed() -> None:
     assert changed(default_thresholds()) == []
     assert changed({**default_thresholds(), "input_high": 0.3, "unknown": 1.0}) == ["input_high 0.3 (default 0.2)"]
     assert with_values({}) == threshold_file().read_text()
+
+
+def test_a_rule_file_that_a_yaml_library_wrote_is_changed_as_the_bundles_own(tmp_path: Path) -> None:
+    file = tmp_path / "thresholds.yml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(threshold_file().read_text()), sort_keys=False))
+    changed_text = with_values({"input_warning": 0.15}, file)
+    assert loaded(changed_text) == {**loaded(file.read_text()), "input_warning": "vector(0.15)"}
+    with pytest.raises(ValueError, match="no threshold named nothing"):
+        with_values({"nothing": 1.0}, file)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from stallscope.common.bundle import bundle_folder
 
-_RULE = re.compile(r"(\{record: stallscope:threshold, labels: \{name: (\w+)\}, expr: vector\()([^()]+)(\)\})")
+# On one line as in the bundle, or on several as a YAML library writes them.
+_RULE = re.compile(r"(record: stallscope:threshold,?\s+labels:\s+\{?name: (\w+)\}?,?\s+expr: vector\()([^()]+)(\))")
 
 
 def threshold_file() -> Path:
@@ -21,22 +22,30 @@ def threshold_file() -> Path:
 @cache
 def default_thresholds() -> Mapping[str, float]:
     """Return the bundle's thresholds by name."""
-    return {name: float(value) for _, name, value, _ in _RULE.findall(threshold_file().read_text(encoding="utf-8"))}
+    return _values(threshold_file().read_text(encoding="utf-8"))
 
 
-def with_values(values: Mapping[str, float]) -> str:
-    """Return the text of the rule file with other values; comments stay.
+def _values(text: str) -> dict[str, float]:
+    return {name: float(value) for _, name, value, _ in _RULE.findall(text)}
+
+
+def with_values(values: Mapping[str, float], file: Path | None = None) -> str:
+    """Return the text of a rule file with other values; comments stay.
+
+    Args:
+        values: values by name.
+        file: the rule file; by default the bundle's.
 
     Raises:
         ValueError: a name is unknown, or a value is not finite; the message is one line.
     """
-    unknown = sorted(values.keys() - default_thresholds().keys())
+    text = (file or threshold_file()).read_text(encoding="utf-8")
+    unknown = sorted(values.keys() - _values(text).keys())
     if unknown:
         raise ValueError(f"no threshold named {', '.join(unknown)}; `stallscope thresholds --list` shows all names")
     for name, value in values.items():
         if not math.isfinite(value):
             raise ValueError(f"{name}: expected a finite number, got {value}")
-    text = threshold_file().read_text(encoding="utf-8")
     return _RULE.sub(
         lambda rule: f"{rule[1]}{values[rule[2]]!r}{rule[4]}" if rule[2] in values else rule[0],
         text,

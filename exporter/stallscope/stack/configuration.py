@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from stallscope.common.thresholds import with_values
 from stallscope.stack.errors import StackError
 from stallscope.stack.ports import ADDRESS, Port
 
@@ -116,17 +117,11 @@ def with_thresholds(file: Path, folder: Path, thresholds: Mapping[str, float]) -
     Raises:
         StackError: the file has no threshold of that name.
     """
-    content = _load(file)
-    missing = set(thresholds)
-    for group in content["groups"]:
-        for rule in group["rules"]:
-            name = rule.get("labels", {}).get("name")
-            if name in thresholds:
-                rule["expr"] = f"vector({thresholds[name]:g})"
-                missing.discard(name)
-    if missing:
-        raise StackError(f"{file}: no threshold named {', '.join(sorted(missing))}; reinstall stallscope")
-    return _write(folder / "thresholds.yml", content)
+    try:
+        text = with_values(thresholds, file)
+    except ValueError as error:
+        raise StackError(f"{file}: {error}") from None
+    return _write_text(folder / "thresholds.yml", text)
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
@@ -154,8 +149,12 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, content: dict[str, Any]) -> Path:
-    text = "# Derived by `stallscope up` from the bundle's file of this name; overwritten at every start.\n"
+    return _write_text(file, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def _write_text(file: Path, text: str) -> Path:
+    note = "# Derived by `stallscope up` from the bundle's file of this name; overwritten at every start.\n"
     file.touch()
     file.chmod(0o600)  # the URL of a webhook may contain a password
-    file.write_text(text + yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    file.write_text(note + text, encoding="utf-8")
     return file
