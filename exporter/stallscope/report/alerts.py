@@ -195,7 +195,10 @@ def blocks(queries: Queries, found: Alerts, lost: LostTime) -> list[Block]:
         Column("Fired", "count", "number of times", key="fired"),
         Column("Duration", "seconds", "total", key="firing_seconds"),
         Column(
-            "Worst", "share", f"of GPU time lost to its cause, over {duration(queries.step)}", key="worst_lost_ratio"
+            "Worst",
+            "share",
+            f"of {lost.unit} time lost to its cause, over {duration(queries.step)}",
+            key="worst_lost_ratio",
         ),
         Column("Worst at", "time", key="worst_timestamp_seconds"),
         Column("First", "time", key="first_timestamp_seconds"),

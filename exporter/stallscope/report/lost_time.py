@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stallscope.catalogue.causes import CAUSES
-from stallscope.common.formatting import duration
+from stallscope.common.formatting import capitalised, duration
 from stallscope.report.document import (
     Areas,
     Bars,
@@ -24,7 +24,7 @@ from stallscope.report.queries import Queries, RangeResult, highest
 from stallscope.report.words import percent, plain, title_of
 
 KEY = "lost-time"
-TITLE = "Where GPU time went"
+TITLE = "Where the time went"
 _NAMED = 6
 _EXACT = 5.0
 """Seconds between two points around the beginning of a standstill."""
@@ -297,7 +297,7 @@ def bars_by_cause(unit: str, losses: Sequence[tuple[str, float]]) -> Figure:
     )
     said = _listed([f"{title_of(cause)} {plain(seconds / 3600)} h" for cause, seconds in losses])
     rows = tuple(title_of(cause) for cause, _ in losses)
-    return Figure(f"{unit}-hours lost, by cause", Bars(rows, parts, "gpu_hours"), said)
+    return Figure(capitalised(f"{unit}-hours lost, by cause"), Bars(rows, parts, "gpu_hours"), said)
 
 
 def _listed(texts: list[str]) -> str:

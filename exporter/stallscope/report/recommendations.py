@@ -141,11 +141,11 @@ def _of_loss(queries: Queries, found: Evidence, loss: Loss) -> _Advice:
             "Time",
             share,
             "share",
-            "of the run's GPU time" if queries.subject.run else "of all GPU time",
+            f"of the run's {unit} time" if queries.subject.run else "of all GPU time",
             key="lost_ratio",
         )
     ]
-    gain.append(Fact(f"{unit}-hours", hours, "gpu_hours", key=f"lost_{found.lost.hours_key}"))
+    gain.append(Fact(capitalised(f"{unit}-hours"), hours, "gpu_hours", key=f"lost_{found.lost.hours_key}"))
     lived = found.lost.seconds / 3600
     mean = total / lived
     units = unit if mean == 1 else f"{unit}s"
@@ -220,7 +220,7 @@ def _evidence(queries: Queries, found: Evidence, loss: Loss) -> str:
     if verdict:
         said.append(f"the verdict for {percent(verdict / found.lost.under_any)} of the time")
     if loss.worst_share is not None and loss.worst_at is not None:
-        said.append(f"worst at {queries.moment(loss.worst_at)} ({percent(loss.worst_share)} of GPU time)")
+        said.append(f"worst at {queries.moment(loss.worst_at)} ({percent(loss.worst_share)} of {found.lost.unit} time)")
     if loss.cause in found.where and found.number > 1:
         said.append(found.where[loss.cause])
     text = ", ".join(said)

@@ -11,7 +11,7 @@ from stallscope.analysis.runs import Run
 from stallscope.catalogue.causes import MISSING
 from stallscope.catalogue.metrics import GONE_STATES
 from stallscope.clients.expressions import any_of, quoted
-from stallscope.common.formatting import duration
+from stallscope.common.formatting import capitalised, duration
 from stallscope.report.affected import listed
 from stallscope.report.culprits import Blamed, culprits_of_runs, run_of
 from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
@@ -69,7 +69,7 @@ def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -
         ),
         Fact("Lost", lost.share, "share", f"of the {lost.unit} time", key="lost_ratio"),
         Fact(
-            f"{lost.unit}-hours lost",
+            capitalised(f"{lost.unit}-hours lost"),
             hours,
             "gpu_hours",
             f"of {plain(lost.gpu_seconds / 3600)}" if lost.gpu_seconds else "",
@@ -155,6 +155,7 @@ def _job(queries: Queries, run: Run, lost: LostTime, found: Ranks) -> Facts:
         Fact("State", _state(run), key="state"),
         Fact("Started", start, "time", "by the clock of its first rank", key="start_timestamp_seconds"),
         Fact("Ended" if _has_ended(run) else "Last report", pushed, "time", key="last_report_timestamp_seconds"),
+        Fact("Last step", queries.totals.last_step, "time", key="last_step_timestamp_seconds"),
         Fact(
             "Live",
             lost.seconds or None,
@@ -270,7 +271,7 @@ def _cost(queries: Queries, lost: LostTime, found: Ranks | None) -> Facts:
     hours, joules = lost.gpu_seconds / 3600, _joules(queries, found)
     facts = [
         Fact(
-            f"{lost.unit}-hours",
+            capitalised(f"{lost.unit}-hours"),
             hours,
             "gpu_hours",
             f"{percent(lost.judged / lost.gpu_seconds)} with a verdict",

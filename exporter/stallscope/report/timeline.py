@@ -56,7 +56,7 @@ def _table(lost: LostTime, run_spans: Sequence[Span]) -> Table:
         )
     columns = [
         Column("Verdict", "cause", key="cause"),
-        Column("Share", "share", f"of the {lost.unit} time with a verdict", key="judged_ratio"),
+        Column("Share", "share", f"of the {lost.unit} time", key="judged_ratio"),
         Column("Time", "gpu_hours", f"{lost.unit}-hours, lost or not", key=lost.hours_key),
         Column("First", "time", key="first_timestamp_seconds"),
         Column("Last", "time", key="last_timestamp_seconds"),
