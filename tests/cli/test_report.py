@@ -184,7 +184,7 @@ def test_a_run_without_a_gpu_has_a_share_but_no_gpu_hours(server: str, here: Pat
     assert rows["| cpu"].endswith("|  |  | 25 % |")
     assert report.main(["--prometheus.url", server, "--run", "cpu", "--out", "it.md"]) == 0
     text = (here / "it.md").read_text(encoding="utf-8")
-    assert "rank-hours: **0.5 h**" in text
+    assert "Rank-hours: **0.5 h**" in text
     assert "GPU-hours" not in text.split("## What to change", 1)[0]
 
 

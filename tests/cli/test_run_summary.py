@@ -230,6 +230,11 @@ def test_json_is_one_line_and_a_file_is_in_addition_to_the_text(folder: Folder) 
         assert sum(job["phases"].values()) == pytest.approx(1.0, abs=1e-4)
 
 
+def test_a_summary_has_the_name_of_the_script_that_an_interpreter_runs(folder: Folder) -> None:
+    found = json.loads(folder.run("--summary=json", sys.executable, "-u", "program.py").stderr)
+    assert found["program"] == "program.py"
+
+
 def test_standard_error_that_is_closed_or_full_harms_nobody(folder: Folder) -> None:
     closed = folder.play(
         "-c",

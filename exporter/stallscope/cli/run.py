@@ -124,8 +124,7 @@ def main(arguments: Sequence[str]) -> int:
     if not remaining or remaining == ["-m"]:
         return _fail("nothing to run; expected a script, -m MODULE or a command")
     automatic.hand_on(os.environ)
-    program = remaining[1] if remaining[0] == "-m" else remaining[0]
-    folder = prepare(options, Path(program).name)
+    folder = prepare(options, _program(remaining))
     if options.fail_on:
         stored_reports.hold(folder)
         status = supervise()
@@ -175,6 +174,16 @@ def _run_script(script: str, arguments: list[str]) -> int:
     _search_first(str(Path(script).resolve().parent))
     loader = SourceFileLoader("__main__", path)
     return _run(lambda: loader.source_to_code(source, path), _main_module(file=path, loader=loader))
+
+
+def _program(command: Sequence[str]) -> str:
+    """Return the name of the script or module in a command, which may begin with an interpreter or a launcher."""
+    if command[0] == "-m":
+        return command[1]
+    script = next((argument for argument in command if argument.endswith(".py")), None)
+    if script is None and "-m" in command[:-1]:
+        return command[command.index("-m") + 1]
+    return Path(script or command[0]).name
 
 
 def _run_module(name: str, arguments: list[str]) -> int:

@@ -24,6 +24,7 @@ from stallscope.view.verdict_words import line_words, remedy_of
 
 KEY = "summary"
 TITLE = "Summary"
+_MAIN = "the verdict that held longest"
 _INFO = "1h"
 """Window at the end for values that rarely change."""
 _LAST = "1m"
@@ -64,7 +65,7 @@ def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -
             "Main verdict",
             verdict,
             "cause",
-            blamed[verdict].phrase if verdict and verdict in blamed else "the verdict that held longest",
+            blamed[verdict].phrase if verdict and verdict in blamed else _MAIN if verdict else "",
             key="main_verdict",
         ),
         Fact("Lost", lost.share, "share", f"of the {lost.unit} time", key="lost_ratio"),
