@@ -207,6 +207,16 @@ def test_a_size_that_differs_is_named_with_both_sizes(tmp_path: Path, capsys: Sh
     )
 
 
+def test_a_transfer_whose_sizes_differ_names_both_ranks(tmp_path: Path, capsys: Shown) -> None:
+    ranks = job(4)
+    ranks[2].send(3, hang=True).entries[-1]["input_sizes"] = [[4, 4]]
+    ranks[3].recv(2, hang=True)
+    assert concluded(tmp_path, capsys, ranks) == (
+        "Rank 2 launched send to rank 3 in process group world (world_pg) with 16 elements of type Float, "
+        "which expects 8 elements of type Float"
+    )
+
+
 def test_sizes_of_an_all_to_all_may_differ(tmp_path: Path, capsys: Shown) -> None:
     ranks = job(4)
     for rank in ranks:
@@ -352,6 +362,15 @@ def test_the_newest_file_of_a_rank_counts_in_all_subfolders(tmp_path: Path, caps
     shown = capsys.readouterr()
     assert shown.out.startswith("Rank 2 is behind or silent")
     assert "attempt_0/dump_0 and 3 more: older than another file of the same rank; remove it if" in shown.err
+
+
+@pytest.mark.parametrize(
+    "name", ["{}", "_dump_{}_attempt_7", "host9.pci3_rank_{}", "trace-7_rank{}.pkl", "dump_{}.1", "20261127_{}.pickle"]
+)
+def test_the_rank_is_found_in_the_name_of_a_file(name: str, tmp_path: Path, capsys: Shown) -> None:
+    for rank in job(4):
+        (rank if rank.number == 2 else rank.collective(hang=True)).write(tmp_path, name)
+    assert concluded(tmp_path, capsys).startswith("Rank 2 is behind or silent")
 
 
 @pytest.mark.parametrize("seconds", [600, 7200])

@@ -15,7 +15,8 @@ from typing import NamedTuple
 _MAX_DEPTH = 5
 """Levels of subfolders: node, attempt, rank."""
 _MAX_FILES = 100_000
-_RANK = re.compile(r"rank[-_.]?(\d{1,7})(?!\d)")
+_WORDS = [re.compile(rf"(?:{words})[-_.=]?(\d{{1,7}})(?!\d)") for words in ("rank", "dump|trace|stacks?|worker")]
+"""Words before the rank; numbers after it can be those of an attempt or a time."""
 _LAST = re.compile(r"(?<!\d)(\d{1,7})(?:\.[a-z]{2,7})?")
 """A number at the end of the name, before a suffix such as .json."""
 
@@ -95,8 +96,8 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _rank(name: str) -> int | None:
-    by_word = _RANK.findall(name)
-    if by_word:
-        return int(by_word[-1])
+    for word in _WORDS:
+        if found := word.findall(name):
+            return int(found[-1])
     last = re.search(_LAST.pattern + "$", name)
     return int(last[1]) if last else None

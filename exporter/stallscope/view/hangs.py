@@ -192,6 +192,8 @@ class _Hang:
         """Ranks with a pending operation that the other ranks have completed, with the evidence."""
         self._missed: dict[int, dict[Launch, list[int]]] = {}
         """By rank, the operations that it has not launched, and the ranks that wait in them."""
+        self._unequal: list[tuple[int, int]] = []
+        """Sender and receiver of transfers whose sizes differ."""
         for rank, launch in sorted(self._waiting.items()):
             if launch.transfers:
                 self._add_transfers(rank, launch)
@@ -204,7 +206,7 @@ class _Hang:
         """Return the conclusion."""
         if not self._waiting:
             return Conclusion(f"{_NOTHING}: no operation is pending")
-        found = self._mismatch()
+        found = self._mismatch() or self._unequal_transfer()
         if found is not None:
             return found
         ends = {rank for rank in self._ranks if not self._edges.get(rank)}
@@ -287,6 +289,8 @@ class _Hang:
             other = (RECV if kind == SEND else SEND, rank)
             matching = next((each for each in progress.transfers if other in each.transfers), None)
             if matching is not None:
+                if kind == SEND and _size(launch) and _size(matching) and _size(launch) != _size(matching):
+                    self._unequal.append((rank, peer))
                 if matching is not self._waiting.get(peer):
                     edges.add(peer)
             elif len(launch.group.ranks) != 2 or not progress.has_transferred(launch.number):
@@ -323,11 +327,7 @@ class _Hang:
                     if found is not None:
                         launches[rank] = found
             names = {rank: each.name for rank, each in launches.items()}
-            sizes = {
-                rank: several(each.elements, "element") + (f" of type {readable(each.type)}" if each.type else "")
-                for rank, each in launches.items()
-                if each.elements is not None and each.name in _EQUAL_SIZES
-            }
+            sizes = {rank: _size(each) for rank, each in launches.items() if each.name in _EQUAL_SIZES and _size(each)}
             if len(set(names.values())) > 1:
                 shown = {rank: readable(name) for rank, name in names.items()}
                 return self._different(shown, "launched {}" + f" as operation {launch.number:,} of {launch.group.name}")
@@ -335,6 +335,17 @@ class _Hang:
                 return self._different(
                     {rank: f"with {size}" for rank, size in sizes.items()}, f"launched {launch} {{}}"
                 )
+        return None
+
+    def _unequal_transfer(self) -> Conclusion | None:
+        """Return the sender and the receiver of a transfer whose sizes differ."""
+        for sender, receiver in self._unequal:
+            launch = self._waiting[sender]
+            progress = self._operations[receiver].progress(launch.group)
+            expected = next(each for each in progress.transfers if (RECV, sender) in each.transfers)
+            sentence = f"rank {sender} launched {launch} with {_size(launch)}, which expects {_size(expected)}"
+            ranks = sorted((sender, receiver))
+            return _concluded(sentence, MISMATCH, ranks, sorted(set(self._waiting) - set(ranks)))
         return None
 
     def _different(self, shown: Mapping[int, str], form: str) -> Conclusion:
@@ -528,6 +539,13 @@ def _listed(ranks: Sequence[int]) -> str:
 
 def _verb(ranks: Sequence[int], verb: str) -> str:
     return f"{verb}s" if len(ranks) == 1 else verb
+
+
+def _size(launch: Launch) -> str:
+    """Return the size of an operation; empty if it is unknown."""
+    if launch.elements is None:
+        return ""
+    return several(launch.elements, "element") + (f" of type {readable(launch.type)}" if launch.type else "")
 
 
 def _order(launch: Launch) -> tuple[str, int, str, int]:
