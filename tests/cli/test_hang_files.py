@@ -499,6 +499,23 @@ def test_a_rank_without_a_stack_is_named_if_the_others_wait_for_ranks(tmp_path: 
     assert stacks.main(["--stack-files", str(tmp_path)]) == 1
 
 
+def test_the_main_thread_without_a_name_is_the_one_with_the_number_of_the_process(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    for rank in range(4):
+        text = SPY.format(rank=rank, line=7 if rank == 2 else 40, function="step").replace(': "MainThread"', "")
+        (tmp_path / f"rank_{rank}").write_text(text)
+    assert stacks.main(["--stack-files", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("3 ranks wait in wait at train.py:40; rank 2 is in wait at train.py:7\n")
+
+
+def test_different_stacks_of_all_ranks_are_no_conclusion(tmp_path: Path, capsys: Shown) -> None:
+    for rank in range(4):
+        (tmp_path / f"rank_{rank}").write_text(SPY.format(rank=rank, line=rank, function="step"))
+    assert stacks.main(["--stack-files", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith("no rank stands out: the stacks of 4 ranks form 4 groups\n")
+
+
 def test_equal_stacks_are_no_conclusion(tmp_path: Path, capsys: Shown) -> None:
     for rank in range(4):
         (tmp_path / f"rank{rank}.log").write_text(HANDLER.format(rank=rank, line=40, function="step"))

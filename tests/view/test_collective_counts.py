@@ -1,6 +1,16 @@
 from __future__ import annotations
 
-from stallscope.view.collective_counts import Communicator, Evidence, Member, Share, document, lines, of_run, shared
+from stallscope.view.collective_counts import (
+    Communicator,
+    Evidence,
+    Member,
+    Share,
+    concluded,
+    document,
+    lines,
+    of_run,
+    shared,
+)
 
 
 def members(counts: list[int], host: str = "10.0.0.1", first_pid: int = 100) -> list[tuple[Member, int, str]]:
@@ -106,3 +116,25 @@ def test_many_communicators_and_unlisted_ranks_are_limited() -> None:
     found = list(lines(evidence(*[half] * 10), []))
     assert found[0].endswith("20 ranks: 10 ranks launched 4 AllReduce operations, 10 ranks launched 5")
     assert (len(found), found[-1]) == (9, "NCCL (RAS): … 2 more communicators")
+
+
+def test_the_ranks_that_launched_fewer_operations_are_the_conclusion() -> None:
+    found = concluded(of_ranks(world([42, 42, 42, 41, 42, 42, 42, 42])))
+    assert found is not None
+    assert found.sentence == "Rank 3 is behind or silent in 1 communicator; the other 7 ranks wait for it"
+    assert (found.ranks, found.waiting) == ((3,), (0, 1, 2, 4, 5, 6, 7))
+
+
+def test_a_rank_that_is_behind_in_one_communicator_and_ahead_in_another_waits_itself() -> None:
+    half = Communicator(
+        "communicator 0xb", 2, {"AllGather": shared([*members([9]), (Member(3, "10.0.0.1", 103), 8, "")])}
+    )
+    found = concluded(of_ranks(world([41, 42, 42, 41]), half))
+    assert found is not None
+    assert found.ranks == (3,)
+
+
+def test_equal_counts_and_a_majority_that_is_behind_are_no_conclusion() -> None:
+    assert concluded(of_ranks(world([5, 5, 5, 5]))) is None
+    assert concluded(of_ranks(world([5, 4, 4, 4]))) is None
+    assert concluded(evidence(world([5, 5, 4]))) is None  # the ranks of the run are unknown

@@ -88,11 +88,19 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
             folders.clear()
         for name in names:
             file = Path(parent, name)
-            if file.is_file():  # a pipe would block
+            if _can_be_read(file):
                 yield file
                 count += 1
                 if count > _MAX_FILES:
                     return
+
+
+def _can_be_read(file: Path) -> bool:
+    """Return whether this is a regular file, as a pipe would block; also true without the permission to find out."""
+    try:
+        return file.is_file()
+    except OSError:
+        return True
 
 
 def _rank(name: str) -> int | None:

@@ -67,7 +67,7 @@ def read(path: Path, *, max_bytes: int = 16 << 20) -> StackFiles:
     problems: list[str] = []
     older: list[Path] = []
     for rank, candidates in files.by_rank.items():
-        found = [(file.stat().st_mtime, file, _stack(file, max_bytes)) for file in candidates]
+        found = [(_written(file), file, _stack(file, max_bytes)) for file in candidates]
         valid = sorted((time, file, stack) for time, file, stack in found if not isinstance(stack, str))
         older += [file for _, file, _ in valid[:-1]]
         if not (valid and files.has_others):
@@ -82,6 +82,13 @@ def read(path: Path, *, max_bytes: int = 16 << 20) -> StackFiles:
     if len(problems) > _MAX_PROBLEMS:
         problems[_MAX_PROBLEMS:] = [f"{path}: {several(len(problems) - _MAX_PROBLEMS, 'more file')} left out"]
     return StackFiles(dict(sorted(stacks.items())), problems)
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _stack(file: Path, max_bytes: int) -> Stack | str:

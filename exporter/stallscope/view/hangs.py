@@ -153,7 +153,7 @@ def by_stacks(found: Grouping) -> Conclusion | None:
         return _concluded(sentence(found), ELSEWHERE, found.odd, found.waiting.ranks)
     reason = f"the stacks of {several(ranks, 'rank')} form {several(len(found.groups), 'group')}"
     if len(found.groups) == 1:
-        reason = f"the stacks of all {several(ranks, 'rank')} are equal"
+        reason = f"the stacks of all {several(ranks, 'rank')} are equal" if ranks > 1 else "there is only one stack"
     return Conclusion(f"{_NOTHING}: {reason}")
 
 
