@@ -13,9 +13,11 @@ import pytest
 from stallscope.catalogue.causes import CAUSES
 from stallscope.catalogue.metrics import OUTSIDE_PHASES, PHASES
 from stallscope.clients.exposition import Page
+from stallscope.summary.conditions import EXCEEDED, parse
 from stallscope.summary.document import document_of
 from stallscope.summary.evidence import FAMILIES, Evidence, gather, gpus_of
 from stallscope.summary.findings import PHASE_CAUSES, gpu_findings, main_finding
+from stallscope.summary.main import judge
 from stallscope.summary.measured import WORK, RankTime, RunTime
 from stallscope.summary.text import lines_of
 from stallscope.view.observer import GPU_UP, LOST_INFO, PROCESSES, RANK_GPU, RANK_STATE
@@ -207,10 +209,30 @@ def test_the_line_with_most_of_the_time_of_the_phase_is_named() -> None:
             "100 steps of 1.00 s with checkpoints but without evaluation and restore, 50 samples/s with evaluation",
         ),
         ({"forward": 99.9, "evaluation": 0.1}, "100 steps of 1.00 s, 100 samples/s"),
+        ({"data_wait": 10.0, "other": 90.0}, "100 steps of 1.00 s with any evaluation in the loop, 100 samples/s"),
+        (
+            {"checkpoint": 10.0, "other": 90.0},
+            "100 steps of 1.00 s with checkpoints and any evaluation in the loop, 100 samples/s",
+        ),
+        (
+            {"data_wait": 50.0, "other": 50.0, "evaluation": 100.0},
+            "100 steps of 1.00 s without evaluation, 50 samples/s with evaluation",
+        ),
     ],
 )
 def test_the_first_line_says_what_a_step_and_a_rate_contain(phases: dict[str, float], words: str) -> None:
     assert f": {words}" in shown(a_run(rank(phases, counters={"samples": 10_000.0})))[""]
+
+
+def test_a_condition_on_the_step_says_what_the_step_contains() -> None:
+    condition = parse("step>250ms")
+    run = a_run(rank({"data_wait": 10.0, "other": 90.0}))
+    assert judge([condition], [run]) == (
+        EXCEEDED,
+        ["step>250ms: 1000 ms with any evaluation in the loop in run job"],
+    )
+    run = a_run(rank({"forward": 100.0, "evaluation": 100.0}))
+    assert judge([condition], [run]) == (EXCEEDED, ["step>250ms: 1000 ms without evaluation in run job"])
 
 
 def test_heat_of_the_own_gpu_since_the_program_began_is_reported_with_its_remedy() -> None:

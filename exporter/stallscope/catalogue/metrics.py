@@ -756,7 +756,7 @@ TRAINING_FAMILIES = (
     _training(
         "step_seconds",
         _HISTOGRAM,
-        "Duration of one training step, boundary to boundary: with checkpoints, without evaluation, restore, pauses.",
+        "Duration of one training step, boundary to boundary: without the phases evaluation, restore, paused.",
         buckets=STEP_BUCKETS,
     ),
     _training(

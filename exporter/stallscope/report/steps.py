@@ -27,9 +27,11 @@ from stallscope.report.document import (
     Table,
     Value,
 )
+from stallscope.report.phases import phase_seconds
 from stallscope.report.queries import SCRAPES_SECONDS, TRAINING_TIME, Queries, RangeResult
 from stallscope.report.ranks import Ranks
 from stallscope.report.words import percent, plain
+from stallscope.view.phase_shares import step_contents
 
 KEY = "steps"
 TITLE = "Steps"
@@ -122,6 +124,7 @@ def _facts(queries: Queries, found: Ranks) -> Facts:
     which, window = queries.subject.run_matchers, queries.window
     made, reached = _steps_of_first(queries, found)
     figures = queries.figures
+    notes = (step_contents(phase_seconds(queries)), "" if figures.young else TRAINING_TIME)
     planned = queries.value(f"max(last_over_time(run:steps_planned:max{{{which}}}[{window}]))")
     return Facts(
         (
@@ -133,7 +136,7 @@ def _facts(queries: Queries, found: Ranks) -> Facts:
                 "Mean step time",
                 figures.step_seconds,
                 "seconds",
-                "" if figures.young else TRAINING_TIME,
+                "; ".join(filter(None, notes)),
                 key="step_seconds",
             ),
         ),

@@ -19,6 +19,7 @@ from stallscope.summary.evidence import gather
 from stallscope.summary.kept import keep
 from stallscope.summary.measured import RunTime, read_runs
 from stallscope.summary.text import lines_of
+from stallscope.view.phase_shares import step_contents
 
 
 def main(folder: str) -> None:
@@ -98,7 +99,7 @@ def judge(conditions: Sequence[Condition], runs: Sequence[RunTime]) -> tuple[int
                 sentences.append(f"{condition.text}: {problem}")
             elif value > condition.limit:
                 outcome = EXCEEDED
-                sentences.append(f"{condition.text}: {_worded(condition, value)} in run {run.name}")
+                sentences.append(f"{condition.text}: {_worded(condition, value, run)} in run {run.name}")
     return outcome, sentences
 
 
@@ -114,8 +115,10 @@ def _value(name: str, run: RunTime) -> tuple[float | None, str]:
     return run.shares.get(name), f"run {run.name} has no phase {name}; it has {measured}"
 
 
-def _worded(condition: Condition, value: float) -> str:
-    return f"{1000 * value:.4g} ms" if condition.name == STEP else f"{100 * value:.3g} %"
+def _worded(condition: Condition, value: float, run: RunTime) -> str:
+    if condition.name == STEP:
+        return f"{1000 * value:.4g} ms {step_contents(run.shares)}".rstrip()
+    return f"{100 * value:.3g} %"
 
 
 def _clear(folder: Path) -> None:

@@ -9,7 +9,7 @@ from stallscope.shim.slow_steps import FEWEST, WARM_UP
 from stallscope.summary.evidence import Evidence, GpuEvidence
 from stallscope.summary.findings import VERDICT_SECONDS, Finding, gpu_findings, main_finding
 from stallscope.summary.measured import DATA_WAIT, REMAINDER, RunTime
-from stallscope.view.phase_shares import phase_shares, title_of_share
+from stallscope.view.phase_shares import phase_shares, step_contents, title_of_share
 from stallscope.view.verdict_words import line_words
 
 _MOST_RUNS = 4
@@ -77,8 +77,7 @@ def _first_line(run: RunTime) -> str:
     outside = " and ".join(phase for phase in ("evaluation", "restore") if phase in named)
     if run.step is not None:
         parts[0] += f" of {duration(run.step)}"
-        contents = ("with checkpoints" if "checkpoint" in named else "", f"without {outside}" if outside else "")
-        parts[0] += f" {' but '.join(filter(None, contents))}" if any(contents) else ""
+        parts[0] += f" {step_contents(run.shares)}".rstrip()
     parts += [
         f"{rate(value)} {unit}/s" + (f" with {outside}" if outside else "")
         for value, unit in ((run.samples_per_second, "samples"), (run.tokens_per_second, "tokens"))
@@ -181,6 +180,10 @@ def unmeasured(run: RunTime) -> list[str]:
     sentences = []
     if not run.separates_work:
         sentences.append(f"Forward, backward and optimizer: their time is part of {REMAINDER}.")
+        if "evaluation" not in run.shares:
+            sentences.append(
+                'Evaluation in the loop: its time is part of the steps, except inside run.phase("evaluation").'
+            )
     if DATA_WAIT not in run.shares:
         sentences.append("Wait for data: wrap the loader in stallscope.track().")
     if any(rank.report.gpus for rank in run.ranks) and run.idle_while_waiting is None:

@@ -15,6 +15,8 @@ _NAMED_FROM = 0.01
 _MAX_NAMED = 10
 _MIN_REMAINDER = 0.005
 _LONGEST = 24
+_COMPUTING = ("forward", "backward")
+"""Phases of integrations, which find evaluations too."""
 
 
 class PhaseShare(NamedTuple):
@@ -42,6 +44,20 @@ def phase_shares(seconds: Mapping[str, float]) -> list[PhaseShare]:
     if remainder >= _MIN_REMAINDER:
         exact[""] = remainder
     return [PhaseShare(name, whole / 100) for name, whole in whole_percents(exact).items()]
+
+
+def step_contents(seconds: Mapping[str, float]) -> str:
+    """Return which pauses of the loop a step contains, such as `with checkpoints but without evaluation`.
+
+    Where the forward and backward pass are not measured, an evaluation is known only if the program names it.
+    """
+    named = {each.name for each in phase_shares(seconds)}
+    is_hidden = seconds and "evaluation" not in named and not any(seconds.get(phase) for phase in _COMPUTING)
+    within = ["checkpoints"] if "checkpoint" in named else []
+    within += ["any evaluation in the loop"] if is_hidden else []
+    outside = " and ".join(phase for phase in ("evaluation", "restore") if phase in named)
+    parts = (f"with {' and '.join(within)}" if within else "", f"without {outside}" if outside else "")
+    return " but ".join(filter(None, parts))
 
 
 def title_of_share(name: str) -> str:

@@ -13,6 +13,9 @@ from tests.shim.loops import children
 from tests.shim.loops.readme import write
 from tests.shim.loops.results import Result, Run, judge
 
+REPORTS = "reports"
+"""File in a program's folder with its reports, one a line."""
+
 
 def main() -> int:
     """Run the programs; return 1 where one fails."""
@@ -23,7 +26,7 @@ def main() -> int:
     parser.add_argument(
         "--attempts", type=int, default=3, help="runs of a program whose errors look like noise (default: 3)"
     )
-    parser.add_argument("--keep", type=Path, help="folder for what the programs write (default: a temporary folder)")
+    parser.add_argument("--keep", type=Path, help="folder for what the programs write, and for their reports")
     parser.add_argument("--results", type=Path, help="file for the results, as JSON")
     parser.add_argument("--write", action="store_true", help="write the table into the shim's README")
     parser.add_argument(
@@ -66,6 +69,8 @@ def _results(programs: list[Path], folder: Path, arguments: argparse.Namespace) 
 
     def ended(task: children.Task, outcome: children.Ended) -> list[children.Task]:
         program = task.program
+        if arguments.keep:
+            (task.folder / REPORTS).write_bytes(b"\n".join(outcome.payloads))
         runs[program, task.watched] = Run(task.folder, outcome.exit_code, outcome.seconds, outcome.payloads)
         if (program, True) not in runs or (program, False) not in runs:
             return []

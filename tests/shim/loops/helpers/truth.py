@@ -56,6 +56,7 @@ class Truth:
         self._open: list[str] = []
         self._seconds: dict[str, float] = {}
         self._steps = 0
+        self._step_seconds = 0.0
         self._samples: int | None = None
         self._finished = False
 
@@ -101,7 +102,10 @@ class Truth:
 
     def step(self) -> None:
         """Count a step: the optimizer updated the model."""
+        self._book()
         self._steps += 1
+        outside = ("initialization", *OUTSIDE)
+        self._step_seconds = sum(spent for phase, spent in self._seconds.items() if phase not in outside)
 
     def samples(self, number: int) -> None:
         """Count samples of a training batch."""
@@ -134,6 +138,7 @@ class Truth:
             "steps": self._steps,
             "samples": self._samples,
             "seconds": self._seconds,
+            "step_seconds": self._step_seconds,
             "attributes": self._attributes,
         }
         Path(folder, f"truth-{self._rank}.json").write_text(json.dumps(record))
