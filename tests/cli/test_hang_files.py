@@ -277,7 +277,13 @@ def test_one_rank_that_alone_launched_an_operation_is_named(tmp_path: Path, caps
 
 def test_a_rank_that_died_has_left_no_dump(tmp_path: Path, capsys: Shown) -> None:
     ranks = [rank.collective(hang=True) for rank in job(8) if rank.number != 5]
-    assert concluded(tmp_path, capsys, ranks) == "Rank 5 left no dump; the other 7 ranks wait for it"
+    for rank in ranks:
+        rank.write(tmp_path)
+    assert stacks.main(["--flight-recorder", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "Rank 5 left no dump; the other 7 ranks wait for it",
+        "  ranks 0, 1, 2, 3, 4, 6 and 7 wait in all_reduce 3 of process group world (world_pg)",
+    ]
 
 
 def test_a_rank_that_is_behind_is_named_before_one_without_a_dump(tmp_path: Path, capsys: Shown) -> None:
@@ -287,6 +293,21 @@ def test_a_rank_that_is_behind_is_named_before_one_without_a_dump(tmp_path: Path
     assert concluded(tmp_path, capsys, ranks) == (
         "Rank 0 is behind or silent in the process group that it belongs to; 6 ranks wait for it"
     )
+
+
+def test_a_missing_dump_that_other_ranks_wait_for_is_part_of_the_evidence(tmp_path: Path, capsys: Shown) -> None:
+    groups = {"left": [0, 1, 2], "right": [3, 4, 5]}
+    for rank in job(6, groups):
+        if rank.number not in (0, 3):
+            rank.collective(group="left" if rank.number < 3 else "right", hang=True)
+        if rank.number != 3:
+            rank.write(tmp_path)
+    assert stacks.main(["--flight-recorder", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith(
+        "Rank 0 is behind or silent in the process group that it belongs to; 2 ranks wait for it"
+    )
+    assert shown[2] == "  rank 3: no dump can be read, and ranks wait there too"
 
 
 def test_most_dumps_missing_is_no_conclusion(tmp_path: Path, capsys: Shown) -> None:
@@ -338,8 +359,8 @@ def test_the_first_version_of_the_format_is_read(tmp_path: Path, capsys: Shown) 
         del document["pg_status"], document["pg_config"]
         for entry in document["entries"]:
             entry["seq_id"] = entry.pop("collective_seq_id")
-            entry["process_group"] = "0"
-            del entry["p2p_seq_id"], entry["is_p2p"], entry["retired"], entry["input_dtypes"]
+            for key in ("process_group", "p2p_seq_id", "is_p2p", "retired", "input_dtypes"):
+                del entry[key]
         (tmp_path / f"trace_{rank.number}.json").write_text(json.dumps(document))
     assert concluded(tmp_path, capsys).startswith("Rank 2 is behind or silent")
 
@@ -645,7 +666,8 @@ def test_a_folder_without_files_of_ranks_is_named(flag: str, tmp_path: Path, cap
         ([], "expected a RUN, --pid, --flight-recorder or --stack-files"),
         (["job", "--stack-files", "x"], "--stack-files: takes no RUN; omit one of them"),
         (["--pid", "1", "--flight-recorder", "x"], "--pid: takes none of"),
-        (["--lines", "--flight-recorder", "x"], "--lines, --nccl: expected a RUN"),
+        (["--lines", "--flight-recorder", "x"], "--lines: expected a RUN; name it or omit the flag"),
+        (["--rank", "3", "--flight-recorder", "x"], "--rank: expected a RUN; name it or omit the flag"),
     ],
 )
 def test_files_and_a_run_are_not_mixed(arguments: list[str], problem: str, capsys: Shown) -> None:

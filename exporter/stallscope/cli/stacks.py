@@ -136,8 +136,16 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.pid is not None:
         return _show_process(parsed.pid, as_json=parsed.json)
     if parsed.run is None:
-        if parsed.lines or parsed.nccl != _OFF:
-            made.error("--lines, --nccl: expected a RUN")
+        of_run = {
+            "--samples": parsed.samples is not None,
+            "--interval": parsed.interval is not None,
+            "--lines": parsed.lines,
+            "--nccl": parsed.nccl != _OFF,
+            "--rank": parsed.rank,
+            "--exporter.url": parsed.exporter,
+        }
+        if given := [flag for flag, is_given in of_run.items() if is_given]:
+            made.error(f"{given[0]}: expected a RUN; name it or omit the flag")
         return _show_files(parsed)
     nodes = [_Node(address, parsed) for address in parsed.exporter or [default_exporter()]]
     for node in nodes:

@@ -216,9 +216,11 @@ class _Hang:
             for rank in ends
             if rank in self._failed or (rank in targets and rank in self._operations and rank not in self._waiting)
         }
-        if culprits:
-            return self._behind(culprits)
         without = {rank for rank in ends if rank in targets and rank not in self._operations}
+        if culprits:
+            found = self._behind(culprits)
+            reason = f"{_listed(sorted(without))}: no dump can be read, and ranks wait there too"
+            return found._replace(reasons=(*found.reasons, reason)) if without else found
         if without:
             return self._without_dump(without)
         circle = self._circle(ends)
@@ -451,7 +453,13 @@ class _Hang:
         ranks = sorted(known)
         waiting = sorted(self._reaching(ranks))
         sentence = f"{_listed(ranks)} left no dump{_waits_for(ranks, waiting, total)}"
-        reasons = [f"{_listed(waiting)}: {'each' if len(waiting) > 1 else 'it'} has launched its part of the operation"]
+        targets = {*ranks, *(node for node, nodes in self._edges.items() if nodes & set(ranks))}
+        places: dict[str, list[int]] = {}
+        for rank in waiting:
+            if self._edges[rank] & targets:
+                places.setdefault(str(self._waiting[rank]), []).append(rank)
+        place, members = max(places.items(), key=lambda item: len(item[1]))
+        reasons = [f"{_listed(members)} {_verb(members, 'wait')} in {place}"]
         return _concluded(sentence, NO_DUMP, ranks, waiting, reasons)
 
     def _circle(self, ends: set[int]) -> list[int]:
