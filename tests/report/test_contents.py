@@ -16,6 +16,7 @@ from stallscope.catalogue.causes import CAUSES
 from stallscope.clients.prometheus import Prometheus, PrometheusError, RangeSeries, Series
 from stallscope.common.percentiles import Bucket
 from stallscope.report import html, json, markdown, steps
+from stallscope.report.alerts import Alerts, FiredAlert
 from stallscope.report.contents import PARTS, build
 from stallscope.report.document import (
     Document,
@@ -211,6 +212,33 @@ def test_broken_hardware_comes_before_the_losses_that_follow_from_it(report_of: 
     assert causes.index("hang_spin") > causes.index("ecc_uncorrected")
 
 
+def test_a_lost_gpu_promises_no_speed_up(report_of: Report) -> None:
+    gains = {each.cause: [fact.name for fact in each.gain] for each in advice(report_of("broken"))}
+    assert "lost" in gains
+    assert "Speed-up" not in gains["lost"]
+    assert "Speed-up" in [fact.name for fact in advice(report_of("saving"))[0].gain]
+
+
+@pytest.mark.parametrize(("subject", "is_muted"), [("GPU 1 of a", True), ("GPU 2 of a", False)])
+def test_an_alert_on_a_lost_gpu_has_no_advice_of_its_own(subject: str, is_muted: bool) -> None:
+    fired = Alerts(
+        tuple(
+            FiredAlert(cause, "critical", cause, place, 1, 60.0, 0.0, 60.0)
+            for cause, place in (("lost", "GPU 1 of a"), ("xid_hw", subject))
+        ),
+        rules_loaded=True,
+    )
+    assert fired.muted("xid_hw") == is_muted
+    assert not fired.muted("lost")
+
+
+def test_a_run_with_a_single_point_of_steps_has_its_ranks(server: Prometheus, run_of: FindRun) -> None:
+    once = Saying(server, r"timestamp\(run:step:seconds5m", Series({}, run_of("straggling").end - 60.0))
+    document = build(of_run(server, run_of("straggling")), once, PRICES)
+    assert document.incomplete == ()
+    assert table(document, "ranks", "Ranks")
+
+
 def test_a_run_without_trouble_gets_no_advice(report_of: Report) -> None:
     document = report_of(HEALTHY)
     assert advice(document) == []
@@ -378,7 +406,7 @@ def test_alerts_have_count_duration_and_worst_time(report_of: Report, filled: Fi
     document = report_of("hot")
     (alert,) = table(document, "alerts", "Alerts")
     assert alert["Alert"] == "GpuThermalThrottle"
-    assert alert["Subject"] == "rank 0 GPU 0 of hot0:19400"
+    assert alert["Subject"] == "rank 0, GPU 0 of hot0:19400"
     assert alert["Fired"] == 1
     assert number(alert["Last"]) == filled.end
     assert number(alert["Duration"]) == pytest.approx(filled.end - number(alert["First"]), abs=60)

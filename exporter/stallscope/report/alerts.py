@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stallscope.catalogue.causes import CAUSES, EVERYTHING
 from stallscope.clients.expressions import any_of
 from stallscope.common.formatting import duration
 from stallscope.report.document import Block, Column, Notice, Paragraph, Table, unavailable
@@ -71,11 +72,20 @@ class Alerts:
         """Return the causes whose alert fired with one of these severities."""
         return {alert.cause for alert in self.fired if alert.severity in severities and alert.cause}
 
+    def muted(self, cause: str) -> bool:
+        """Return whether each alert on a cause names a GPU on which an alert fired that mutes all others."""
+        lost = {each.subject for each in self.fired if EVERYTHING in _mutes(each.cause) and each.cause != cause}
+        return all(each.subject in lost for each in self.fired if each.cause == cause)
+
     def gpu_seconds(self, cause: str) -> float:
         """Return the GPU time that a cause cost the GPUs named by its alerts."""
         # Alerts name a GPU differently while a rank uses it and afterwards: count each GPU once.
         losses = {alert.gpu_loss for alert in self.fired if alert.cause == cause and alert.gpu_loss is not None}
         return sum(loss.gpu_seconds for loss in losses)
+
+
+def _mutes(cause: str) -> tuple[str, ...]:
+    return CAUSES[cause].mutes if cause in CAUSES else ()
 
 
 def unknown_alerts(problem: str) -> Alerts:
@@ -231,11 +241,12 @@ def _subject(queries: Queries, labels: Mapping[str, str]) -> str:
         words.append(f"run {labels['run']}")
     if labels.get("rank"):
         words.append(f"rank {labels['rank']}")
+    instance = labels.get("instance", "")
     if labels.get("gpu"):
-        words.append(f"GPU {labels['gpu']}")
-    if labels.get("instance"):
-        words.append(("of " if labels.get("gpu") else "") + labels["instance"])
-    return " ".join(words)
+        words.append(f"GPU {labels['gpu']} of {instance}" if instance else f"GPU {labels['gpu']}")
+    elif instance:
+        words.append(instance)
+    return ", ".join(words)
 
 
 def _severity_order(severity: str) -> int:

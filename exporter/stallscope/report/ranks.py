@@ -175,7 +175,7 @@ def _table(queries: Queries, found: Ranks) -> Table:
     for each in queries.instant(f"sum by (rank, cause) (count_over_time(rank:verdict:ratio5m{{{among}}}[{window}]))"):
         rank, cause = each.labels.get("rank", ""), each.labels.get("cause", "")
         verdicts[rank] = max(verdicts.get(rank, (0.0, "")), (each.value, cause))
-    steps = f"rank:step:seconds5m{{{among}}}[{queries.figures.seconds:.0f}s] @ {queries.figures.end:.3f}"
+    steps = f"rank:step:seconds5m{{{among}}}[{max(1.0, queries.figures.seconds):.0f}s] @ {queries.figures.end:.3f}"
     score = f"run_rank:straggler_score:ratio5m{{{among}}}"
     figures = [
         queries.by("rank", expression)

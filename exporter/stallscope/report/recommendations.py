@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from stallscope.catalogue.causes import CAUSES, REMAINDERS
+from stallscope.catalogue.causes import CAUSES, EVERYTHING, REMAINDERS
 from stallscope.common.formatting import capitalised, duration
 from stallscope.report.affected import listed
 from stallscope.report.alerts import Alerts
@@ -53,7 +53,9 @@ def recommendations(queries: Queries, found: Evidence) -> tuple[Recommendation, 
     losses = [loss for loss in found.lost.losses if loss.cause in judged and loss.cause in CAUSES]
     grave = found.alerts.causes("critical", "warning") - {loss.cause for loss in losses}
     advised = [_of_loss(queries, found, loss) for loss in losses]
-    advised += [_of_alert(queries, found, cause) for cause in sorted(grave) if cause in CAUSES]
+    advised += [
+        _of_alert(queries, found, cause) for cause in sorted(grave) if cause in CAUSES and not found.alerts.muted(cause)
+    ]
     advised = [each for each in advised if not any(_is_redundant(found, loss, each) for loss in losses)]
     critical, broken = found.alerts.causes("critical"), _broken(found)
 
@@ -150,8 +152,8 @@ def _of_loss(queries: Queries, found: Evidence, loss: Loss) -> _Advice:
     mean = total / lived
     units = unit if mean == 1 else f"{unit}s"
     words = f"{plain(share)} of {plain(mean)} {units} {_TIMES} {plain(lived)} h = {plain(hours)} {unit}-hours"
-    # A run that stands still does no work: without the standstill it would not be faster, it would go on.
-    is_standstill = CAUSES[loss.cause].tier == "progress"
+    # A run that stands still, or has lost a GPU, does no work: without that it would not be faster, it would go on.
+    is_standstill = CAUSES[loss.cause].tier == "progress" or EVERYTHING in CAUSES[loss.cause].mutes
     if (
         queries.subject.run is not None
         and not is_standstill
