@@ -219,8 +219,10 @@ class _Hang:
         without = {rank for rank in ends if rank in targets and rank not in self._operations}
         if culprits:
             found = self._behind(culprits)
-            reason = f"{_listed(sorted(without))}: no dump can be read, and ranks wait there too"
-            return found._replace(reasons=(*found.reasons, reason)) if without else found
+            if without:
+                reason = f"{_listed(sorted(without))}: no dump can be read, and ranks wait there too"
+                found = found._replace(reasons=(*found.reasons, reason))
+            return found
         if without:
             return self._without_dump(without)
         circle = self._circle(ends)
