@@ -11,15 +11,21 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stallscope.catalogue.metrics import FAMILIES
 from stallscope.cli import _record_pages, replay
+from stallscope.cli._recorded_exporter import Playback, samples_of
 from stallscope.clients.exporter import ExporterClient
+from stallscope.replay import verdicts
 from stallscope.replay.pages import Recording, Writer
 from stallscope.replay.verdicts import INTERVAL
+from stallscope.sampling.exposition import Renderer
+from stallscope.sampling.reading import Distribution, Sample
 from tests.cli.test_trace import exporter
 from tests.free_ports import free_port
 from tests.simulation.verdicts import pages_of
@@ -195,16 +201,22 @@ def test_what_can_not_be_replayed_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_prometheus_with_the_recording_answers_as_the_live_one_did(recorded: Path, tmp_path: Path) -> None:
-    process = command("replay", "--open", recorded, folder=tmp_path)
+def content(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return str(response.read().decode())
+
+
+def test_servers_with_the_recording_answer_as_the_live_ones_did(recorded: Path, tmp_path: Path) -> None:
+    process = command("replay", "--open", "--at", "5m", recorded, folder=tmp_path)
     try:
         assert process.stderr is not None
-        address = ""
-        while not address:
-            line = process.stderr.readline()
-            assert line, "the command has ended"
-            if "Prometheus with the recording" in line:
-                address = line.split()[-1]
+        lines: list[str] = []
+        while not lines or not lines[-1].startswith("Ctrl-C"):
+            lines.append(process.stderr.readline())
+            assert lines[-1], "the command has ended"
+        (address,) = (line.split()[-1] for line in lines if "Prometheus with the recording" in line)
+        (top,) = (line.split() for line in lines if line.startswith("stallscope top"))
+        screen = command(*top[1:], "--once", folder=tmp_path)
         report = command(
             *("report", "--run", "simulated-gpu-lost", "--prometheus.url", address, "--out", "r.json"), folder=tmp_path
         )
@@ -212,7 +224,74 @@ def test_a_prometheus_with_the_recording_answers_as_the_live_one_did(recorded: P
         assert report.returncode == 0, said
         document = json.loads((tmp_path / "r.json").read_text())
         assert "lost" in json.dumps(document)
+        shown, said = screen.communicate(timeout=60)
+        assert screen.returncode == 0, said
+        assert "Verdict: GPU lost" in shown
+        assert "<bdi>Recording of node-7:19400</bdi>" in content(top[-1])
+        # The first page that is read makes the recorded exporter query the verdicts.
+        until(lambda: "GPU lost" in content(top[-1]), "the status page has no verdict")
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode == 0
+
+
+def test_pages_are_not_played_from_a_time_after_the_end(
+    recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = verdicts.Replayed(seconds=360, missing=0, runs={}, gpus={}, alerts={}, series=[], answers={})
+    monkeypatch.setattr(verdicts, "replay", lambda *_arguments, **_options: short)
+    assert replay.main(["--open", "--at", "6m", str(recorded)]) == 1
+    assert "--at 360s: the recording has 360 s; choose an earlier time" in capsys.readouterr().err
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def playback(folder: Path, clock: Clock, *, begin: float) -> Playback:
+    """Play a recording of 3 s from Unix time 1000, one of whose seconds has no page."""
+    with (folder / "file").open("wb") as out:
+        writer = Writer(out, {"start": 1000.0})
+        for second in range(4):
+            writer.write(float(second), f'a{{b="c"}} {second}\nb_timestamp_seconds {990 + second}\n')
+        writer.write_error(3.5, "no answer")
+        writer.close()
+    return Playback(Recording(folder / "file"), begin, 4.0, monotonic=clock, now=lambda: 5000.0 + clock.seconds)
+
+
+def test_pages_are_played_in_their_own_time_again_and_again(tmp_path: Path) -> None:
+    clock = Clock()
+    played = playback(tmp_path, clock, begin=1.5)
+    shown = []
+    for clock.seconds in (0.0, 0.6, 1.6, 2.1, 2.6):
+        shown.append(played.values().get('a{b="c"}'))
+    assert shown == ["1", "2", "3", None, "1"]
+
+
+def test_unix_times_of_a_played_page_are_as_old_as_they_were(tmp_path: Path) -> None:
+    clock = Clock()
+    played = playback(tmp_path, clock, begin=1.0)
+    for clock.seconds in (0.0, 0.5):
+        age = 5000.0 + clock.seconds - float(played.values()["b_timestamp_seconds"])
+        assert age == pytest.approx(10.0 + clock.seconds)
+
+
+def test_samples_of_a_page_are_those_that_it_was_made_of_without_buckets() -> None:
+    up, observed = FAMILIES["stallscope_gpu_up"], FAMILIES["stallscope_gpu_utilization_samples"]
+    counts = (*[0] * len(observed.buckets), 4)
+    given = [
+        Sample(up, ("0", "GPU-1", ""), 1.0),
+        Sample(up, ("0", 'a "b"', "3"), 0.0),
+        Sample(observed, ("0", "GPU-1", ""), Distribution(counts, 2.5, 4)),
+    ]
+    groups, _series, _dropped = Renderer().lines(given, 1000)
+    values = {series: value for group in groups.values() for series, value in group.items()}
+    values["unknown_sum"] = "1"
+    assert samples_of(values) == (*given[:2], given[2]._replace(value=Distribution((), 2.5, 4)))

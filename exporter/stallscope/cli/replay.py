@@ -9,12 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stallscope.cli._durations import duration
 from stallscope.cli._parser import Parser
 from stallscope.cli.thresholds import threshold
 
 if TYPE_CHECKING:
     from stallscope.replay.pages import Recording
     from stallscope.replay.verdicts import Replayed, Span, Subject
+    from stallscope.stack.programs import Programs
+
+_PLAYED_SECONDS = 300.0
+"""Seconds at the end of a recording that are played by default."""
 
 
 def parser() -> Parser:
@@ -28,7 +33,8 @@ def parser() -> Parser:
         examples={
             "stallscope replay slow.pages.gz": "verdicts and alerts over time",
             "stallscope replay --threshold warmup_seconds=30 short.pages.gz": "judge after 30 s, not 5 min",
-            "stallscope replay --open slow.pages.gz": "also a Prometheus for report, compare and Grafana",
+            "stallscope replay --open slow.pages.gz": "also servers for report, compare, top, status page and Grafana",
+            "stallscope replay --open --at 7m slow.pages.gz": "top and the status page as they were after 7 min",
         },
         notes="Exit status: 0 if the rules were evaluated, 1 if that failed, 2 for an invalid command line.",
     )
@@ -45,8 +51,15 @@ def parser() -> Parser:
     made.add_argument(
         "--open",
         action="store_true",
-        help="start a Prometheus with the recording and its verdicts, moved so that it ends now, until Ctrl-C; "
-        "prints the commands that show it",
+        help="start a Prometheus with the recording and its verdicts, moved so that it ends now, and an exporter that "
+        "plays the recorded pages, until Ctrl-C; prints the commands that show them",
+    )
+    made.add_argument(
+        "--at",
+        type=duration("0s", "24h"),
+        metavar="TIME",
+        help="with --open: play the pages from this time of the recording to its end, again and again (default: the "
+        "last 5 min)",
     )
     return made
 
@@ -82,12 +95,28 @@ def main(arguments: Sequence[str]) -> int:
             print(line)
     if not parsed.open:
         return 0
-    from stallscope.replay.server import ServerError, serve
+    return _serve(recording, replayed, programs, parsed.at)
 
+
+def _serve(recording: Recording, replayed: Replayed, programs: Programs, at: float | None) -> int:
+    from stallscope.cli._recorded_exporter import Playback, recorded_exporter
+    from stallscope.replay.server import ServerError, serve
+    from stallscope.web.http.server import ListenError
+
+    begin = max(0.0, replayed.seconds - _PLAYED_SECONDS) if at is None else at
+    if begin >= replayed.seconds:
+        return _fail(f"--at {begin:g}s: the recording has {replayed.seconds:.0f} s; choose an earlier time")
+    playback = Playback(recording, begin, replayed.seconds)
+    instance = str(recording.header.get("instance", "an exporter"))
     sys.stdout.flush()
     try:
-        serve(replayed, programs, lambda line: print(line, file=sys.stderr))
-    except ServerError as problem:
+        serve(
+            replayed,
+            programs,
+            lambda line: print(line, file=sys.stderr),
+            lambda port, url, start: recorded_exporter(playback, instance, port, url, start),
+        )
+    except (ServerError, ListenError) as problem:
         return _fail(str(problem))
     return 0
 

@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +21,7 @@ from stallscope.stack.signals import stop_signals
 
 _PORTS = (
     Port("Prometheus", 19090, "--open", chosen=False),
+    Port("the recorded exporter", 19490, "--open", chosen=False),
     Port("Grafana", 13000, "--open", chosen=False),
 )
 _START_SECONDS = 60.0
@@ -32,13 +34,21 @@ class ServerError(Exception):
     """Prometheus does not serve the recording; the message is the reason."""
 
 
-def serve(replayed: Replayed, programs: Programs, show: Callable[[str], None]) -> None:
+RecordedExporter = Callable[[Port, str, float], AbstractContextManager[None]]
+"""Serves the recorded pages during a block. Its arguments are its port, the URL of a Prometheus with the recording, and
+the Unix time of the recording's start there."""
+
+
+def serve(
+    replayed: Replayed, programs: Programs, show: Callable[[str], None], recorded_exporter: RecordedExporter
+) -> None:
     """Serve a recording until Ctrl-C.
 
     Args:
         replayed: results with all recorded series.
         programs: paths of Prometheus, promtool, and Grafana if it is installed.
         show: prints a line.
+        recorded_exporter: serves the recorded pages.
 
     Raises:
         ServerError: a program is missing or fails.
@@ -48,25 +58,27 @@ def serve(replayed: Replayed, programs: Programs, show: Callable[[str], None]) -
     with tempfile.TemporaryDirectory(prefix="stallscope-replay-") as name:
         folder = Path(name)
         (folder / "logs").mkdir()
-        _backfill(replayed, programs.promtool, folder)
+        end = time.time()
+        _backfill(replayed, programs.promtool, folder, end)
         (folder / "prometheus.yml").write_text("global: {}\n", encoding="utf-8")
-        with reserved_ports(_PORTS[: 2 if programs.grafana else 1], show) as ports:
+        with reserved_ports(_PORTS[: 3 if programs.grafana else 2], show) as ports:
             server = Component(
                 "Prometheus", _command(programs.prometheus, folder, ports[0]), folder / "logs" / "prometheus.log"
             )
             components = [server]
             if programs.grafana:
                 components.append(
-                    grafana_component(programs.grafana, folder, bundle_folder("grafana"), ports[1], ports[0], None)
+                    grafana_component(programs.grafana, folder, bundle_folder("grafana"), ports[2], ports[0], None)
                 )
             with stop_signals() as stop:
                 try:
                     for component in components:
                         component.start()
                     _wait(server, ports[0])
-                    show(_addresses(replayed, ports))
-                    while server.running and not stop.wait(_POLL_SECONDS):
-                        pass
+                    with recorded_exporter(ports[1], ports[0].url, _start(replayed, end)):
+                        show(_addresses(replayed, ports))
+                        while server.running and not stop.wait(_POLL_SECONDS):
+                            pass
                 finally:
                     stop_all(components)
 
@@ -81,10 +93,15 @@ def _command(prometheus: str, folder: Path, port: Port) -> list[str]:
     ]
 
 
-def _backfill(replayed: Replayed, promtool: str, folder: Path) -> None:
+def _start(replayed: Replayed, end: float) -> int:
+    """Return the Unix time of the recording's start if it ends at another one."""
+    return int(end - replayed.seconds)
+
+
+def _backfill(replayed: Replayed, promtool: str, folder: Path, end: float) -> None:
     file = folder / "samples.om"
     with file.open("w", encoding="utf-8") as out:
-        write_samples(replayed, out, end=time.time())
+        write_samples(replayed, out, end=end)
     done = subprocess.run(
         [promtool, "tsdb", "create-blocks-from", "openmetrics", str(file), str(folder / "data")],
         capture_output=True,
@@ -104,7 +121,7 @@ def write_samples(replayed: Replayed, out: TextIO, *, end: float) -> None:
         out: opened for writing.
         end: Unix time at the end of the recording; all times are moved.
     """
-    start = int(end - replayed.seconds)
+    start = _start(replayed, end)
     for series in replayed.series:
         moments = ((place * INTERVAL, value) for place, value in enumerate(series.values) if value is not None)
         _write_series(out, {"__name__": series.name, **series.labels}, moments, start)
@@ -148,7 +165,9 @@ def _problem(prometheus: Prometheus) -> str:
 def _addresses(replayed: Replayed, ports: list[Port]) -> str:
     runs = [dict(subject)["run"] for subject in replayed.runs]
     lines = [f"Prometheus with the recording: {ports[0].url}"]
-    if len(ports) > 1:
-        lines.append(f"Grafana: {ports[1].url}")
+    if len(ports) > len(_PORTS) - 1:
+        lines.append(f"Grafana: {ports[-1].url}")
+    lines.append(f"status page, as it was: {ports[1].url}")
+    lines.append(f"stallscope top --exporter.url {ports[1].url} --prometheus.url {ports[1].url}")
     lines += [f"stallscope report --run {run} --prometheus.url {ports[0].url}" for run in runs[:3]]
     return "\n".join([*lines, "Ctrl-C ends it"])
