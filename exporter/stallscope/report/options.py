@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from stallscope.analysis.runs import Run
+if TYPE_CHECKING:  # the command line is parsed without the libraries of an extra
+    from stallscope.analysis.runs import Run
 
 NO_CURRENCY = "\N{CURRENCY SIGN}"
 """Sign of money whose currency is unknown."""
