@@ -25,7 +25,7 @@ from stallscope.stack.programs import find_programs
 from tests.hardware import judge_inputs as inputs
 from tests.hardware import judge_tables as tables
 from tests.hardware.judge_signals import Measured, measured
-from tests.hardware.judge_verdicts import FACTOR, Judgement, judged, replayed
+from tests.hardware.judge_verdicts import FACTOR, THRESHOLDS, Judgement, judged, replayed
 
 ROOT = Path(__file__).parents[2]
 _MAX_CAPTURE = 1_000_000
@@ -58,9 +58,10 @@ class Results:
     def verdict_text(self, *, is_aligned: bool = False) -> str:
         """Return the verdicts and signals as Markdown."""
         parts = []
+        other = ", ".join(f"`{name}` is {value:g} s" for name, value in THRESHOLDS.items())
         if self.judgements or self.skipped:
             parts += [
-                f"All durations of the rules are divided by {self.factor}, since a program runs for half a minute.\n",
+                f"All durations of the rules are divided by {self.factor}, since programs are short; {other}.\n",
                 tables.verdict_table(self.judgements, self.skipped, is_aligned=is_aligned),
                 f"{tables.verdict_summary(self.judgements)}.\n",
             ]

@@ -60,6 +60,8 @@ class Program:
     name: str
     run: str
     """Name of its run; empty if it does not report."""
+    runs: frozenset[str]
+    """Names of all its runs."""
     planted: frozenset[str]
     allowed: frozenset[str]
     """Causes that are neither required nor false."""
@@ -69,6 +71,8 @@ class Program:
     """Measured share of time lost."""
     status: int
     skipped: str
+    is_rehearsed: bool
+    """False if a rehearsal without a GPU can't plant the cause."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,11 @@ def _program(entry: _Entry) -> Program:
     if unknown := sorted((planted | allowed) - set(CAUSES)):
         raise entry.error(f"unknown cause {unknown[0]!r}; alerts/CAUSES.md lists them")
     truth = entry.inner("truth")
-    skipped = entry.text("skipped", "")
+    run, skipped = entry.text("run", ""), entry.text("skipped", "")
     return Program(
         name=entry.text("name"),
-        run=entry.text("run", ""),
+        run=run,
+        runs=frozenset(filter(None, (run, *map(str, entry.get("runs", list, []))))),
         planted=planted,
         allowed=allowed,
         begin=entry.number("started", 0.0 if skipped else None),
@@ -132,6 +137,7 @@ def _program(entry: _Entry) -> Program:
         lost=None if truth.get("lost", object, "") == "" else truth.number("lost"),
         status=int(entry.number("exit", 0.0)),
         skipped=skipped,
+        is_rehearsed=bool(entry.get("rehearsed", bool, True)),
     )
 
 

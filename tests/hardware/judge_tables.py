@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.hardware.judge_inputs import Machine, Program, numbers
@@ -11,11 +11,15 @@ from tests.hardware.judge_verdicts import Judgement
 
 _CHAPTER = "## On real GPUs"
 _SLOWEST = 10
+_LEAST_WHOLE = 1000
+"""Larger numbers are shown without a fraction."""
 _COSTS = {
+    "first_poll_seconds": "first poll of all GPUs, seconds",
     "poll_seconds": "poll of all GPUs, seconds",
     "scrape_seconds": "scrape, seconds",
+    "page_bytes": "page, bytes",
     "exporter_cpu_share": "exporter with polls every second, share of a core",
-    "record_cpu_share": "`record --pages`, share of a core of the exporter",
+    "record_cpu_share": "`record --pages`, share of a core",
     "shim.with_us": "step with the shim, µs",
     "shim.without_us": "step without the shim, µs",
     "shim.ratio": "ratio of both",
@@ -57,7 +61,7 @@ def verdict_table(judgements: Sequence[Judgement], skipped: Sequence[Program], *
 
 def verdict_summary(judgements: Sequence[Judgement]) -> str:
     """Return how many verdicts are right, in one line."""
-    seen = [each for each in judgements if each.is_recorded]
+    seen = [each for each in judgements if each.is_recorded and each.program.is_rehearsed]
     right = sum(each.is_right for each in seen)
     alerts = sum(len(each.false_alerts) for each in seen)
     errors = [
@@ -75,7 +79,7 @@ def _verdict_row(judgement: Judgement) -> tuple[str, ...]:
     held = f"`{judgement.verdict}`, {judgement.held:.0%} of the time" if judgement.verdict else "missing"
     after = "never" if judgement.right_after is None else f"{judgement.right_after:.0f} s"
     lost = f"{_share(judgement.lost)}, {_share(program.lost)}"
-    right = "yes" if judgement.is_right else "no"
+    right = "yes" if judgement.is_right else "no" if program.is_rehearsed else "not rehearsed"
     return name, _causes(program), held, right, after, lost, ", ".join(judgement.false_alerts) or "none"
 
 
@@ -96,10 +100,10 @@ def signal_table(found: Sequence[Measured], *, is_aligned: bool = False) -> str:
         labels = ",".join(f'{name}="{value}"' for name, value in signal.labels.items() if name not in ("gpu", "uuid"))
         value = difference = "missing"
         if each.value is not None:
-            value, difference = f"{each.value:.4g}", f"{each.value - signal.truth:+.3g}"
+            value, difference = _number(each.value), f"{each.value - signal.truth:+.3g}"
         rows.append(
             (
-                *(signal.load, f"`{signal.metric}{f'{{{labels}}}' if labels else ''}`", f"{signal.truth:.4g}", value),
+                *(signal.load, f"`{signal.metric}{f'{{{labels}}}' if labels else ''}`", _number(signal.truth), value),
                 *(difference, f"{signal.tolerance:.3g}", "yes" if each.is_right else "no", signal.source),
             )
         )
@@ -115,16 +119,31 @@ def cost_table(costs: Mapping[str, Any], *, is_aligned: bool = False) -> str:
         if "median_us" in values:
             slow.append((values["median_us"], values.get("p99_us"), str(name)))
     slow.sort(key=lambda each: each[0], reverse=True)
-    rows = [
-        (_COSTS.get(path, f"`{path}`"), f"{value:.4g}")
-        for path, value in numbers({key: value for key, value in costs.items() if key != "nvml"})
-    ]
+    rows = [*_cost_rows({key: value for key, value in costs.items() if key != "nvml"})]
     if slow:
         rows.append((f"driver calls measured; the slowest {min(_SLOWEST, len(slow))} follow", str(len(slow))))
     for median, late, name in slow[:_SLOWEST]:
         limit = "" if late is None else f", 99th percentile {late:.0f} µs"
         rows.append((f"`{name}`", f"median {median:.0f} µs{limit}"))
     return table(("measurement", "value"), rows, is_aligned=is_aligned)
+
+
+def _cost_rows(costs: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in costs.items():
+        path = f"{prefix}{key}"
+        name = _COSTS.get(path, f"`{path}`")
+        found = dict(numbers(value)) if isinstance(value, dict) else {}
+        if "median" in found:
+            late = f", 99th percentile {_number(found['p99'])}" if "p99" in found else ""
+            yield name, f"median {_number(found['median'])}{late}"
+        elif isinstance(value, dict):
+            yield from _cost_rows(value, f"{path}.")
+        else:
+            yield from ((name, _number(each)) for _, each in numbers(value))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= _LEAST_WHOLE else f"{value:.4g}"
 
 
 def with_section(page: str, machine: Machine, content: str) -> str:

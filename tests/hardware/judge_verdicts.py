@@ -21,8 +21,9 @@ FACTOR = 30
 """Programs last half a minute: the rules' five minutes last ten seconds."""
 INTERVAL = 1
 """Seconds between two pages, and between two evaluations."""
-THRESHOLDS = {"stall_seconds": 10.0}
-"""Reports and pages come every second as ever, so that a step seems up to three seconds old."""
+THRESHOLDS = {"stall_seconds": 10.0, "idle_seconds": 10.0}
+"""Those that differ: reports and pages come every second as ever, so that a step seems up to three seconds old; and no
+program holds a GPU for two minutes, which an hour is in faster time."""
 WELL = frozenset({"healthy", "compute_bound"})
 _AFTERWARDS_SECONDS = 5.0
 """An alert without a run is attributed to a program that ended at most this long ago, until the next one starts."""
@@ -135,8 +136,8 @@ def _alerts(samples: Sequence[Sample]) -> Iterator[tuple[str, str, Sample]]:
 
 
 def _concerns(sample: Sample, program: Program) -> bool:
-    """Return True for an alert on the program's run, or on no run, such as one on a GPU or the host."""
-    return sample.labels.get("run", "") in ("", program.run)
+    """Return True for an alert on a run of the program, or on no run, such as one on a GPU or the host."""
+    return sample.labels.get("run", "") in ("", *program.runs)
 
 
 def _false_alerts(program: Program, answers: Answers, start: float, until: float) -> tuple[str, ...]:

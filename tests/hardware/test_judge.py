@@ -38,6 +38,8 @@ MACHINE = {
 COSTS = {
     "nvml": {"nvmlDeviceGetTemperature": {"median_us": 12.0, "p99_us": 30.0, "n": 100}},
     "poll_seconds": 0.0123,
+    "scrape_seconds": {"median": 0.001, "p99": 0.0042, "n": 100},
+    "shim": {"with_us": 12345.6, "why": "text"},
 }
 
 
@@ -119,6 +121,7 @@ def test_each_program_is_judged_by_its_planted_cause_and_a_stand_in_writes_nothi
         program("wrong", truth={}, **moved),
         program("of-the-gpu", ["small_batch"], run=None, exit=1, **moved),
         program("never", ["gpu_mem_headroom"], allowed=["small_batch"], **moved),
+        program("cpu", ["h2d_bound"], runs=["other"], rehearsed=False, **moved),
         program("later", ["small_batch"], started=START, ended=START + 9),
         program("none", ["small_batch"], skipped="no PyTorch", started=None, ended=None),
     )
@@ -129,6 +132,7 @@ def test_each_program_is_judged_by_its_planted_cause_and_a_stand_in_writes_nothi
     said = capsys.readouterr()
     assert "a stand-in: none of this was measured on hardware" in said.out
     assert "divided by 30" in said.out
+    assert "`stall_seconds` is 10 s" in said.out
     planted, verdict, is_right, after, lost, alerts = row(said.out, "right")[1:]
     assert (planted, is_right, alerts) == ("`small_batch`", "yes", "none")
     assert verdict.startswith("`small_batch`, ")
@@ -139,7 +143,8 @@ def test_each_program_is_judged_by_its_planted_cause_and_a_stand_in_writes_nothi
     assert wrong[3] == "no"
     assert "TrainingSmallBatch (warning)" in wrong[6]
     assert row(said.out, "of-the-gpu (exit status 1)")[3] == "yes"
-    assert row(said.out, "never")[3:5] == ["yes", row(said.out, "never")[4]]
+    assert row(said.out, "never")[3] == "yes"
+    assert row(said.out, "cpu")[3] == "not rehearsed"
     assert row(said.out, "later")[2] == "not in the recording"
     assert row(said.out, "none")[2] == "skipped: no PyTorch"
     assert "right verdicts: 3 of 4; false alerts: " in said.out
@@ -188,6 +193,8 @@ def test_costs_and_the_suite_are_shown_and_steps_that_were_not_done(
     said = capsys.readouterr()
     assert "hardware suite: 1 passed, 1 skipped, 1 failed: test_c" in said.out
     assert row(said.out, "poll of all GPUs, seconds")[1] == "0.0123"
+    assert row(said.out, "scrape, seconds")[1] == "median 0.001, 99th percentile 0.0042"
+    assert row(said.out, "step with the shim, µs")[1] == "12,346"
     assert row(said.out, "`nvmlDeviceGetTemperature`")[1] == "median 12 µs, 99th percentile 30 µs"
     assert "judge: clocks: skipped: no permission" in said.err
 
