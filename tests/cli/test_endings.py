@@ -282,7 +282,7 @@ ENDINGS = {
         "lost",
     ),
     "faulthandler's watchdog": Ending(
-        BEGIN + "import faulthandler\nfaulthandler.dump_traceback_later(0.1, exit=True)\n" + WAIT, "lost"
+        BEGIN + "import faulthandler, time\nfaulthandler.dump_traceback_later(0.5, exit=True)\ntime.sleep(60)", "lost"
     ),
     "closed pipe": Ending(BEGIN + "for number in range(100000):\n    print(number)", "failed", reads=1),
     "closed pipe with SIGPIPE": Ending(
@@ -291,7 +291,11 @@ ENDINGS = {
         "lost",
         reads=1,
     ),
-    "closed pipe at exit": Ending(BEGIN + "import sys, time\nprint(0, flush=True)\ntime.sleep(0.3)\nprint(1)", reads=1),
+    "closed pipe at exit": Ending(
+        BEGIN + "import select\nprint(0, flush=True)\npipe = select.poll()\npipe.register(1, 0)\n"
+        "print(1) if pipe.poll(60000) else None",  # which the closed pipe ends
+        reads=1,
+    ),
     # Threads and processes.
     "thread that outlives main": Ending(
         BEGIN + "import threading, time\ndef late():\n    time.sleep(0.1)\n    print('late')\n"

@@ -172,7 +172,7 @@ def test_a_call_that_hangs_ends_the_recording_with_its_name(capture: Capture) ->
     class Hanging(ReplayLibrary):
         def call(self, name: str, *arguments: Any) -> Any:
             if name == "nvmlDeviceGetPowerUsage" and arguments[0].token == "device 1":
-                go_on.wait()
+                go_on.wait(60)
                 raise NvmlFailure(999, "released")
             return super().call(name, *arguments)
 

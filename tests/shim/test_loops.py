@@ -32,7 +32,16 @@ def problems(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         if isinstance(item, pytest.Function) and item.path == Path(__file__)
     }
     results = tmp_path_factory.mktemp("loops") / "results.json"
-    command = [sys.executable, "-m", "tests.shim.loops", "--exact", "--results", str(results), *sorted(chosen)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.shim.loops",
+        "--exact",
+        "--attempts=5",
+        "--results",
+        str(results),
+        *sorted(chosen),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     if not results.exists():  # no error here: each test would try again, for minutes
         return {program: [done.stdout[-3000:] + done.stderr[-3000:]] for program in chosen}

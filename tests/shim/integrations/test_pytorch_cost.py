@@ -75,16 +75,16 @@ def test_a_fetch_in_another_thread_takes_nothing_from_the_cost(timed: TimedLoop,
 
     def slow(iterator: Any) -> None:
         began.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
 
     def fetch_meanwhile(iterator: Any) -> None:
         clock.now += 100.0
         may_end.set()
-        thread.join(10)
+        thread.join(60)
 
     thread = threading.Thread(target=timed.next_batch, args=(None, slow))
     thread.start()
-    assert began.wait(10)
+    assert began.wait(60)
     timed.next_batch(None, fetch_meanwhile)
     timed.end_optimizer(None)
     assert timed.added(observer) >= 0.0

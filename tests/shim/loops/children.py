@@ -149,10 +149,9 @@ def _be_program(task: Task) -> NoReturn:
     try:
         os.setsid()
         _prepare(task)
-        if task.watched:  # the program has not begun while its command is imported
-            from stallscope.cli import run as _command  # noqa: F401
-            from stallscope.shim import automatic  # noqa: F401
-        os.environ["TRUTH_SINCE"] = repr(time.perf_counter())
+        if task.watched:
+            _begin_with_the_observation()
+        _begin_truth()
         code = _status(lambda: _run(task))
         _call_helper("finish")
         del os.environ["TRUTH_SINCE"]
@@ -165,6 +164,24 @@ def _be_program(task: Task) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _begin_truth() -> None:
+    os.environ["TRUTH_SINCE"] = repr(time.perf_counter())
+
+
+def _begin_with_the_observation() -> None:
+    """Begin the truth once more when the command has read its arguments, which takes long on a busy machine."""
+    from stallscope.cli import run as _command  # noqa: F401
+    from stallscope.shim import automatic
+
+    start = automatic.start
+
+    def begin() -> None:
+        _begin_truth()
+        start()
+
+    automatic.start = begin
 
 
 def _prepare(task: Task) -> None:
