@@ -73,7 +73,8 @@ _CULPRIT_PLACE = (
 _ROUNDED = {
     "humanizePercentage": 'printf "%.2f" | humanizePercentage | reReplaceAll "%" " %"',
     "humanizeDuration": (
-        'printf "%.1f" | humanizeDuration | reReplaceAll "m( |$)" "min$1" | reReplaceAll "([0-9])([a-z])" "$1 $2"'
+        'printf "%.1f" | humanizeDuration | reReplaceAll "^([^ ]+ [^ ]+) .*" "$1" | reReplaceAll "( 0[hms])+$" ""'
+        ' | reReplaceAll "m( |$)" "min$1" | reReplaceAll "([0-9])([a-z])" "$1 $2"'
     ),
     "humanize1024": (
         'printf "round(vector(%[1]f), scalar(1024 ^ floor(ln(vector(%[1]f)) / ln(vector(1024))) / 10))" | query'

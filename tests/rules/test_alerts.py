@@ -550,7 +550,7 @@ def test_the_text_on_a_slow_rank_names_its_gpu_and_node(rulebook: Rulebook) -> N
 def test_shares_times_and_sizes_in_texts_are_rounded_and_written_as_in_the_report(tmp_path: Path) -> None:
     written = {
         "humanizePercentage": {0.3812: "38 %", 1.0: "100 %", 0.0: "0 %", 0.005: "1 %"},
-        "humanizeDuration": {7.582: "7.6 s", 0.25: "200 ms", 60: "1 min 0 s", 7384.6: "2 h 3 min 4 s"},
+        "humanizeDuration": {7.582: "7.6 s", 0.25: "200 ms", 60: "1 min", 7384.6: "2 h 3 min", 86410: "1 d"},
         "humanize1024": {512: "512 ", 1536: "1.5 Ki", 1.87 * 2**30: "1.9 Gi", 79.649 * 2**30: "79.6 Gi"},
     }
     cases = [(function, value, text) for function, texts in written.items() for value, text in texts.items()]
