@@ -320,6 +320,17 @@ def test_the_verdict_comes_from_prometheus() -> None:
     assert shown(a_run(), evidence)["try"] == CAUSES["input_few_workers"].remedy
 
 
+def test_a_prometheus_without_a_verdict_on_the_run_is_named_and_not_called_missing() -> None:
+    class Prometheus(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            reply(self, b'{"status": "success", "data": {"resultType": "vector", "result": []}}')
+
+    with handled(Prometheus) as address:
+        (missing,) = gather([a_run()], "http://unused", "", f"http://{address}").missing
+    assert missing.startswith(f"Verdict: http://{address} has none of this run: it needs Stallscope's rules there, ")
+
+
 def test_a_run_without_gpus_needs_no_exporter_and_one_with_gpus_misses_it() -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     assert [each[:7] for each in gather([a_run()], nobody, "", nobody).missing] == ["Verdict"]

@@ -81,9 +81,15 @@ def gather(runs: list[RunTime], exporter: str, page_before: str, prometheus: str
                 missing.append(f"GPUs: the exporter at {without_password(exporter)} does not have those of this run.")
         except (ExporterError, ValueError) as problem:
             missing.append(f"Heat, Xids and neighbours of the GPUs: {without_password(exporter)}: {problem}.")
-    verdicts, problem_of_server = _verdicts(runs, prometheus or default_url())
+    server = prometheus or default_url()
+    verdicts, problem_of_server = _verdicts(runs, server)
     if problem_of_server and prometheus:
         missing.append(f"Verdict: {problem_of_server}.")
+    elif not verdicts and not problem_of_server:
+        missing.append(
+            f"Verdict: {without_password(server)} has none of this run: it needs Stallscope's rules there, and some "
+            "minutes of steps."
+        )
     elif not verdicts:
         missing.append("Verdict: it needs a Prometheus that has this run and Stallscope's rules (--prometheus.url).")
     return Evidence(gpus, verdicts, tuple(missing))
