@@ -21,7 +21,7 @@ from stallscope.report.document import (
     Table,
     Value,
 )
-from stallscope.report.words import LONGEST_TEXT, Words, runbook_of, title_of
+from stallscope.report.words import LONGEST_TEXT, Words, limits, runbook_of, title_of
 
 _ALERTS = {"good": "TIP", "info": "NOTE", "warning": "WARNING", "critical": "CAUTION"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -141,7 +141,7 @@ def _sparklines(figure: Figure, words: Words) -> Iterator[str]:
         for series in (plot.series if isinstance(plot, Lines) else plot.parts)[:_MOST_SPARKLINES]:
             there = [value for value in series.values if value is not None]
             if there and series.style != "points":
-                ends = f"{words.of(min(there), plot.kind)} to {words.of(max(there), plot.kind)}"
+                ends = limits(words.of(min(there), plot.kind), words.of(max(there), plot.kind)).removeprefix("from ")
                 name = series.label or title_of(series.name)
                 yield f"- `{sparkline(series.values)}` {escaped(name)}: {escaped(ends)}"
 

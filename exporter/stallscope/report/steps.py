@@ -8,7 +8,7 @@ from math import inf
 
 from stallscope.analysis.over_time import settled
 from stallscope.clients.expressions import quoted
-from stallscope.common.formatting import duration
+from stallscope.common.formatting import capitalised, duration
 from stallscope.common.percentiles import Bucket, buckets_of, percentile_limits
 from stallscope.report.document import (
     Block,
@@ -30,7 +30,7 @@ from stallscope.report.document import (
 from stallscope.report.phases import phase_seconds
 from stallscope.report.queries import SCRAPES_SECONDS, TRAINING_TIME, Queries, RangeResult
 from stallscope.report.ranks import Ranks
-from stallscope.report.words import percent, plain
+from stallscope.report.words import limits, percent, plain
 from stallscope.view.phase_shares import step_contents
 
 KEY = "steps"
@@ -243,7 +243,7 @@ def _mean_over_time(queries: Queries) -> Figure:
     result = queries.until_last_step(queries.over_range(queries.over_time("avg_over_time", record, queries.step)))
     values = _only(result)
     known = [value for value in values if value is not None]
-    said = f"From {duration(min(known))} to {duration(max(known))}." if known else "No data."
+    said = f"{capitalised(limits(duration(min(known)), duration(max(known))))}." if known else "No data."
     return Figure(
         "Mean step time over time", Lines(result.times, (Series("mean", values),), "seconds", least=0.0), said
     )
@@ -307,7 +307,7 @@ def _throughput(queries: Queries) -> list[Block]:
                 Figure(
                     f"{unit.capitalize()} per second",
                     Lines(result.times, (Series(unit, values, "all ranks"),), "per_second", least=0.0),
-                    f"From {plain(min(known))} to {plain(max(known))} per second, over five minutes.",
+                    f"{capitalised(limits(plain(min(known)), plain(max(known))))} per second, over five minutes.",
                 )
             )
     return blocks

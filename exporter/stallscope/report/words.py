@@ -99,6 +99,11 @@ def title_of(name: str) -> str:
     return readable(name)
 
 
+def limits(least: str, most: str) -> str:
+    """Return the limits of some values in words; a single value where they are written alike."""
+    return least if least == most else f"from {least} to {most}"
+
+
 def money(amount: float, currency: str) -> str:
     """Return an amount of money, never without a currency or the sign of an unknown one."""
     return f"{amount:,.2f} {currency or NO_CURRENCY}"
