@@ -213,6 +213,14 @@ def test_every_format_renders_the_report() -> None:
     assert found["held_gpu_hours"] == 11 * 24
 
 
+def test_a_column_that_is_empty_in_every_row_is_not_shown() -> None:
+    document = report("run")
+    assert "Cluster" not in markdown.write(document)
+    assert '"columnheader">Cluster' not in html.write(document)
+    assert "Namespace" in markdown.write(document)
+    assert [row["cluster"] for row in rows_of(document)] == ["", "", ""]
+
+
 def test_only_the_chosen_cluster_is_queried() -> None:
     server = Recorded(NOW)
     build(server, PERIOD, Grouping("user", cluster="east"))

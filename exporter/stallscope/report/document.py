@@ -8,7 +8,7 @@ escapes them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isfinite
 from typing import Literal
@@ -112,6 +112,20 @@ class Table:
                 raise InconsistentBlock(
                     f"table {self.title!r}: a row has {len(row)} values for {len(self.columns)} columns"
                 )
+
+    def without_empty_columns(self) -> Table:
+        """Return the table without columns that are empty in every row, such as the cluster of a single cluster."""
+        keep = [place for place in range(len(self.columns)) if any(row[place] != "" for row in self.rows)]
+
+        def kept(row: tuple[Value, ...]) -> tuple[Value, ...]:
+            return tuple(row[place] for place in keep)
+
+        return replace(
+            self,
+            columns=tuple(self.columns[place] for place in keep),
+            rows=tuple(map(kept, self.rows)),
+            total=None if self.total is None else kept(self.total),
+        )
 
 
 @dataclass(frozen=True)

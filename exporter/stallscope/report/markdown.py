@@ -110,6 +110,7 @@ def _fact(fact: Fact, words: Words) -> str:
 def _table(table: Table, words: Words) -> str:
     if not table.rows:
         return "None."
+    table = table.without_empty_columns()
     names = [f"{column.name} ({column.note})" if column.note else column.name for column in table.columns]
     lines = [_row([escaped(name) for name in names])]
     lines.append(_row(["---" if column.kind in ("text", "cause", "time") else "---:" for column in table.columns]))
