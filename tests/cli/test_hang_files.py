@@ -286,6 +286,18 @@ def test_a_rank_that_died_has_left_no_dump(tmp_path: Path, capsys: Shown) -> Non
     ]
 
 
+def test_a_rank_that_died_is_known_from_another_list_of_ranks_with_gloo(tmp_path: Path, capsys: Shown) -> None:
+    # PyTorch 2.13 lists the members of Gloo's groups under an empty name.
+    for number in range(3):
+        rank = Rank(number, {"0": [0, 1, 2, 3]}, backend="gloo").collective(group="0").collective(group="0", hang=True)
+        for entry in rank.entries:
+            entry.update(process_group=("0", "default_pg"), state="scheduled", time_discovered_completed_ns=None)
+        document = rank.document()
+        document["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1, 2, 3]" if number else "[]"}}
+        (tmp_path / f"rank_{number}").write_bytes(pickle.dumps(document))
+    assert concluded(tmp_path, capsys) == "Rank 3 left no dump; the other 3 ranks wait for it"
+
+
 def test_a_rank_that_is_behind_is_named_before_one_without_a_dump(tmp_path: Path, capsys: Shown) -> None:
     ranks = [rank for rank in job(8) if rank.number != 5]
     for rank in ranks[1:]:

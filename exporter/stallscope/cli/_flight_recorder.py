@@ -29,6 +29,8 @@ _MAX_COMPLETED = 8
 _MAX_NUMBER = 1 << 63
 _MAX_RANKS_LENGTH = 8 << 20
 """Maximum length of the list of a group's ranks."""
+_MAX_RANK = 1 << 16
+"""The default group is not completed up to a rank that is implausible."""
 _MAX_DIMENSIONS = 16
 """Tensors with more dimensions are not compared."""
 _MAX_PROBLEMS = 8
@@ -84,6 +86,7 @@ def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
         file = dumps.pop(rank).file
         problems.append(f"{file}: {duration(age)} older than other dumps; replace it by the dump of this hang")
     unreadable = damaged - dumps.keys()
+    reader.complete(dumps)
     _add_silent(dumps)
     operations = {rank: dump.operations for rank, dump in sorted(dumps.items())}
     times = [dump.written for dump in dumps.values()]
@@ -148,6 +151,8 @@ class _Reader:
         """Files that are not dumps, with the reason and what to do."""
         self._max_bytes = max_bytes
         self._groups: dict[tuple[str, str, str], Group] = {}
+        self._lists: dict[str, tuple[int, ...]] = {}
+        """Members of groups by their text in a dump."""
 
     def dump(self, file: Path) -> _Dump | None:
         """Return a dump; None with a problem if the file is not one."""
@@ -171,6 +176,8 @@ class _Reader:
         if "entries" not in document and "pg_config" not in document:
             raise KeyError("entries")
         configured = {str(name): _ranks(group) for name, group in document.get("pg_config", {}).items()}
+        for ranks in configured.values():
+            self._numbers(ranks)
         found = RankOperations()
         pg_ids: dict[Group, str] = {}
         newest = 0
@@ -208,12 +215,27 @@ class _Reader:
         """Return a process group. Groups with different ranks can have the same name."""
         key = (name, description, ranks)
         if key not in self._groups:
-            if len(ranks) > _MAX_RANKS_LENGTH:
-                raise ValueError("too many ranks")
-            numbers = tuple(map(int, re.findall(r"\d{1,7}", ranks)))
             shown = f"{name} ({description})" if description else name
-            self._groups[key] = Group(f"process group {readable(shown)}", numbers)
+            self._groups[key] = Group(f"process group {readable(shown)}", self._numbers(ranks))
         return self._groups[key]
+
+    def _numbers(self, ranks: str) -> tuple[int, ...]:
+        if len(ranks) > _MAX_RANKS_LENGTH:
+            raise ValueError("too many ranks")
+        if ranks not in self._lists:
+            self._lists[ranks] = tuple(map(int, re.findall(r"\d{1,7}", ranks)))
+        return self._lists[ranks]
+
+    def complete(self, ranks: Iterable[int]) -> None:
+        """Add the members of the default group, which Gloo and version 1 of the format do not list.
+
+        Args:
+            ranks: the ranks with a file.
+        """
+        last = max([*ranks, *(rank for numbers in self._lists.values() for rank in numbers)])
+        for (name, description, listed), group in self._groups.items():
+            if not listed and name == "0" and description in ("", "default_pg") and last < _MAX_RANK:
+                group.ranks = tuple(range(last + 1))
 
 
 def _add_silent(dumps: Mapping[int, _Dump]) -> None:

@@ -40,7 +40,7 @@ _EQUAL_SIZES = {
 """Operations whose tensors have the same size on all ranks."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Group:
     """A process group."""
 
