@@ -464,8 +464,9 @@ Python v3.11.7 (/usr/bin/python3.11)
 
 Thread 42 (idle): "MainThread"
     0x7f58c8a{rank}3f16 (libc.so.6)
-    wait (torch/distributed/distributed_c10d.py:99)
-    {function} (train.py:{line})
+    Work.wait (torch/distributed/distributed_c10d.py:99)
+    _exception_logger.<locals>.wrapper (torch/distributed/c10d_logger.py:83)
+    Trainer.{function} (train.py:{line})
     <module> (train.py:90)
     0x7f58c8a{rank}524a (libc.so.6)
 Thread 43 (active): "Thread-{rank}"

@@ -153,13 +153,13 @@ def _main(threads: list[Thread]) -> Stack:
 
 
 def _normal(frame: Frame) -> Frame:
-    """Return the frame of a library with a path from which it can be recognized; py-spy shortens paths."""
+    """Return the frame as faulthandler would write it: py-spy shortens paths of libraries, and qualifies names."""
+    frame = frame._replace(function=frame.function.rpartition(".")[2])
     first = frame.file.partition("/")[0]
-    module = first.removesuffix(".py").partition(".")[0]
     if frame.file.startswith(("/", "<")):
         return frame
     if first in _PACKAGES:
         return frame._replace(file=f"/site-packages/{frame.file}")
-    if module in sys.stdlib_module_names:
+    if first.removesuffix(".py") in sys.stdlib_module_names:
         return frame._replace(file=f"/lib/python3/{frame.file}")
     return frame
