@@ -101,7 +101,7 @@ def show(result: Result) -> None:
         if rank is not None:
             row += f"steps {_pair(rank.steps)} samples {_pair(rank.samples, rank.samples[0] is None)}"
             for name, phase in rank.phases.items():
-                either = f"(+{phase.either:.3f})" if phase.either else ""
+                either = f"(+{phase.either:.3f})" if phase.either and name != "initialization" else ""
                 row += f" {name} {phase.true:.3f}{either}/{phase.reported:.3f}{'!' if phase.is_wrong else ''}"
         print(row, flush=True)
     for problem in result.problems:

@@ -19,6 +19,8 @@ SECONDS = 0.02
 SECONDS_PER_STEP = 0.001
 """Each phase must be within this share, or these seconds for the run and for each of its steps, whichever is more. A
 program wakes from a sleep with cold caches: a step's calls that no hook sees take up to 0.8 ms."""
+FIRST_BATCH = 0.03
+"""Seconds of the loop that may count as initialization: a loop without modules shows itself by its first gradients."""
 _NOISE = 0.1
 """Seconds up to which an error may be the noise of a busy machine."""
 _CHECKSUM = "/.data/serialization_id"
@@ -181,6 +183,7 @@ def _rank(record: Mapping[str, Any], report: Report | None, several: bool) -> Ra
             either[name] = either.get(name, 0.0) + (spent if others else 0.0)
         if not others:
             true[first] += spent
+    either["initialization"] = either.get("initialization", 0.0) + FIRST_BATCH
     phases = {
         name: Seconds(true.get(name, 0.0), reported.get(name, 0.0), either.get(name, 0.0), record["steps"])
         for name in (*PHASES, *sorted((true.keys() | reported.keys()) - set(PHASES)))
