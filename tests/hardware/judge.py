@@ -11,12 +11,12 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stallscope.cli.record import file_name, replay
+from stallscope.cli import record
 from stallscope.drivers.nvidia.capture import Capture, CaptureError, parse, text
 from stallscope.drivers.nvidia.identifiers import masked
 from stallscope.replay.pages import Recording, RecordingError
@@ -99,9 +99,12 @@ def judge(folder: Path, promtool: str | None, factor: int, show: Show) -> Result
     results.costs = attempted(lambda: inputs.costs(folder)) or {}
     results.capture = attempted(lambda: _capture(folder))
     if results.capture is not None:
-        results.golden, unanswered = replay(results.capture)
+        results.golden, unanswered = record.replay(results.capture)
         for call in sorted(set(unanswered)):
             show(f"capture.json.gz: never recorded: {call}; its page is incomplete")
+        if not (results.capture.header.hardware or results.machine.stand_in):
+            show("capture.json.gz: recorded from a stand-in, which machine.json does not state; nothing is written")
+            results.machine = replace(results.machine, stand_in=True)
     recording = attempted(lambda: Recording(folder / "pages.rec"))
     if recording is None:
         return results
@@ -162,11 +165,9 @@ def write(results: Results, root: Path, show: Show) -> None:
             show(f"wrote {name}")
     if results.capture is None:
         return
-    name = f"tests/captures/{file_name(results.capture)}"
+    name = f"tests/captures/{record.file_name(results.capture)}"
     content = text(results.capture)
-    if not results.capture.header.hardware:
-        show("capture.json.gz: not recorded from a kernel driver; it is not written")
-    elif len(content) > _MAX_CAPTURE:
+    if len(content) > _MAX_CAPTURE:
         show(f"capture.json.gz: larger than {_MAX_CAPTURE} bytes; record less with `stallscope record --duration 10s`")
     else:
         (root / name).write_text(content, encoding="ascii")

@@ -68,7 +68,7 @@ def verdict_summary(judgements: Sequence[Judgement]) -> str:
         abs(each.lost - each.program.lost) for each in seen if each.lost is not None and each.program.lost is not None
     ]
     mean = f"; mean error of the lost share: {sum(errors) / len(errors):.3f}" if errors else ""
-    return f"right verdicts: {right} of {len(seen)}; false alerts: {alerts}{mean}"
+    return f"Right verdicts: {right} of {len(seen)}; false alerts: {alerts}{mean}"
 
 
 def _verdict_row(judgement: Judgement) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def _verdict_row(judgement: Judgement) -> tuple[str, ...]:
     name = program.name if program.status == 0 else f"{program.name} (exit status {program.status})"
     if not judgement.is_recorded:
         return name, _causes(program), "not in the recording", "", "", "", ""
-    held = f"`{judgement.verdict}`, {judgement.held:.0%} of the time" if judgement.verdict else "missing"
+    held = f"`{judgement.verdict}`, {_share(judgement.held)} of the time" if judgement.verdict else "missing"
     after = "never" if judgement.right_after is None else f"{judgement.right_after:.0f} s"
     lost = f"{_share(judgement.lost)}, {_share(program.lost)}"
     right = "yes" if judgement.is_right else "no" if program.is_rehearsed else "not rehearsed"
@@ -88,7 +88,7 @@ def _causes(program: Program) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.0%}"
+    return "unknown" if value is None else f"{100 * value:.0f} %"
 
 
 def signal_table(found: Sequence[Measured], *, is_aligned: bool = False) -> str:
