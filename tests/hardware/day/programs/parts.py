@@ -1,0 +1,59 @@
+"""Models and data that several planted programs share: large on a GPU, tiny on a CPU."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from tests.hardware.day.programs.truth import CUDA
+
+WIDTH = 2048 if CUDA else 128
+LENGTH = 512 if CUDA else 32
+BATCH = 16 if CUDA else 4
+_TOKENS = 32_000 if CUDA else 100
+_LAYERS = 8 if CUDA else 2
+
+if not CUDA:
+    torch.set_num_threads(1)  # a rehearsal leaves the other cores to loader workers and the exporter
+
+
+class Transformer(nn.Module):
+    """A small language model."""
+
+    def __init__(self, width: int = WIDTH, layers: int = _LAYERS) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_TOKENS, width)
+        layer = nn.TransformerEncoderLayer(width, width // 64 or 1, 4 * width, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.output = nn.Linear(width, _TOKENS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the loss of predicting each token from the others."""
+        scores = self.output(self.layers(self.embedding(tokens)))
+        return nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
+
+
+class Tokens(Dataset[torch.Tensor]):
+    """Samples without end, each through a transform that computes for a while."""
+
+    def __init__(self, transform_seconds: float = 0.0) -> None:
+        self._transform_seconds = transform_seconds
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self._transform_seconds:
+            burn(self._transform_seconds)
+        return torch.randint(_TOKENS, (LENGTH,))
+
+
+def burn(seconds: float) -> None:
+    """Use that much CPU time of this thread, as for decoding an image."""
+    image = torch.ones(64, 64)
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        image = torch.tanh(image @ image)

@@ -1,0 +1,25 @@
+"""Planted: a recurrent network with four samples in a step, which keep few of the GPU's multiprocessors busy."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
+
+WIDTH, LENGTH = (512, 512) if CUDA else (32, 32)
+model = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True).to(DEVICE)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+samples = torch.rand(4, LENGTH, WIDTH, device=DEVICE)
+
+truth = Truth()
+while True:
+    truth.begin_step()
+    output, _ = model(samples)
+    loss = output.square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if truth.end_step():
+        break
+truth.write()
