@@ -214,7 +214,7 @@ def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_phases_have_the_shares_of_the_stopwatch(views: tuple[str, Views]) -> None:
     name, found = views
-    noise = 0.05 if name == "gpt_uploads" else 0.01
+    noise = 0.06 if name == "gpt_uploads" else 0.01
     total = sum(found.watch.spent.values())
     truth = {name: spent / total for name, spent in found.watch.spent.items()}
     phases = found.reported["phases"]
@@ -243,7 +243,7 @@ def test_steps_and_their_time_are_those_of_the_stopwatch(views: tuple[str, Views
 
 def test_a_step_has_one_length_without_the_named_pauses(views: tuple[str, Views]) -> None:
     name, found = views
-    noise = 0.05 if name == "gpt_uploads" else 0.01
+    noise = 0.06 if name == "gpt_uploads" else 0.01
     step = pytest.approx(found.watch.step_seconds / found.watch.steps, rel=noise)
     assert found.summary.step == step, "summary"
     assert found.reported["step_seconds"] == step, "report"

@@ -17,8 +17,10 @@ from stallscope.protocol.report import Report, ReportError, parse
 SHARE = 0.03
 SECONDS = 0.02
 SECONDS_PER_STEP = 0.001
-"""Each phase must be within this share, or these seconds for the run and for each of its steps, whichever is more. A
-program wakes from a sleep with cold caches: a step's calls that no hook sees take up to 0.8 ms."""
+SECONDS_PER_BLOCK = 0.0003
+"""Each phase must be within this share, or these seconds for the run and for each of its steps or of the blocks that
+the program times, whichever is more. A program wakes from a sleep with cold caches: a step's calls that no hook sees
+take up to 0.8 ms, and more where it has several forward and backward passes."""
 FIRST_BATCH = 0.03
 """Seconds of the loop that may count as initialization: a loop without modules shows itself by its first gradients."""
 _NOISE = 0.1
@@ -42,6 +44,8 @@ class Seconds(NamedTuple):
     """Further seconds that may count for this phase or for another (`truth("data_wait or other")`)."""
     steps: int
     """Steps of the run."""
+    blocks: int
+    """Blocks that the program has timed."""
 
     @property
     def error(self) -> float:
@@ -51,7 +55,9 @@ class Seconds(NamedTuple):
     @property
     def is_wrong(self) -> bool:
         """True if the error exceeds the limit."""
-        return self.error > max(SHARE * self.true, SECONDS + SECONDS_PER_STEP * self.steps)
+        return self.error > max(
+            SHARE * self.true, SECONDS + max(SECONDS_PER_STEP * self.steps, SECONDS_PER_BLOCK * self.blocks)
+        )
 
 
 class Rank(NamedTuple):
@@ -185,7 +191,9 @@ def _rank(record: Mapping[str, Any], report: Report | None, several: bool) -> Ra
             true[first] += spent
     either["initialization"] = either.get("initialization", 0.0) + FIRST_BATCH
     phases = {
-        name: Seconds(true.get(name, 0.0), reported.get(name, 0.0), either.get(name, 0.0), record["steps"])
+        name: Seconds(
+            true.get(name, 0.0), reported.get(name, 0.0), either.get(name, 0.0), record["steps"], record["blocks"]
+        )
         for name in (*PHASES, *sorted((true.keys() | reported.keys()) - set(PHASES)))
         if name in true or name in reported
         # A rank's process begins before its truth does.

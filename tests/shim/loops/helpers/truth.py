@@ -55,7 +55,7 @@ class Truth:
         self._loop: float | None = None
         self._open: list[str] = []
         self._seconds: dict[str, float] = {}
-        self._steps = 0
+        self._steps = self._blocks = 0
         self._step_seconds = 0.0
         self._samples: int | None = None
         self._finished = False
@@ -77,6 +77,7 @@ class Truth:
         ):
             yield
             return
+        self._blocks += 1
         self._book()
         if self._loop is None and not self._open and phase.partition(" ")[0] in OPENING:
             self._loop = self._mark
@@ -136,6 +137,7 @@ class Truth:
         record = {
             "rank": self._rank,
             "steps": self._steps,
+            "blocks": self._blocks,
             "samples": self._samples,
             "seconds": self._seconds,
             "step_seconds": self._step_seconds,
