@@ -21,9 +21,10 @@ FACTOR = 30
 """Programs last half a minute: the rules' five minutes last ten seconds."""
 INTERVAL = 1
 """Seconds between two pages, and between two evaluations."""
-THRESHOLDS = {"stall_seconds": 10.0, "idle_seconds": 10.0}
-"""Those that differ: reports and pages come every second as ever, so that a step seems up to three seconds old; and no
-program holds a GPU for two minutes, which an hour is in faster time."""
+THRESHOLDS = {"warmup_seconds": 5.0, "stall_seconds": 10.0, "idle_seconds": 10.0}
+"""Those that differ: half of the warm-up, since a program may train for only 15 s; reports and pages come every second
+as ever, so that a step seems up to three seconds old; and no program holds a GPU for two minutes, which an hour is in
+faster time."""
 WELL = frozenset({"healthy", "compute_bound"})
 _AFTERWARDS_SECONDS = 5.0
 """An alert without a run is attributed to a program that ended at most this long ago, until the next one starts."""
