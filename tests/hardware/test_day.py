@@ -161,7 +161,7 @@ def test_each_program_has_a_script_and_causes_of_the_catalogue(program: Program)
     from stallscope.catalogue.causes import CAUSES
 
     assert program.file.exists()
-    assert set(program.right()) <= set(CAUSES)
+    assert set(program.right(8)) <= set(CAUSES)
 
 
 def test_readings_of_nvidia_smi_become_the_mean_of_each_window(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ _FOLDER = ROOT / "tests" / "hardware" / "day" / "programs"
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 _FEW_CORES = 4
+_ALLOWED = ("gpu_mem_headroom", "packing_candidate", "cpu_saturated")
+"""Causes that are neither planted nor wrong: small models leave memory free, and transforms load the CPUs."""
 HANGS_AFTER = 0.25
 """Share of its time after which a program that hangs does so."""
 
@@ -40,6 +42,8 @@ class Program:
     """True if the program does not end by itself."""
     is_rehearsed: bool = True
     """True if the variant for a CPU plants the same cause."""
+    needs_free_gpu: bool = False
+    """True if the cause is one only where another GPU is free."""
     few_cores: tuple[str, ...] = ()
     """Further right causes on a machine with few cores."""
 
@@ -48,8 +52,10 @@ class Program:
         """The script."""
         return _FOLDER / f"{self.script or self.name}.py"
 
-    def right(self) -> list[str]:
-        """Return the causes that are right on this machine."""
+    def right(self, gpus: int) -> list[str]:
+        """Return the causes that are right on a machine with this number of GPUs."""
+        if self.needs_free_gpu and gpus == 1:
+            return []
         return [*self.planted, *(self.few_cores if (os.cpu_count() or 1) <= _FEW_CORES else ())]
 
 
@@ -88,6 +94,7 @@ PROGRAMS = (
         Load(busy=1.0, sm=0.9, tensor=0.5, dram=0.5, watts=650, memory=60),
         script="well_fed",
         ranks=2,
+        needs_free_gpu=True,
     ),
     Program("memory_leak", ("gpu_mem_leak",), _FED, is_rehearsed=False),
     Program("out_of_memory", ("gpu_mem_near_oom",), _FED, is_rehearsed=False),
@@ -105,15 +112,17 @@ class Running:
     runs: list[str]
     started: float = field(default_factory=time.time)
 
-    def line(self, cuda: bool) -> dict[str, Any]:
+    def line(self, node: Node) -> dict[str, Any]:
         """Return its line for `programs.jsonl`, once it has ended."""
+        cuda = not node.is_stand_in
         found = [_truth(file) for file in self.truths]
         reports = self.program is not HELD_IDLE
         return {
             "name": self.program.name,
             "run": self.runs[0] if reports else None,
             "runs": self.runs if reports else [],
-            "planted": self.program.right(),
+            "planted": self.program.right(len(node.driver["gpus"])),
+            "allowed": list(_ALLOWED),
             "started": self.started,
             "ended": time.time(),
             "exit": self.children[0].status,
@@ -169,13 +178,13 @@ def finish(running: Running, seconds: float, node: Node) -> None:
             raise child.failure(alone)
 
 
-def skipped(program: Program, reason: str) -> dict[str, Any]:
+def skipped(program: Program, reason: str, node: Node) -> dict[str, Any]:
     """Return the line of a program that can't run here."""
     return {
         "name": program.name,
         "run": None,
         "runs": [],
-        "planted": program.right(),
+        "planted": program.right(len(node.driver["gpus"])),
         "started": time.time(),
         "ended": time.time(),
         "exit": None,

@@ -19,6 +19,8 @@ _BF16_PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B
 """Dense bfloat16 FLOP/s of the tensor cores, from the data sheets; at most, as clocks fall under this load."""
 _SIDE = 8192
 _COPIED = 1 << 30
+_GROUP = 4
+"""Repetitions between two events: five milliseconds or more of work."""
 
 
 def main() -> None:
@@ -102,29 +104,24 @@ def run(work: Callable[[], Any], seconds: float, duty: float = 1.0) -> tuple[flo
     work()
     torch.cuda.synchronize()
     began, begin = time.time(), time.perf_counter()
-    events = []
-    repetitions = 0
+    groups: list[tuple[Any, Any]] = []
     while time.perf_counter() - begin < _SETTLE_SECONDS + seconds:
         piece = time.perf_counter()
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
-        while time.perf_counter() - piece < 0.05:
-            for _ in range(4):
-                work()
-            repetitions += 4
-            if duty < 1:
-                torch.cuda.synchronize()
+        for _ in range(_GROUP):
+            work()
         last.record()
-        events.append((first, last))
+        groups.append((first, last))
         if duty < 1:
             torch.cuda.synchronize()
             time.sleep((time.perf_counter() - piece) * (1 / duty - 1))
-        elif len(events) > 2:
-            events[-2][1].synchronize()  # the queue holds about a tenth of a second, and never runs empty
+        elif len(groups) > 1:
+            groups[-2][1].synchronize()  # one group waits while another runs: never idle, and nothing piles up
     torch.cuda.synchronize()
     elapsed = time.perf_counter() - begin
-    worked = sum(first.elapsed_time(last) for first, last in events) / 1e3
-    return began, min(1.0, worked / elapsed), repetitions / elapsed
+    worked = sum(first.elapsed_time(last) for first, last in groups) / 1e3
+    return began, min(1.0, worked / elapsed), _GROUP * len(groups) / elapsed
 
 
 def pipe(name: str, truth: float, tolerance: float) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class Day:
             seconds = max(self._options.limit, 60.0)
             return planted.start(planted.HELD_IDLE, seconds, _running(exporter), node, self._folder)
         except StepSkipped as reason:
-            self._write_line(planted.skipped(planted.HELD_IDLE, str(reason)))
+            self._write_line(planted.skipped(planted.HELD_IDLE, str(reason), node))
             raise
 
     def _end_held_idle(self, held: planted.Running, node: Node) -> None:
@@ -216,7 +216,7 @@ class Day:
         held.children[0].wait(held.started + self._options.seconds - time.time())
         held.children[0].end(seconds=10.0)
         planted.finish(held, 0.0, node)
-        self._write_line(held.line(cuda=not node.is_stand_in))
+        self._write_line(held.line(node))
 
     def _program(self, program: planted.Program, left: int, exporter: Exporter | None, node: Node) -> None:
         try:
@@ -226,7 +226,7 @@ class Day:
             if not seconds:
                 raise StepSkipped(f"{program.name}: no time is left; run it with --only {program.name}")
         except StepSkipped as reason:
-            self._write_line(planted.skipped(program, str(reason)))
+            self._write_line(planted.skipped(program, str(reason), node))
             raise
         began = time.monotonic()
         running = planted.start(program, seconds, running_exporter, node, self._folder)
@@ -234,7 +234,7 @@ class Day:
             planted.finish(running, seconds, node)
         finally:
             self._overheads.append(time.monotonic() - began - seconds)
-            line = running.line(cuda=not node.is_stand_in)
+            line = running.line(node)
             self._write_line(line)
         if not line["truth"]:
             raise StepError(f"{program.name}: no truth was measured; run it alone and read its output")

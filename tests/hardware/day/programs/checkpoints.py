@@ -31,8 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
         optimizer.zero_grad()
         if time.monotonic() - saved > interval:
             with truth.planted_on_host():
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "history": history}
-                torch.save(state, f"{folder}/checkpoint.pt")
+                torch.save({"model": model.state_dict(), "history": history}, f"{folder}/checkpoint.pt")
             saved = time.monotonic()
             saves += 1
         if truth.end_step():

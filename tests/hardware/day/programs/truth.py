@@ -23,6 +23,8 @@ _WARM_UP = 0.2
 _PROFILED_SECONDS = 1.0
 _PROFILED_STEPS = 3
 _MOST_PROFILED_SECONDS = 3.0
+_SPANS = ("Optimizer.", "ProfilerStep", "DistributedDataParallel.", "Iteration", "enumerate(")
+"""Names that PyTorch gives to parts of a step, which span kernels and the gaps between them."""
 
 
 class Truth:
@@ -110,6 +112,7 @@ class Truth:
             lost: what the planted cause costs: the time "waited" for batches, the "planted" blocks, or the GPU's time
                 without a kernel ("idle"); empty if the cost is unknown.
         """
+        _synchronise()
         kernel_seconds = self._kernel_seconds()
         seconds = self._measured_to - self._measured_from
         step_seconds = seconds / self._measured_steps if self._measured_steps and seconds > 0 else None
@@ -159,13 +162,12 @@ class Truth:
         if self._profiler is None:
             return None
         try:
-            _synchronise()
             self._profiler.stop()
             on_gpu = torch.autograd.DeviceType.CUDA
             spans = sorted(
                 (event.start_ns(), event.start_ns() + event.duration_ns())
                 for event in self._profiler.profiler.kineto_results.events()
-                if event.device_type() == on_gpu
+                if event.device_type() == on_gpu and not event.name().startswith(_SPANS)
             )
         except Exception as problem:
             self.more["profiler"] = f"torch.profiler: {problem}; gpu_busy is unknown"

@@ -23,4 +23,4 @@ for tokens in loader:
     optimizer.zero_grad()
     if truth.end_step():
         break
-truth.write(lost="waited")
+truth.write(lost="idle" if CUDA else "waited")
