@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stallscope.integrations.pytorch_before import Before
     from stallscope.shim.timeline import Snapshot
 
-_AT_ONCE = 0.01
+_AT_ONCE = 0.05
 """Seconds after which the making of a loader's iterator no longer belongs to the wait for its first batch."""
 _USUAL = 2
 """Steps in a row without calls that compute no gradients, after which such a call evaluates: else it is a part of each

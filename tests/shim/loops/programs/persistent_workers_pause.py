@@ -22,7 +22,8 @@ loader = DataLoader(Stream(), batch_size=4, num_workers=1, persistent_workers=Tr
 model = slow.Net(forward=0.004, backward=0.006)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 for epoch in range(3):
-    batches = iter(loader)
+    with truth("data_wait"):  # the worker starts
+        batches = iter(loader)
     while True:
         with truth("data_wait"):
             batch = next(batches, None)
