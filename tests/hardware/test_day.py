@@ -27,9 +27,9 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[2]
 
 
-def start(out: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(out: Path, *arguments: str, seconds: int = 1, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.hardware.day", str(out), "--stand-in", "--seconds=1", *arguments],
+        [sys.executable, "-m", "tests.hardware.day", str(out), "--stand-in", f"--seconds={seconds}", *arguments],
         cwd=ROOT,
         env=os.environ | variables,
         stderr=subprocess.PIPE,
@@ -47,6 +47,7 @@ def without_torch(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow(25)
 def test_a_day_without_pytorch_measures_everything_else(tmp_path: Path) -> None:
     out = tmp_path / "out"
     names = "capture,nvidia-smi,nvml,scrapes,held_idle,fp32,signals"
@@ -74,10 +75,11 @@ def test_a_day_without_pytorch_measures_everything_else(tmp_path: Path) -> None:
     assert all(begin < window["from"] < window["to"] < end + 2 for window in windows)
 
 
+@pytest.mark.slow(25)
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks")
 def test_a_planted_program_reports_its_run_and_measures_its_truth(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start(out, "--only=slow_transform", "--limit=300")
+    process = start(out, "--only=slow_transform", "--limit=300", seconds=3)
     _, screen = process.communicate(timeout=280)
     assert process.returncode == 0, screen
     (line,) = map(json.loads, (out / "programs.jsonl").read_text().splitlines())
@@ -149,11 +151,11 @@ def test_a_full_disk_does_not_end_the_day(tmp_path: Path, monkeypatch: pytest.Mo
 def test_programs_share_the_time_that_the_other_steps_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
     day = Day(Options(tmp_path, limit=540), lambda line: None)
-    assert 20 < day._program_seconds(14) < 40
-    assert day._program_seconds(30) == 12
-    assert day._program_seconds(1) == 40
+    assert 20 < day._program_seconds(PROGRAMS) < 40
+    assert day._program_seconds(PROGRAMS * 3) == 12
+    assert day._program_seconds(PROGRAMS[:1]) == 40
     monkeypatch.setattr("time.monotonic", lambda: 530.0)
-    assert day._program_seconds(1) == 0
+    assert day._program_seconds(PROGRAMS[:1]) == 0
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)

@@ -42,6 +42,8 @@ class Program:
     """True if the program does not end by itself."""
     is_rehearsed: bool = True
     """True if the variant for a CPU plants the same cause."""
+    weight: float = 1.0
+    """Its part of the time, next to the others' 1: memory needs no verdict over a window."""
     needs_free_gpu: bool = False
     """True if the cause is one only where another GPU is free."""
     few_cores: tuple[str, ...] = ()
@@ -96,8 +98,8 @@ PROGRAMS = (
         ranks=2,
         needs_free_gpu=True,
     ),
-    Program("memory_leak", ("gpu_mem_leak",), _FED, is_rehearsed=False),
-    Program("out_of_memory", ("gpu_mem_near_oom",), _FED, is_rehearsed=False),
+    Program("memory_leak", ("gpu_mem_leak",), _FED, is_rehearsed=False, weight=0.6),
+    Program("out_of_memory", ("gpu_mem_near_oom",), _FED, is_rehearsed=False, weight=0.6),
 )
 """In the order of their value, should the day be cut short."""
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,9 @@ _NVML_SECONDS = 10.0
 _SHIM_SECONDS = 12.0
 _RESERVED = {"signals": 65.0, "shim": 25.0}
 """Seconds that the steps after the programs take on a real GPU."""
-_CLOSING_SECONDS = 5.0
+_CLOSING_SECONDS = 8.0
+_LAST_PAGES_SECONDS = 3.0
+"""The last reports reach a page with the next poll, and that page is recorded a second later."""
 _OVERHEAD_SECONDS = 8.0
 """First guess of what a program takes in addition to its time: imports, CUDA, its end."""
 _LEAST_SECONDS = 12.0
@@ -108,7 +110,7 @@ class Day:
             self._step("held_idle", lambda: self._end_held_idle(held, node))
         selected = [program for program in planted.PROGRAMS if self._is_selected(program.name)]
         for place, program in enumerate(selected):
-            self._step(program.name, lambda: self._program(program, len(selected) - place, exporter, node))  # noqa: B023
+            self._step(program.name, lambda: self._program(selected[place:], exporter, node))  # noqa: B023
         self._step("signals", lambda: self._signals(node))
         self._step("shim", lambda: self._shim(node, _running(exporter)))
 
@@ -218,7 +220,9 @@ class Day:
         planted.finish(held, 0.0, node)
         self._write_line(held.line(node))
 
-    def _program(self, program: planted.Program, left: int, exporter: Exporter | None, node: Node) -> None:
+    def _program(self, left: Sequence[planted.Program], exporter: Exporter | None, node: Node) -> None:
+        """Run the first of the programs that are left."""
+        program = left[0]
         try:
             self._needs_torch()
             running_exporter = _running(exporter)
@@ -240,12 +244,13 @@ class Day:
             raise StepError(f"{program.name}: no truth was measured; run it alone and read its output")
         self.machine.message(f"{line['truth']['steps']} steps in {seconds:.0f} s")
 
-    def _program_seconds(self, left: int) -> float:
-        """Return the time of the next program: what is left of the day, in equal parts; 0 if that is too little."""
+    def _program_seconds(self, left: Sequence[planted.Program]) -> float:
+        """Return the time of the next program: its part of what is left of the day; 0 if that is too little."""
         reserved = sum(seconds for name, seconds in _RESERVED.items() if self._is_selected(name))
         overhead = sum(self._overheads) / len(self._overheads) if self._overheads else _OVERHEAD_SECONDS
+        part = left[0].weight / sum(program.weight for program in left)
         remaining = self._deadline - reserved - time.monotonic()
-        seconds = min(self._options.seconds, max(remaining / left - overhead, _LEAST_SECONDS))
+        seconds = min(self._options.seconds, max((remaining - len(left) * overhead) * part, _LEAST_SECONDS))
         return seconds if seconds + overhead <= remaining else 0.0
 
     def _write_line(self, line: dict[str, Any]) -> None:
@@ -277,7 +282,7 @@ class Day:
         if exporter is not None:
             self.machine.step("CPU of exporter and recording", lambda: self._cpu_shares(exporter, recording))
         if recording is not None:
-            self.machine.step("end of the recording", lambda: self.machine.message(recording.close()))
+            self.machine.step("end of the recording", lambda: self._end_recording(recording))
         if exporter is not None:
             exporter.close()
         self.machine.step("size", self._check_size)
@@ -290,6 +295,10 @@ class Day:
         self._cost({name: share for name, share in shares.items() if share is not None})
         if lost := [name.partition("_")[0] for name, share in shares.items() if share is None]:
             raise StepError(f"{' and '.join(lost)}: ended before the day did; see if the machine has memory and disk")
+
+    def _end_recording(self, recording: Recording) -> None:
+        time.sleep(_LAST_PAGES_SECONDS)
+        self.machine.message(recording.close())
 
     def _check_size(self) -> None:
         size = sum(file.stat().st_size for file in self._out.iterdir() if file.is_file())

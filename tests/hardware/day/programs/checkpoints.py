@@ -14,7 +14,7 @@ from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
 loader = DataLoader(Tokens(), batch_size=BATCH, num_workers=2, pin_memory=CUDA)
 model = Transformer(width=WIDTH // 2).to(DEVICE)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=CUDA)
-history = torch.zeros(0 if CUDA else 16 << 20)  # makes the tiny model's checkpoint take a while
+history = torch.zeros(0 if CUDA else 64 << 20)  # makes the tiny model's checkpoint take a while
 
 truth = Truth()
 interval = truth.seconds / 6

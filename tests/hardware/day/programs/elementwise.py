@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
 
-SIZE = 64 << 20 if CUDA else 1 << 16
-scale = torch.nn.Parameter(torch.ones(SIZE, device=DEVICE))
-offset = torch.nn.Parameter(torch.zeros(SIZE, device=DEVICE))
-optimizer = torch.optim.SGD([scale, offset], lr=1e-4)
+SIZE = 64 << 20 if CUDA else 1 << 19
+
+
+class Scales(nn.Module):
+    """Scales, shifts and clips its input several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(SIZE))
+        self.offset = nn.Parameter(torch.zeros(SIZE))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            values = torch.relu(values * self.scale + self.offset)
+        return values.mean()
+
+
+model = Scales().to(DEVICE)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 values = torch.rand(SIZE, device=DEVICE)
 
 truth = Truth()
 while True:
     truth.begin_step()
-    output = values
-    for _ in range(8):
-        output = torch.relu(output * scale + offset)
-    loss = output.mean()
+    loss = model(values)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -51,6 +51,15 @@ class Tokens(Dataset[torch.Tensor]):
         return torch.randint(_TOKENS, (LENGTH,))
 
 
+class Loss(nn.Module):
+    """Mean square of a module's output."""
+
+    def forward(self, output: torch.Tensor | tuple[torch.Tensor, object]) -> torch.Tensor:
+        """Return it, also for recurrent networks, which return their state too."""
+        values = output[0] if isinstance(output, tuple) else output
+        return values.square().mean()
+
+
 def burn(seconds: float) -> None:
     """Use that much CPU time of this thread, as for decoding an image."""
     image = torch.ones(64, 64)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tests.hardware.day.programs.parts import Loss
 from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
 
-WIDTH, LENGTH = (512, 512) if CUDA else (32, 32)
-model = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True).to(DEVICE)
+WIDTH, LENGTH = (512, 512) if CUDA else (128, 64)
+model = nn.Sequential(nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True), Loss()).to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 samples = torch.rand(4, LENGTH, WIDTH, device=DEVICE)
 
 truth = Truth()
 while True:
     truth.begin_step()
-    output, _ = model(samples)
-    loss = output.square().mean()
+    loss = model(samples)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
