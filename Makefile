@@ -42,7 +42,7 @@ UP_PIP := $(UP_VENV)/bin/python $(INSTALL) --no-compile
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu lint bench score generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -120,6 +120,9 @@ bench: $(STAMP) tools ## compare the cost with other exporters; prints the table
 
 score: $(STAMP) tools ## how often the diagnosis is right: every labelled scenario; writes tests/scenarios/RESULTS.md
 	$(BIN)/python -m tests.scenarios $(ARGS)
+
+external: $(STAMP) tools ## replay trainings that were measured elsewhere, and compare with the published causes
+	$(BIN)/python -m tests.external $(ARGS)
 
 generate: $(STAMP) ## regenerate the committed files that are generated
 	$(BIN)/python -m exporter.tools.metrics_reference
