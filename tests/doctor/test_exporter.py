@@ -12,7 +12,7 @@ from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings, statuses
 
 pytestmark = pytest.mark.usefixtures("no_time_passes")
-CHECKS = ("version", "ready", "sources", "gpus", "readings", "clock", "reports", "series")
+CHECKS = ("version", "ready", "sources", "gpus", "readings", "clock", "receivers", "reports", "series")
 
 
 def page(now: float) -> str:
@@ -23,6 +23,8 @@ stallscope_exporter_source_up{{source="nvidia"}} 1
 stallscope_exporter_source_last_success_timestamp_seconds{{source="cpu"}} {now}
 stallscope_exporter_source_last_success_timestamp_seconds{{source="nvidia"}} {now}
 stallscope_gpu_up{{gpu="0",uuid="GPU-0"}} 1
+stallscope_exporter_receiver_up{{transport="udp"}} 1
+stallscope_exporter_receiver_up{{transport="unix"}} 1
 stallscope_exporter_reports_total{{transport="unix"}} 7
 stallscope_exporter_reports_rejected_total{{reason="unsigned"}} 0
 stallscope_exporter_series_dropped_total{{limit="series"}} 0
@@ -63,6 +65,13 @@ def test_an_exporter_in_order_is_ok_in_every_check(served: Served, make_subject:
         ),
         ("gpus", "warning", 'stallscope_gpu_up{gpu="0",uuid="GPU-0"} 1\n', "", "no GPU"),
         ("readings", "failed", 'seconds{source="nvidia"} 1', 'seconds{source="nvidia"} 0', "collector nvidia"),
+        (
+            "receivers",
+            "failed",
+            'receiver_up{transport="udp"} 1',
+            'receiver_up{transport="udp"} 0',
+            "the udp receiver of training reports is not open",
+        ),
         ("reports", "warning", 'reason="unsigned"} 0', 'reason="unsigned"} 3', "3 training reports were rejected"),
         ("series", "warning", 'limit="series"} 0', 'limit="series"} 4', "4 series"),
     ],

@@ -254,6 +254,20 @@ def test_reports_come_in_through_both_sockets(
     assert value(intake, "stallscope_exporter_reports_total", "udp") == 1
 
 
+def test_a_receiver_is_up_while_its_address_is_its_own_and_absent_where_it_is_switched_off(
+    tmp_path: Path, root: Path
+) -> None:
+    up = "stallscope_exporter_receiver_up"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as occupant:
+        occupant.bind(("127.0.0.1", 0))
+        intake = Intake(IntakeSettings(socket=tmp_path / "report.sock", udp=occupant.getsockname()), root=root)
+        intake.start()
+        assert (value(intake, up, "unix"), value(intake, up, "udp")) == (1, 0)
+    until(lambda: value(intake, up, "udp") == 1)
+    intake.stop(timeout=60)
+    assert value(Intake(IntakeSettings(socket=None, udp=None), root=root), up, "udp") is None
+
+
 def test_house_is_kept_by_itself(root: Path) -> None:
     intake = Intake(IntakeSettings(socket=None, udp=None), root=root)
     intake.registry.accept(make_report(), "unix", 7)  # whose process is no more

@@ -48,6 +48,8 @@ def test_trouble_of_an_exporter_is_told(rulebook: Rulebook) -> None:
         *exporter(),
         own("source_up", until(40), "source", source="disk"),
         own("source_up", "1+0x96 0 1+0x23", "source for a moment", source="disk"),
+        own("receiver_up", until(40), "receiver", transport="udp"),
+        own("receiver_up", steady(1), "open receiver", transport="unix"),
         own("source_stuck_threads", until(40, 0, 1), "stuck", source="nvidia"),
         own("source_stuck_threads", steady(0), "not stuck", source="nvidia"),
         own("reports_rejected_total", growing(0.02), "reports", reason="too_large"),
@@ -63,6 +65,7 @@ def test_trouble_of_an_exporter_is_told(rulebook: Rulebook) -> None:
         story,
         [
             {"alertname": "StallscopeSourceFailing", "instance": "source"},
+            {"alertname": "StallscopeSourceFailing", "instance": "receiver"},
             {"alertname": "StallscopeSourceStuck", "instance": "stuck"},
             {"alertname": "StallscopeReportsRejected", "instance": "reports"},
             {"alertname": "StallscopeRequestsRefused", "instance": "requests"},

@@ -94,6 +94,12 @@ def test_tells_each_source_and_what_is_wrong_with_it() -> None:
     assert "No collector is enabled." in section(shown(), "sources").text
 
 
+def test_a_receiver_that_is_not_open_is_shown_with_its_reason_and_an_open_one_is_not() -> None:
+    problem = "no reports through UDP 127.0.0.1:19400: Address already in use; choose a free port"
+    assert problem in section(shown(closed_receivers=(problem,)), "sources").text
+    assert "no reports through" not in section(shown(), "sources").text
+
+
 def test_a_simulated_node_is_labelled_and_a_real_one_is_not() -> None:
     page = shown(simulated="gpu_lost")
     assert "are not real; they play the scenario gpu_lost." in page.one(class_="notice").text

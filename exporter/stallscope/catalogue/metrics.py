@@ -925,6 +925,14 @@ EXPORTER_FAMILIES = (
         provider="intake.runs",
     ),
     _exporter(
+        "exporter_receiver_up",
+        _GAUGE,
+        "1 while the receiver of training reports is open, else 0, by transport; absent where it is switched off.",
+        labels=("transport",),
+        values={"transport": ("unix", "udp")},
+        provider="intake.service",
+    ),
+    _exporter(
         "exporter_reports_rejected_total",
         _COUNTER,
         "Training reports refused, of those that were read, by reason.",

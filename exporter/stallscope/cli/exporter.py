@@ -375,6 +375,7 @@ class Exporter:
                 if held.report.failure
             },
             stacks={run: sentence(grouped(ranks)) for run, ranks in self._standstills().items()},
+            closed_receivers=tuple(each.problem for each in self.intake.receivers if each.problem),
             reads_gpus=any(isinstance(source, GpuCollector) for source in list(self._running.values())),
             simulated=self.configuration.scenario,
         )

@@ -19,6 +19,7 @@ LAST_SUCCESS = family("stallscope_exporter_source_last_success_timestamp_seconds
 STUCK_THREADS = family("stallscope_exporter_source_stuck_threads")
 GPU_UP = family("stallscope_gpu_up")
 LOST_INFO = family("stallscope_gpu_lost_info")
+RECEIVER_UP = family("stallscope_exporter_receiver_up")
 REPORTS = family("stallscope_exporter_reports_total")
 REPORTS_REJECTED = family("stallscope_exporter_reports_rejected_total")
 SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
@@ -29,6 +30,7 @@ READ = (
     STUCK_THREADS,
     GPU_UP,
     LOST_INFO,
+    RECEIVER_UP,
     REPORTS,
     REPORTS_REJECTED,
     SERIES_DROPPED,
@@ -57,6 +59,10 @@ _REMEDIES = {
     "memory_limit": "use shorter names of runs, phases and values",
     "not_owner": "use different run names for different users",
     "superseded": "use different names for concurrent runs",
+}
+_RECEIVER_REMEDIES = {
+    "unix": "see the exporter's log for the reason; stop the program that uses the socket, or set --report.unix-socket",
+    "udp": "see the exporter's log for the reason; stop the program that uses the port, or set --report.udp-address",
 }
 
 
@@ -194,6 +200,14 @@ def _clock(exporter: Exporter) -> Iterator[Finding]:
         yield ok("the exporter's clock and this machine's agree")
 
 
+def _receivers(exporter: Exporter) -> Iterator[Finding]:
+    states = {labels["transport"]: bool(value) for labels, value in exporter.page.samples(RECEIVER_UP)}
+    for transport in (each for each, up in sorted(states.items()) if not up):
+        yield failed(f"the {transport} receiver of training reports is not open", _RECEIVER_REMEDIES[transport])
+    if states and all(states.values()):
+        yield ok(f"training reports are received by {' and '.join(sorted(states))}")
+
+
 def _reports(exporter: Exporter) -> Iterator[Finding]:
     refused = {labels["reason"]: value for labels, value in exporter.page.samples(REPORTS_REJECTED) if value}
     for reason, number in sorted(refused.items()):
@@ -230,6 +244,7 @@ PART = Part(
         ("gpus", _gpus),
         ("readings", _readings),
         ("clock", _clock),
+        ("receivers", _receivers),
         ("reports", _reports),
         ("series", _series),
     ),

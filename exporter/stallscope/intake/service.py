@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stallscope.catalogue.metrics import family
 from stallscope.intake.authentication import DEFAULT_WINDOW, Authentication
 from stallscope.intake.authentication import REASONS as AUTHENTICATION_REASONS
 from stallscope.intake.dispatcher import BatchLimits, Dispatcher
@@ -32,6 +33,8 @@ from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
 
 _logger = logging.getLogger(__name__)
+
+RECEIVER_UP = family("stallscope_exporter_receiver_up")
 
 _CHECK_INTERVAL = 1.0
 _SAVE_INTERVAL = 10.0
@@ -152,7 +155,8 @@ class Intake:
 
     def collect(self) -> list[Sample]:
         """Return every series of the report path. Reads memory only; thread-safe."""
-        return [*self.registry.collect(), *self.stacks.collect()]
+        up = [Sample(RECEIVER_UP, (each.transport,), float(each.socket is not None)) for each in self.receivers]
+        return [*up, *self.registry.collect(), *self.stacks.collect()]
 
     def post(self, body: bytes, client: str = "") -> tuple[int, bytes]:
         """Accept a report from a POST request.

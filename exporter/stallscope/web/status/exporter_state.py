@@ -30,6 +30,8 @@ class ExporterState(NamedTuple):
     """Failure of a rank's process, if it reported one."""
     stacks: Mapping[str, str] = {}
     """For each run with ranks at a standstill, where these are in their code, as a sentence."""
+    closed_receivers: tuple[str, ...] = ()
+    """For each receiver of training reports that is not open, the reason and what to do."""
     reads_gpus: bool = True
     """True if a GPU collector is enabled."""
     simulated: str = ""

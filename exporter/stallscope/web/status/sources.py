@@ -11,7 +11,7 @@ _ERROR_LENGTH = 300
 
 
 def source_section(look: ExporterState, now: float) -> str:
-    """Return the table of collectors."""
+    """Return the table of collectors, below the receivers of training reports that are not open."""
     rows = "".join(_row(status, now) for status in look.statuses)
     if not rows:
         body = '<p class="quiet">No collector is enabled.</p>'
@@ -21,7 +21,8 @@ def source_section(look: ExporterState, now: float) -> str:
             '<th scope="col">State</th><th scope="col">Last reading</th></tr></thead>'
             f"<tbody>{rows}</tbody></table>"
         )
-    return f'<section aria-labelledby="sources"><h2 id="sources">Collectors</h2>{body}</section>'
+    closed = "".join(f'<p class="bad">{foreign(problem, _ERROR_LENGTH)}</p>' for problem in look.closed_receivers)
+    return f'<section aria-labelledby="sources"><h2 id="sources">Collectors</h2>{closed}{body}</section>'
 
 
 def _row(status: CollectorStatus, now: float) -> str:
