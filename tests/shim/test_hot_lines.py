@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -498,8 +499,10 @@ def test_the_thread_that_the_loop_waits_for_is_found(looping: Timeline) -> None:
 
     lines = sampled(looping, work)
     stopped.set()
-    batches.get()
-    thread.join()
+    # The thread ends after the batch it is at, which it can only put where the last one was taken.
+    while thread.is_alive():
+        with contextlib.suppress(queue.Empty):
+            batches.get(timeout=0.01)
     assert lines["data_wait"][0].location == line_of(slow_transform)
 
 
