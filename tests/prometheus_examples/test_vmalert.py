@@ -31,7 +31,7 @@ pytestmark = [
     ),
 ]
 
-INTERVAL = 2
+INTERVAL = 4
 """Seconds between evaluations: vmalert needs one for each rule in a chain."""
 AHEAD = 390.0
 """Seconds of scrapes that follow after both have started."""
