@@ -34,7 +34,8 @@ GENERATED = (
 MOST = 0.8
 """Share of a domain's causes that a file must name to count as a list of them."""
 STORIES = re.compile(
-    r"tests/rules/test_(?!bundle)\w+\.py|tests/scenarios/cases/.+|exporter/stallscope/simulation/scenarios\.py"
+    r"tests/rules/test_(?!bundle)\w+\.py|tests/scenarios/cases/.+|tests/hardware/day/planted\.py"
+    r"|exporter/stallscope/simulation/scenarios\.py"
 )
 """Tests and demonstrations of single causes, to which a new cause may add one of its own."""
 
