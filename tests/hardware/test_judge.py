@@ -267,6 +267,7 @@ def test_a_section_replaces_that_of_the_same_gpu_and_driver_alone() -> None:
             "pages.rec: recorded by Stallscope 9.0 in version 99 of the format, this one reads up to 1",
         ),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",  # compressed bytes have the time in them
 )
 def test_an_invalid_file_is_named_and_everything_else_is_judged(
     day: Path, root: Path, file: str, content: str | bytes | None, message: str, capsys: pytest.CaptureFixture[str]
