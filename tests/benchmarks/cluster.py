@@ -463,6 +463,7 @@ def _fill_hosts(hosts: _Subjects, training: _Training, now: float) -> None:
         for family in ("readings_total", "reading_seconds_total", "cpu_seconds_total"):
             hosts.gauge(f"stallscope_exporter_source_{family}", rate=1, source=source)
         hosts.gauge("stallscope_exporter_driver_calls_total", rate=80, source=source)
+    hosts.gauge("stallscope_exporter_receiver_up", 1, transport="unix")
     hosts.gauge("stallscope_exporter_reports_total", rate=16, transport="unix")
     for reason in ("too_large", "malformed", "unknown_version", "limit"):
         hosts.gauge("stallscope_exporter_reports_rejected_total", reason=reason)

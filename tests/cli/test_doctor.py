@@ -31,7 +31,7 @@ def test_each_result_has_one_line_and_what_failed_says_what_to_do(
     assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 0
     reported = capsys.readouterr().out
     assert reported.startswith("exporter\n  ok       version:")
-    assert reported.endswith("\n8 ok\n")
+    assert reported.endswith("\n9 ok\n")
     assert "\033" not in reported
 
     exporter.texts["/metrics"] = page(time.time()).replace('up{source="cpu"} 1', 'up{source="cpu"} 0')
@@ -41,7 +41,7 @@ def test_each_result_has_one_line_and_what_failed_says_what_to_do(
     assert "-> see the exporter's log for the reason, or disable it with --no-collector.cpu" in " ".join(
         reported.split()
     )
-    assert reported.endswith("\n1 failed, 7 ok\n")
+    assert reported.endswith("\n1 failed, 8 ok\n")
 
 
 def test_what_to_do_is_not_said_again_right_below(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_warnings_are_no_failure_and_json_tells_the_same(exporter: Served, capsy
     exporter.texts["/metrics"] = page(time.time()).replace('limit="series"} 0', 'limit="series"} 4')
     assert main(["doctor", "exporter", "--exporter.url", exporter.url, "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)
-    assert reported["counts"] == {"ok": 7, "warning": 1}
+    assert reported["counts"] == {"ok": 8, "warning": 1}
     (warned,) = (each for each in reported["results"] if each["status"] == "warning")
     assert (warned["part"], warned["check"], warned["message"]) == (
         "exporter",
