@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.cli import _flight_recorder, stacks
+from stallscope.cli import _flight_recorder, _rank_files, stacks
 from stallscope.view.collective_counts import lines
 from tests.analysis.servers import answering
 
@@ -91,7 +91,7 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(protocol: int, tmp_pa
     planted = tmp_path / "planted"
     content = pickle.dumps({"entries": [Malicious(planted)]}, protocol)
     (tmp_path / "trace_0").write_bytes(content)
-    with pytest.raises(_flight_recorder.Unreadable, match=r"trace_0: refers to .*, unlike a dump"):
+    with pytest.raises(_rank_files.Unreadable, match=r"trace_0: refers to .*, unlike a dump"):
         _flight_recorder.read(tmp_path)
     assert not planted.exists()
     pickle.loads(content)
@@ -117,16 +117,16 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(protocol: int, tmp_pa
 @pytest.mark.usefixtures("nothing_collected")
 def test_another_file_is_refused_with_the_reason(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "trace_0").write_bytes(content)
-    with pytest.raises(_flight_recorder.Unreadable, match=re.escape(problem)):
+    with pytest.raises(_rank_files.Unreadable, match=re.escape(problem)):
         _flight_recorder.read(tmp_path)
 
 
 def test_a_folder_without_dumps_is_refused_and_other_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "folder_1").mkdir()
-    with pytest.raises(_flight_recorder.Unreadable, match="no file name contains a rank"):
+    with pytest.raises(_rank_files.Unreadable, match="no file name contains a rank"):
         _flight_recorder.read(tmp_path)
-    with pytest.raises(_flight_recorder.Unreadable, match="missing: No such file or directory; check the path"):
+    with pytest.raises(_rank_files.Unreadable, match="missing: No such file or directory; check the path"):
         _flight_recorder.read(tmp_path / "missing" / "trace_")
     dump(tmp_path, 0, entry(1))
     (tmp_path / "other_0").touch()
@@ -134,7 +134,7 @@ def test_a_folder_without_dumps_is_refused_and_other_files_are_left_out(tmp_path
     assert problem.startswith(f"{tmp_path}/other_0: not a dump (EOFError), or truncated; ")
     assert _flight_recorder.read(tmp_path / "nccl_trace_rank_").problems == ()
     assert _flight_recorder.read(tmp_path / "nccl_trace_rank_").number == 1
-    with pytest.raises(_flight_recorder.Unreadable, match="larger than 0 MiB"):
+    with pytest.raises(_rank_files.Unreadable, match="larger than 0 MiB"):
         _flight_recorder.read(tmp_path / "nccl_trace_rank_", max_bytes=10)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
-from stallscope.cli._rank_files import NoFiles, rank_files
+from stallscope.cli._rank_files import Unreadable, bounded, rank_files, superseded
 from stallscope.common.formatting import ago, duration, readable, several
 from stallscope.view.collective_counts import Communicator, Evidence, Member, shared
 from stallscope.view.hangs import Group, Launch, Progress, RankOperations, conclude
@@ -33,18 +33,12 @@ _MAX_RANK = 1 << 16
 """The default group is not completed up to a rank that is implausible."""
 _MAX_DIMENSIONS = 16
 """Tensors with more dimensions are not compared."""
-_MAX_PROBLEMS = 8
-"""Maximum number of files with a message."""
 _OTHER_HANG = 3600.0
 """A dump belongs to an earlier hang if its newest operation is this many seconds older than the others'."""
 _OTHER_ATTEMPT = 300.0
 """A dump also belongs to an earlier attempt if it is this many seconds older than the start of the other ranks."""
 _TIMES = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
 _TRANSFER = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})")
-
-
-class Unreadable(Exception):
-    """The dumps can't be read; the message is one line with the problem and what to do."""
 
 
 def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
@@ -59,10 +53,7 @@ def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
     Raises:
         Unreadable: there are no such files, or none of them is a dump.
     """
-    try:
-        files = rank_files(path)
-    except NoFiles as problem:
-        raise Unreadable(str(problem)) from None
+    files = rank_files(path)
     reader = _Reader(max_bytes)
     dumps: dict[int, _Dump] = {}
     older: list[Path] = []
@@ -79,9 +70,7 @@ def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
         reader.problems.clear()
     if not dumps:
         raise Unreadable(problems[0])
-    if older:
-        more = f" and {len(older) - 1:,} more" if len(older) > 1 else ""
-        problems.append(f"{older[0]}{more}: older than another file of the same rank; remove it if it is not needed")
+    problems += superseded(older)
     for rank, age in _earlier(dumps).items():
         file = dumps.pop(rank).file
         problems.append(f"{file}: {duration(age)} older than other dumps; replace it by the dump of this hang")
@@ -93,15 +82,13 @@ def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
     now = time.time()
     written = ago(now - max(times)) if max(times) - min(times) < 60 else f"{ago(now - min(times))} or later"
     communicators = tuple(_communicators(operations, unreadable))
-    if len(problems) > _MAX_PROBLEMS:
-        problems[_MAX_PROBLEMS:] = [f"{path}: {several(len(problems) - _MAX_PROBLEMS, 'more file')} left out"]
     return Evidence(
         f"PyTorch flight recorder ({several(len(dumps), 'file')}, written {written})",
         "process group",
         len({group for each in operations.values() for group in each.groups}),
         communicators,
         conclude(operations, unreadable),
-        tuple(problems),
+        tuple(bounded(problems, path)),
     )
 
 

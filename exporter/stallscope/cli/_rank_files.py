@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from stallscope.common.formatting import several
 
 _MAX_DEPTH = 5
 """Levels of subfolders: node, attempt, rank."""
 _MAX_FILES = 100_000
+_MAX_PROBLEMS = 8
+"""Maximum number of files with a message."""
 _WORDS = [re.compile(rf"(?:{words})[-_.=]?(\d{{1,7}})(?!\d)") for words in ("rank", "dump|trace|stacks?|worker")]
 """Words before the rank; numbers after it can be those of an attempt or a time."""
 _LAST = re.compile(r"(?<!\d)(\d{1,7})(?:\.[a-z]{2,7})?")
 """A number at the end of the name, before a suffix such as .json."""
 
 
-class NoFiles(Exception):
-    """There are no files of ranks; the message is one line with the problem and what to do."""
+class Unreadable(Exception):
+    """The files can't be read; the message is one line with the problem and what to do."""
 
 
 class RankFiles(NamedTuple):
@@ -40,16 +44,16 @@ def rank_files(path: Path) -> RankFiles:
         path: a folder, or the prefix of the files' paths.
 
     Raises:
-        NoFiles: the folder can't be read, or no file name has a rank.
+        Unreadable: the folder can't be read, or no file name has a rank.
     """
     is_folder = path.is_dir()
     folder, prefix = (path, "") if is_folder else (path.parent, path.name)
     try:
         present = list(_files(folder, _MAX_DEPTH if is_folder else 0))
     except OSError as error:
-        raise NoFiles(f"{folder}: {error.strerror or error}; check the path") from None
+        raise Unreadable(f"{folder}: {error.strerror or error}; check the path") from None
     if len(present) > _MAX_FILES:
-        raise NoFiles(f"{folder}: more than {_MAX_FILES:,} files; name the folder of one job")
+        raise Unreadable(f"{folder}: more than {_MAX_FILES:,} files; name the folder of one job")
     present = sorted(file for file in present if file.name.startswith(prefix))
     exact = [file for file in present if _rank(file.name) is not None and prefix and _follows(file.name, prefix)]
     found = _by_rank((file, file.name) for file in exact or present)
@@ -57,8 +61,22 @@ def rank_files(path: Path) -> RankFiles:
         return RankFiles(found, False)
     found = _by_rank((file, file.parent.name) for file in present if file.parent != folder)
     if not found:
-        raise NoFiles(f"{path}: no file name contains a rank, as in rank_3 or dump_3.json; check the path")
+        raise Unreadable(f"{path}: no file name contains a rank, as in rank_3 or dump_3.json; check the path")
     return RankFiles(found, True)
+
+
+def superseded(older: Sequence[Path]) -> list[str]:
+    """Return the message about files that are older than another one of the same rank, if there are any."""
+    if not older:
+        return []
+    more = f" and {len(older) - 1:,} more" if len(older) > 1 else ""
+    return [f"{older[0]}{more}: older than another file of the same rank; remove it if it is not needed"]
+
+
+def bounded(problems: Sequence[str], path: Path) -> list[str]:
+    """Return the first messages about files, and how many more files were left out."""
+    more = len(problems) - _MAX_PROBLEMS
+    return [*problems[:_MAX_PROBLEMS], *([f"{path}: {several(more, 'more file')} left out"] if more > 0 else [])]
 
 
 def _by_rank(names: Iterable[tuple[Path, str]]) -> dict[int, list[Path]]:

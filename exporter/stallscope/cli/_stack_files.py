@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stallscope.cli._py_spy import Thread, threads_in
-from stallscope.cli._rank_files import NoFiles, rank_files
-from stallscope.common.formatting import readable, several
+from stallscope.cli._rank_files import Unreadable, bounded, rank_files, superseded
+from stallscope.common.formatting import readable
 from stallscope.protocol.stacks import MAX_FRAMES, Frame, Stack, frame_of
 
 _MAIN = "MainThread"
-_MAX_PROBLEMS = 8
-"""Maximum number of files with a message."""
 _SPY_THREAD = re.compile(r'Thread ((?:0x)?[0-9A-Fa-f]+) \(([a-z+]+)\)(?:: "(.*)")?')
 _SPY_FRAME = re.compile(r" {4}(\S.*) \((.+?)(?::(\d{1,9}))?\)")
 _HANDLER_THREAD = re.compile(
@@ -34,10 +32,6 @@ _PACKAGES = (
     "jax",
 )
 """Packages whose files py-spy shortens to a path that begins with the package."""
-
-
-class Unreadable(Exception):
-    """The files can't be read; the message is one line with the problem and what to do."""
 
 
 class StackFiles(NamedTuple):
@@ -59,10 +53,7 @@ def read(path: Path, *, max_bytes: int = 16 << 20) -> StackFiles:
     Raises:
         Unreadable: there are no such files, or none of them has a stack.
     """
-    try:
-        files = rank_files(path)
-    except NoFiles as problem:
-        raise Unreadable(str(problem)) from None
+    files = rank_files(path)
     stacks: dict[int, Stack] = {}
     problems: list[str] = []
     older: list[Path] = []
@@ -76,12 +67,8 @@ def read(path: Path, *, max_bytes: int = 16 << 20) -> StackFiles:
             stacks[rank] = valid[-1][2]
     if not stacks:
         raise Unreadable(problems[0])
-    if older:
-        more = f" and {len(older) - 1:,} more" if len(older) > 1 else ""
-        problems.append(f"{older[0]}{more}: older than another file of the same rank; remove it if it is not needed")
-    if len(problems) > _MAX_PROBLEMS:
-        problems[_MAX_PROBLEMS:] = [f"{path}: {several(len(problems) - _MAX_PROBLEMS, 'more file')} left out"]
-    return StackFiles(dict(sorted(stacks.items())), problems)
+    problems += superseded(older)
+    return StackFiles(dict(sorted(stacks.items())), bounded(problems, path))
 
 
 def _written(file: Path) -> float:

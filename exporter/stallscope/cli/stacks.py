@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stallscope.cli import _flight_recorder, _nccl_ras, _requests, _stack_files
+from stallscope.cli import _flight_recorder, _nccl_ras, _rank_files, _requests, _stack_files
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
 from stallscope.cli._py_spy import Unreadable, threads_of
@@ -185,7 +185,7 @@ def _show_files(parsed: argparse.Namespace) -> int:
             files = _stack_files.read(parsed.stack_files)
             found = grouped({rank: [stack] for rank, stack in files.stacks.items()})
             problems += [f"--stack-files: {problem}" for problem in files.problems]
-    except _stack_files.Unreadable as problem:
+    except _rank_files.Unreadable as problem:
         problems.append(f"--stack-files: {problem}")
     conclusions = [collective_counts.concluded(each) for each in evidence] + [by_stacks(found)]
     shown = sorted([each for each in conclusions if each is not None], key=lambda each: not each.kind)
@@ -252,7 +252,7 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> t
             dumps = _flight_recorder.read(parsed.flight_recorder)
             found.append(dumps)
             problems += [f"--flight-recorder: {problem}" for problem in dumps.problems]
-    except _flight_recorder.Unreadable as problem:
+    except _rank_files.Unreadable as problem:
         problems.append(f"--flight-recorder: {problem}")
     return found, problems
 
