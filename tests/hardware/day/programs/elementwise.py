@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
+from tests.hardware.day.programs.parts import train_again
+from tests.hardware.day.programs.truth import CUDA, DEVICE
 
 SIZE = 64 << 20 if CUDA else 1 << 19
 
@@ -28,13 +29,4 @@ model = Scales().to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 values = torch.rand(SIZE, device=DEVICE)
 
-truth = Truth()
-while True:
-    truth.begin_step()
-    loss = model(values)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if truth.end_step():
-        break
-truth.write()
+train_again(model, optimizer, values)

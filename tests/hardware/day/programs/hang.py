@@ -7,7 +7,7 @@ import time
 import torch
 from torch.utils.data import DataLoader
 
-from tests.hardware.day.programs.parts import BATCH, WIDTH, Tokens, Transformer
+from tests.hardware.day.programs.parts import BATCH, WIDTH, Tokens, Transformer, step
 from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
 
 _CYCLES_PER_SECOND = 2_000_000_000
@@ -20,12 +20,7 @@ truth = Truth()
 began = time.monotonic()
 for tokens in loader:
     truth.begin_step()
-    tokens = tokens.to(DEVICE, non_blocking=True)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        loss = model(tokens)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    step(model, optimizer, tokens)
     truth.end_step()
     if time.monotonic() - began > truth.seconds / 4:
         truth.more["hung_from"] = time.time()

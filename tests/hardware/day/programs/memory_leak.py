@@ -7,7 +7,7 @@ import time
 import torch
 from torch.utils.data import DataLoader
 
-from tests.hardware.day.programs.parts import BATCH, WIDTH, Tokens, Transformer
+from tests.hardware.day.programs.parts import BATCH, WIDTH, Tokens, Transformer, step
 from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
 
 loader = DataLoader(Tokens(), batch_size=BATCH, num_workers=2, pin_memory=CUDA)
@@ -21,12 +21,7 @@ bytes_per_second = room / truth.seconds
 grown = time.monotonic()
 for tokens in loader:
     truth.begin_step()
-    tokens = tokens.to(DEVICE, non_blocking=True)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        loss = model(tokens)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    step(model, optimizer, tokens)
     now = time.monotonic()
     kept.append(torch.zeros(int(bytes_per_second * (now - grown)), dtype=torch.uint8, device=DEVICE))
     grown = now

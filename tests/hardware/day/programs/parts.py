@@ -6,9 +6,9 @@ import time
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from tests.hardware.day.programs.truth import CUDA
+from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
 
 WIDTH = 2048 if CUDA else 128
 LENGTH = 512 if CUDA else 32
@@ -58,6 +58,43 @@ class Loss(nn.Module):
         """Return it, also for recurrent networks, which return their state too."""
         values = output[0] if isinstance(output, tuple) else output
         return values.square().mean()
+
+
+def step(model: Transformer, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
+    """Train on one batch in bfloat16."""
+    tokens = tokens.to(DEVICE, non_blocking=True)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        loss = model(tokens)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def train(loader: DataLoader[torch.Tensor]) -> None:
+    """Train a transformer until the program's time is over, and write the truth: lost is the time without a batch."""
+    model = Transformer().to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=CUDA)
+    truth = Truth()
+    for tokens in loader:
+        truth.begin_step()
+        step(model, optimizer, tokens)
+        if truth.end_step():
+            break
+    truth.write(lost="idle" if CUDA else "waited")
+
+
+def train_again(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor, lost: str = "") -> None:
+    """Train on the same batch until the program's time is over, and write the truth; `lost` as in `Truth.write`."""
+    truth = Truth()
+    while True:
+        truth.begin_step()
+        loss = model(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if truth.end_step():
+            break
+    truth.write(lost=lost)
 
 
 def burn(seconds: float) -> None:

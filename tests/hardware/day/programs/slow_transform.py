@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch.utils.data import DataLoader
 
-from tests.hardware.day.programs.parts import BATCH, Tokens, Transformer
-from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
+from tests.hardware.day.programs.parts import BATCH, Tokens, train
+from tests.hardware.day.programs.truth import CUDA
 
-loader = DataLoader(Tokens(transform_seconds=0.02), batch_size=BATCH, num_workers=2, pin_memory=CUDA)
-model = Transformer().to(DEVICE)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=CUDA)
-
-truth = Truth()
-for tokens in loader:
-    truth.begin_step()
-    tokens = tokens.to(DEVICE, non_blocking=True)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        loss = model(tokens)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if truth.end_step():
-        break
-truth.write(lost="idle" if CUDA else "waited")
+train(DataLoader(Tokens(transform_seconds=0.02), batch_size=BATCH, num_workers=2, pin_memory=CUDA))

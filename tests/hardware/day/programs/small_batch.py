@@ -5,21 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.hardware.day.programs.parts import Loss
-from tests.hardware.day.programs.truth import CUDA, DEVICE, Truth
+from tests.hardware.day.programs.parts import Loss, train_again
+from tests.hardware.day.programs.truth import CUDA, DEVICE
 
 WIDTH, LENGTH = (512, 512) if CUDA else (128, 64)
 model = nn.Sequential(nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True), Loss()).to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 samples = torch.rand(4, LENGTH, WIDTH, device=DEVICE)
 
-truth = Truth()
-while True:
-    truth.begin_step()
-    loss = model(samples)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if truth.end_step():
-        break
-truth.write()
+train_again(model, optimizer, samples)
