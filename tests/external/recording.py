@@ -202,9 +202,9 @@ class _Checks:
 
     def ranks(self, head: Mapping[str, Any], count: int) -> tuple[int, ...]:
         """Return the global ranks."""
-        told = head.get("ranks", count)
-        if told != count and count:
-            raise ExternalError(f"{self._file}: ranks: {told!r}, but the steps have {count}; correct one of them")
+        stated = head.get("ranks", count)
+        if stated != count and count:
+            raise ExternalError(f"{self._file}: ranks: {stated!r}, but the steps have {count}; correct one of them")
         found = head.get("global_ranks", list(range(count)))
         if (
             not isinstance(found, list)

@@ -22,17 +22,17 @@ def found() -> dict[str, Any]:
 
 
 def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
-    def asked(function: Callable[..., Any], *arguments: Any) -> Any:
+    def answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(handle, *arguments)
         except (pynvml.NVMLError, AttributeError):
             return None
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    mig = asked(pynvml.nvmlDeviceGetMigMode)
-    support = asked(pynvml.nvmlGpmQueryDeviceSupport)
-    memory_clock = asked(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM)
-    bus = asked(pynvml.nvmlDeviceGetMemoryBusWidth)
+    mig = answer_of(pynvml.nvmlDeviceGetMigMode)
+    support = answer_of(pynvml.nvmlGpmQueryDeviceSupport)
+    memory_clock = answer_of(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_MEM)
+    bus = answer_of(pynvml.nvmlDeviceGetMemoryBusWidth)
     return {
         "index": index,
         "uuid": pynvml.nvmlDeviceGetUUID(handle),
@@ -40,7 +40,7 @@ def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
         "mig": bool(mig and mig[0]),
         "instances": _instances(pynvml, handle) if mig and mig[0] else [],
         "gpm": bool(support is not None and support.isSupportedDevice),
-        "processes": [process.pid for process in asked(pynvml.nvmlDeviceGetComputeRunningProcesses) or []],
+        "processes": [process.pid for process in answer_of(pynvml.nvmlDeviceGetComputeRunningProcesses) or []],
         # Two transfers for each clock, eight bits a byte.
         "memory_bytes_per_second": memory_clock * 1e6 * 2 * bus / 8 if memory_clock and bus else None,
     }
