@@ -29,6 +29,10 @@ _IN_EXPRESSION = re.compile(
     rf"{_QUOTED}|#[^\n]*|(?P<range>\[\s*{_DURATION}\s*(?::\s*(?:{_DURATION})?\s*)?\])"
     rf"|\boffset\s+-?\s*(?P<offset>{_DURATION})"
 )
+# Seconds as plain numbers: an age beside `time()`, the longest gap between two samples, what is added to a threshold.
+_AGE = re.compile(
+    r"(?P<before>\btime\(\) - |\bclamp_max\(time\(\) - timestamp\([^()]*\), |_seconds\"\}\) [+-] )(?P<seconds>\d+)\b"
+)
 _TIMINGS = frozenset({"for", "keep_firing_for", "interval", "group_wait", "group_interval", "repeat_interval"})
 _THRESHOLD = "stallscope:threshold"
 _SECONDS = re.compile(r"vector\(\s*(\d+(?:\.\d+)?)\s*\)")
@@ -37,8 +41,8 @@ _SECONDS = re.compile(r"vector\(\s*(\d+(?:\.\d+)?)\s*\)")
 def scaled(folder: Path, factor: int, *, unscaled: frozenset[str] = frozenset()) -> None:
     """Write the bundle's folders `prometheus` and `alerts` with every duration divided by a factor.
 
-    Ranges, subqueries, offsets, `for`, `keep_firing_for`, intervals of groups, Alertmanager's timings, and thresholds
-    in seconds; a name such as `ratio5m` stays, and so does every other number.
+    Ranges, subqueries, offsets, `for`, `keep_firing_for`, intervals of groups, Alertmanager's timings, thresholds in
+    seconds, and ages in seconds (`time() - 60`); a name such as `ratio5m` stays, and so does every other number.
 
     Args:
         folder: where to write; an empty one.
@@ -60,14 +64,16 @@ def shortened(duration: str, factor: int) -> str:
 
 
 def rescaled_expression(expression: str, factor: int) -> str:
-    """An expression with every range, subquery step and offset divided by a factor."""
+    """An expression with every range, subquery step, offset and age divided by a factor."""
 
     def replaced(match: re.Match[str]) -> str:
         if match["range"] is None and match["offset"] is None:
             return match[0]
         return re.sub(_DURATION, lambda duration: shortened(duration[0], factor), match[0])
 
-    return _IN_EXPRESSION.sub(replaced, expression)
+    return _AGE.sub(
+        lambda age: f"{age['before']}{int(age['seconds']) / factor:g}", _IN_EXPRESSION.sub(replaced, expression)
+    )
 
 
 def _rescaled(content: Any, factor: int, unscaled: frozenset[str]) -> Any:
