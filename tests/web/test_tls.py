@@ -17,7 +17,6 @@ import pytest
 from stallscope.common.address import Address
 from stallscope.configuration import ConfigurationError
 from stallscope.protocol.vocabulary import MAX_BYTES
-from stallscope.web.http import openssl
 from stallscope.web.http import server as server_module
 from stallscope.web.http.configuration_file import CIPHER_SUITES, CURVES, Tls
 from stallscope.web.http.response import TEXT, Response
@@ -155,7 +154,7 @@ def test_an_answer_that_is_taken_late_comes_whole(server: Server, authority: Aut
 
 def test_the_versions_and_suites_that_were_asked_for_are_spoken(serve: Serve, authority: Authority) -> None:
     suite = CIPHER_SUITES["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]
-    server = serve(highest="TLS12", cipher_suites=(suite,), curves=(CURVES["CurveP384"],))
+    server = serve(highest="TLS12", cipher_suites=(suite,), curve=CURVES["CurveP384"])
     with (
         socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as plain,
         authority.trusting().wrap_socket(plain, server_hostname="localhost") as client,
@@ -238,32 +237,11 @@ def test_a_client_needs_one_of_the_allowed_names_on_its_first_and_on_a_resumed_c
             session = secure.session
 
 
-def test_a_name_in_a_certificate_that_is_not_verified_counts_and_no_certificate_has_none(
-    serve: Serve, tmp_path: Path, authority: Authority
-) -> None:
-    server = serve(client_authentication="RequestClientCert", allowed_names=frozenset({"node1"}))
-    client = Authority(tmp_path, "client", "DNS:node1")
-    assert ask(server, authority.trusting((client.certificate, client.key))) == BODY
-    with pytest.raises((OSError, http.client.HTTPException)):
-        ask(server, authority.trusting())
-    assert ask(serve(client_authentication="RequestClientCert"), authority.trusting()) == BODY
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"client_authentication": "RequireAnyClientCert"}, "does not support RequireAnyClientCert; use RequireAnd"),
-        ({"curves": ("X25519", "prime256v1")}, "does not support these cipher suites or curves; remove some of"),
-    ],
-)
-def test_what_a_python_with_openssl_built_in_can_not_do_is_refused(
-    options: dict[str, Any], words: str, node: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr("_ssl.__file__")
-    openssl._library.cache_clear()
-    with pytest.raises(ConfigurationError, match=words):
-        context_of(Tls(*node)._replace(**options))
-    openssl._library.cache_clear()
+def test_a_curve_that_this_python_does_not_know_is_refused(node: tuple[Path, Path]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"does not support .* this curve .*; change cipher_suites or curve_pref"
+    ):
+        context_of(Tls(*node, curve="brainpoolP256r9"))
 
 
 @pytest.mark.parametrize(

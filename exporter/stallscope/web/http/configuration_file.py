@@ -39,12 +39,11 @@ _OLD_VERSIONS = ("TLS10", "TLS11")
 NO_CLIENT_CERTIFICATE = "NoClientCert"
 CLIENT_AUTHENTICATION = (
     NO_CLIENT_CERTIFICATE,
-    "RequestClientCert",
-    "RequireAnyClientCert",
     "VerifyClientCertIfGiven",
     "RequireAndVerifyClientCert",
 )
-_FORMER_NAMES = {"RequireClientCert": "RequireAnyClientCert", "": NO_CLIENT_CERTIFICATE}
+_UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
+"""Kinds of the toolkit that accept any certificate, also one that a client has made itself."""
 CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 """Curves by the toolkit's name, with OpenSSL's."""
 CIPHER_SUITES = {
@@ -96,8 +95,8 @@ class Tls(NamedTuple):
     """OpenSSL's names of suites of TLS 1.2; empty for its own choice."""
     server_chooses: bool = True
     """True if the server's order of cipher suites counts."""
-    curves: tuple[str, ...] = ()
-    """OpenSSL's names of curves in the order of preference; empty for its own choice."""
+    curve: str = ""
+    """OpenSSL's name of the only curve; empty for its own choice."""
     allowed_names: frozenset[str] | None = None
     """Subject alternative names of which a client's certificate needs one; None for any certificate."""
 
@@ -137,7 +136,7 @@ class WebConfiguration(NamedTuple):
                 f"{_TLS}.client_allowed_sans": tls and tls.allowed_names is not None,
                 f"{_TLS}.min_version": tls and tls.lowest != VERSIONS[0],
                 f"{_TLS}.cipher_suites": tls and tls.cipher_suites,
-                f"{_TLS}.curve_preferences": tls and tls.curves,
+                f"{_TLS}.curve_preferences": tls and tls.curve,
                 _RATE: self.rate_limit is not None,
                 _USERS: self.users,
             }.items()
@@ -267,7 +266,7 @@ def _tls(file: _File, node: yaml.Node, *, is_http2: bool) -> Tls:
         highest,
         chosen,
         file.switch(keys.get("prefer_server_cipher_suites"), f"{_TLS}.prefer_server_cipher_suites", default=True),
-        _curves(file, keys.get("curve_preferences")),
+        _curve(file, keys.get("curve_preferences")),
         allowed_names,
     )
 
@@ -275,8 +274,10 @@ def _tls(file: _File, node: yaml.Node, *, is_http2: bool) -> Tls:
 def _client_authentication(file: _File, keys: Mapping[str, yaml.Node]) -> tuple[str, Pem | None, frozenset[str] | None]:
     what = f"{_TLS}.client_auth_type"
     node = keys.get("client_auth_type")
-    kind = "" if node is None else file.text(node, what)
-    kind = _FORMER_NAMES.get(kind, kind)
+    kind = ("" if node is None else file.text(node, what)) or NO_CLIENT_CERTIFICATE
+    if node is not None and kind in _UNVERIFIED:
+        problem = f"{kind} verifies no certificate, so it would keep no one out"
+        file.refuse(node, what, problem, f"use {CLIENT_AUTHENTICATION[-1]}, with client_ca_file")
     if node is not None and kind not in CLIENT_AUTHENTICATION:
         file.refuse(node, what, f"{kind!r} is unknown", f"use one of {', '.join(CLIENT_AUTHENTICATION)}")
     authorities = file.pem(keys, "client_ca")
@@ -304,13 +305,18 @@ def _version(file: _File, node: yaml.Node | None, key: str, default: str) -> str
     return name
 
 
-def _curves(file: _File, node: yaml.Node | None) -> tuple[str, ...]:
+def _curve(file: _File, node: yaml.Node | None) -> str:
+    """Return OpenSSL's name of the curve; the empty string for its own choice."""
     what = f"{_TLS}.curve_preferences"
-    names = file.texts(node, what)
+    names = tuple(dict.fromkeys(file.texts(node, what)))
     for name in names:
         if node is not None and name not in CURVES:
-            file.refuse(node, what, f"{name!r} is unknown", f"use some of {', '.join(CURVES)}")
-    return tuple(dict.fromkeys(CURVES[name] for name in names))
+            file.refuse(node, what, f"{name!r} is unknown", f"use one of {', '.join(CURVES)}")
+    if node is not None and len(names) > 1:
+        file.refuse(
+            node, what, "has several curves, and Python's TLS can be limited to one", "keep one, or none for all"
+        )
+    return CURVES[names[0]] if names else ""
 
 
 def _http(file: _File, node: yaml.Node | None) -> tuple[tuple[tuple[str, str], ...], bool]:

@@ -14,7 +14,6 @@ from time import gmtime, strftime
 from typing import Any
 
 from stallscope.configuration import ConfigurationError
-from stallscope.web.http import openssl
 from stallscope.web.http.configuration_file import Pem, Tls
 from stallscope.web.http.refusals import Refusals
 from stallscope.web.http.stream import TlsStream
@@ -26,7 +25,6 @@ _VERIFICATION = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-_IS_REQUIRED_UNVERIFIED = {"RequestClientCert": False, "RequireAnyClientCert": True}
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _TIME = rb"(?:\x17\x0d|\x18\x0f)((?:[0-9]{2})?[0-9]{12}Z)"
 _VALIDITY = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
@@ -41,8 +39,6 @@ class ServerContext(ssl.SSLContext):
 
     allowed_names: frozenset[str] | None = None
     """Names of which a client's certificate needs one; None for any."""
-    verifies_clients = False
-    """True if a client's certificate, where there is one, is signed by an authority of this server."""
 
 
 def context_of(tls: Tls) -> ServerContext:
@@ -65,12 +61,12 @@ def context_of(tls: Tls) -> ServerContext:
     try:
         if tls.cipher_suites:
             context.set_ciphers(":".join(tls.cipher_suites))
-        if tls.curves:
-            openssl.set_curves(context, tls.curves)
-    except (ssl.SSLError, ValueError, openssl.UnsupportedError) as problem:  # a library that was built without some
+        if tls.curve:
+            context.set_ecdh_curve(tls.curve)
+    except (ssl.SSLError, ValueError) as problem:  # a library that was built without some; X25519 before Python 3.11
         raise ConfigurationError(
-            f"{_SECTION}: this machine's TLS does not support these cipher suites or curves"
-            f"{f' ({problem})' if str(problem) else ''}; remove some of cipher_suites and curve_preferences"
+            f"{_SECTION}: this Python's TLS does not support these cipher suites or this curve ({problem}); "
+            "change cipher_suites or curve_preferences"
         ) from None
     with _file_of(tls.certificate, "cert") as certificate, _file_of(tls.key, "key") as key:
         try:
@@ -95,18 +91,7 @@ def _authenticate_clients(context: ServerContext, tls: Tls) -> None:
                     f"{_SECTION}: {_named(tls.client_authorities, 'client_ca')} holds no PEM certificates "
                     f"({_reason(problem)}); write the authorities' certificates in PEM"
                 ) from None
-    kind = tls.client_authentication
-    if kind in _IS_REQUIRED_UNVERIFIED:
-        try:
-            openssl.request_any_certificate(context, required=_IS_REQUIRED_UNVERIFIED[kind])
-        except openssl.UnsupportedError:
-            raise ConfigurationError(
-                f"{_SECTION}.client_auth_type: this Python's TLS does not support {kind}; "
-                "use RequireAndVerifyClientCert"
-            ) from None
-        return
-    context.verify_mode = _VERIFICATION[kind]
-    context.verifies_clients = context.verify_mode != ssl.CERT_NONE
+    context.verify_mode = _VERIFICATION[tls.client_authentication]
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if context.verify_mode != ssl.CERT_NONE and tls.client_authorities is None:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
@@ -191,7 +176,6 @@ class CheckingStream(TlsStream):
     def __init__(self, connection: socket.socket, context: ServerContext) -> None:
         super().__init__(connection, context)
         self._allowed = context.allowed_names
-        self._verifies = context.verifies_clients
 
     async def shake_hands(self) -> None:
         """Agree on keys, and check the names in the client's certificate.
@@ -200,7 +184,7 @@ class CheckingStream(TlsStream):
             ssl.SSLError: the client speaks no TLS, or is refused.
         """
         await super().shake_hands()
-        self.has_certificate = self._verifies and bool(self._tls.getpeercert())
+        self.has_certificate = bool(self._tls.getpeercert())
         if self._allowed is not None and self._allowed.isdisjoint(_alternative_names(self._tls.getpeercert())):
             raise _NameRefused("client_allowed_sans has none of the names of the client's certificate")
 
