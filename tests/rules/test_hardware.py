@@ -152,6 +152,25 @@ def test_an_xid_counts_for_an_hour_from_its_first_event_on_by_its_class(rulebook
     )
 
 
+def test_a_gpu_that_was_lost_and_is_back_is_not_reported_again_for_the_xid_of_its_loss(rulebook: Rulebook) -> None:
+    away = f"1+0x{scrapes(10)} 0+0x{scrapes(10)} 1+0x{LENGTH - scrapes(20)}"
+
+    def story(instance: str, up: str, **minutes: float) -> Story:
+        events = [gpu_signal(XID, first_at(at, 60 * at), xid=code.removeprefix("xid")) for code, at in minutes.items()]
+        return node(instance, gpu(up=up), *events)
+
+    hardware = {"alertname": "GpuXidHw", "severity": "critical"}
+    rulebook.check_nodes_firing(
+        {
+            "as before": (story("as before", away, xid79=10), []),
+            "fails again": (story("fails again", away, xid79=10, xid119=25), [hardware]),
+            "never lost": (story("never lost", steady(1), xid79=10), [hardware]),
+        },
+        at="30m",
+        rule_files=FILES,
+    )
+
+
 def test_a_run_knows_of_a_critical_fault_of_its_gpu_and_goes_on_where_it_can_wait(rulebook: Rulebook) -> None:
     story = node("a", rank(run="hit") + gpu(), gpu_signal(XID, first_at(10, 600), xid="79"))
     story += node("b", rank(run="waits") + gpu(), gpu_signal("row_remap_pending", steady(1)))
