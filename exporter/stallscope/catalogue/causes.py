@@ -922,7 +922,7 @@ CAUSES: dict[str, Cause] = {
                 its data. Balance the shards (equal bytes, not equal files), and check that rank's disk, mount and
                 CPUs; give its loader more workers and prefetching.{end}{line}""",
             ),
-            mutes=("straggler_rank", "input_bound", *_WAITS_FOR_A_RANK),
+            mutes=(*_SLOW_GPU, "input_bound", *_WAITS_FOR_A_RANK),
             phase="data_wait",
         ),
         Cause(
@@ -1210,6 +1210,7 @@ CAUSES: dict[str, Cause] = {
                 wait="1m",
                 keep="0m",
             ),
+            mutes=_SLOW_GPU,
         ),
         Cause(
             "row_remap_failed",
@@ -1299,9 +1300,9 @@ CAUSES: dict[str, Cause] = {
                 Drain the node, reset its GPUs and check bridges or switches; until then keep jobs over several GPUs
                 away from it.""",
                 wait="1m",
-                keep="0m",
+                keep="15m",  # longer than the delay of its rank, which it mutes
             ),
-            mutes=("nvlink_errors",),
+            mutes=("nvlink_errors", *_SLOW_GPU),
         ),
         # Use of GPUs.
         Cause(
