@@ -33,6 +33,7 @@ def pages_of(
     gpus: int,
     scrape_seconds: int = EVALUATION_SECONDS,
     poll_seconds: float = _POLL_SECONDS,
+    report_interval: float = 1.0,
 ) -> Iterator[str]:
     """Run a scenario with a simulated host, and yield the exporter's page at each scrape."""
     # Scripted time begins at zero, and nothing has run before.
@@ -42,8 +43,10 @@ def pages_of(
         story,
         clock=clock,
         deliver=lambda data: registry.accept(data, "http", 1),
+        seed=story.seed,
         gpus=max(gpus, 1 + max(story.faulty_gpus, default=0)),
         host_tree=folder,
+        report_interval=report_interval,
     )
     environment = Environment(
         root=folder, clock=clock, interval=poll_seconds, driver=simulation.driver, statvfs=simulation.statvfs

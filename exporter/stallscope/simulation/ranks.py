@@ -192,6 +192,7 @@ class _Process:
         self._main_thread_seconds = 0.0
         self._retries = 0.0
         self._throttled = 0.0
+        self._killed = 0.0
 
     def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Counters and gauges of the report."""
@@ -200,11 +201,13 @@ class _Process:
         self._main_thread_seconds += (now - self._read_at) * workload.main_thread
         self._retries += (now - self._read_at) * workload.allocator.retries / 60.0
         self._throttled += (now - self._read_at) * _QUOTA_PERIODS * workload.quota_throttled
+        self._killed += (now - self._read_at) * workload.oom_kills
         self._read_at = now
         counters = {
             "process_cpu_seconds": busy_cpu_seconds(self._node.scenario, now) / self._node.gpu_count,
             "main_thread_cpu_seconds": self._main_thread_seconds,
             "allocator_retries": float(int(self._retries)),
+            "cgroup_oom_kills": float(int(self._killed)),
         }
         if workload.cpu_quota is not None:
             counters["cpu_periods"] = float(int(now * _QUOTA_PERIODS))

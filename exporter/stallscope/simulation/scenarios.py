@@ -78,6 +78,8 @@ class Workload:
     """CPUs that each rank may use, loader workers included; None for all."""
     quota_throttled: float = 0.0
     """Periods of that quota in which it stopped the rank, as a share."""
+    oom_kills: float = 0.0
+    """Processes of its cgroup that the kernel ends, a second."""
     lines: program.Lines = field(default_factory=dict)
     """Lines of the program in which it loses time."""
 
@@ -506,8 +508,12 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ),
     (
         "oom_kill",
-        "The kernel ends processes, because the host's memory is full.",
-        _load(HostLoad(cpu=0.3, memory=0.99, memory_waiting=0.2, oom_kills=0.02)),
+        "The kernel ends loader workers of one rank, because the host's memory is full.",
+        _load(
+            HostLoad(cpu=0.3, memory=0.99, memory_waiting=0.2, oom_kills=0.02),
+            ranks=_FAULTY,
+            oom_kills=0.02,
+        ),
     ),
     (
         "shm_full",
