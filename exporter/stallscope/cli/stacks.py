@@ -18,8 +18,10 @@ from stallscope.cli._py_spy import Unreadable, threads_of
 from stallscope.clients.address import default_exporter
 from stallscope.common.address import Address, parse_address
 from stallscope.common.formatting import ago, percent, readable, several, without_password
+from stallscope.protocol import rank_stacks
+from stallscope.protocol.rank_stacks import RankStacks
 from stallscope.protocol.stack_request import MAX_INTERVAL
-from stallscope.protocol.stacks import MAX_SAMPLES, Frame, Stack, is_shim, sampled_phases
+from stallscope.protocol.stacks import MAX_SAMPLES, Stack, is_shim
 from stallscope.protocol.vocabulary import MAX_CODE_LINES
 from stallscope.view import collective_counts
 from stallscope.view.collective_counts import Evidence
@@ -39,6 +41,7 @@ _MIN_DIFFERENCE = 0.1
 """Smallest difference between the shares of two ranks that is shown."""
 _TEXT_LENGTH = 200
 _ON, _OFF = "on", "off"
+_NO_EXPORTER = "not a Stallscope exporter"
 
 
 def parser() -> Parser:
@@ -160,8 +163,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _show_stacks(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
     """Print the groups of ranks; return whether there are any."""
-    ranks = {rank["rank"]: rank for node in nodes for rank in node.ranks}
-    found = grouped({number: _stacks(rank) for number, rank in ranks.items()})
+    ranks = {rank.rank: rank for node in nodes for rank in node.ranks}
+    found = grouped({number: rank.samples for number, rank in ranks.items()})
     evidence, problems = _evidence(parsed, ranks)
     if parsed.json:
         print(json.dumps(_document(parsed.run, found, nodes, evidence), indent=2))
@@ -224,9 +227,9 @@ def _print_problems(problems: Iterable[str]) -> None:
 
 def _show_lines(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
     """Print the lines of each phase; return whether there are any."""
-    answered = {rank["rank"]: rank for node in nodes for rank in node.ranks if node.has_answered(rank)}
-    found = grouped_lines({number: sampled_phases(rank["lines"]) for number, rank in answered.items()})
-    silent = {rank["rank"]: rank for node in nodes for rank in node.ranks if rank["rank"] not in answered}
+    answered = {rank.rank: rank for node in nodes for rank in node.ranks if node.has_answered(rank)}
+    found = grouped_lines({number: rank.lines or {} for number, rank in answered.items()})
+    silent = {rank.rank: rank for node in nodes for rank in node.ranks if rank.rank not in answered}
     if parsed.json:
         phases = [{**phase._asdict(), "groups": [_group_document(group) for group in phase.groups]} for phase in found]
         print(json.dumps({"run": parsed.run, "phases": phases, "exporters": _exporters(nodes)}, indent=2))
@@ -239,7 +242,7 @@ def _show_lines(parsed: argparse.Namespace, nodes: Sequence[_Node]) -> bool:
     return bool(found)
 
 
-def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> tuple[list[Evidence], list[str]]:
+def _evidence(parsed: argparse.Namespace, ranks: dict[int, RankStacks]) -> tuple[list[Evidence], list[str]]:
     """Return the evidence of NCCL and PyTorch about collective operations, and the problems with reading it."""
     found, problems = [], []
     try:
@@ -257,7 +260,7 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, dict[str, Any]]) -> t
     return found, problems
 
 
-def _nccl(service: Address | str, ranks: dict[int, dict[str, Any]]) -> Evidence:
+def _nccl(service: Address | str, ranks: dict[int, RankStacks]) -> Evidence:
     """Return NCCL's evidence; from the default address only at a standstill, and only if it belongs to the run.
 
     With some versions of NCCL, a query has crashed training processes that were creating a communicator.
@@ -267,11 +270,11 @@ def _nccl(service: Address | str, ranks: dict[int, dict[str, Any]]) -> Evidence:
     """
     by_default = isinstance(service, str)
     address = _default_service() if isinstance(service, str) else service
-    if by_default and not any(rank["standstill"] for rank in ranks.values()):
+    if by_default and not any(rank.standstill for rank in ranks.values()):
         raise _nccl_ras.Unreadable(f"not queried while no rank is at a standstill; to query it, set --nccl={address}")
     evidence = _nccl_ras.read(address)
-    sizes = {rank.get("world_size", "") for rank in ranks.values()}
-    pids = {number: rank["pid"] for number, rank in ranks.items() if "pid" in rank}
+    sizes = {rank.world_size for rank in ranks.values()}
+    pids = {number: rank.pid for number, rank in ranks.items() if rank.pid is not None}
     of_run = collective_counts.of_run(evidence, sizes.pop(), pids) if len(sizes) == 1 else None
     if of_run is None and by_default:
         raise _nccl_ras.Unreadable(
@@ -312,7 +315,7 @@ class _Node:
     def __init__(self, address: str, parsed: argparse.Namespace) -> None:
         self.shown = without_password(address)
         self.problem = ""
-        self.ranks: list[dict[str, Any]] = []
+        self.ranks: list[RankStacks] = []
         self.time = 0.0
         self.deadline = 0.0
         self._address = address
@@ -331,9 +334,9 @@ class _Node:
         """Read the stored stacks, and request new ones from ranks that are not at a standstill."""
         try:
             self.read()
-            if self._lines and not all("lines" in rank for rank in self.ranks):
+            if self._lines and not all(rank.has_lines for rank in self.ranks):
                 raise _requests.Refused("this exporter can't request lines of code; update it")
-            if self._samples and not all(_takes_no_request(rank) for rank in self.ranks):
+            if self._samples and any(rank.takes_requests for rank in self.ranks):
                 answer = self._post(self._samples)
                 self._requested_at = _number(answer, "time")
                 self.problem = readable(str(answer.get("problem", "")), _TEXT_LENGTH)
@@ -345,9 +348,13 @@ class _Node:
         """Read the stored stacks."""
         answer = self._post(0)
         ranks = answer.get("ranks")
-        if not isinstance(ranks, list) or not all(_is_rank(rank) for rank in ranks):
-            raise _requests.Refused("not a Stallscope exporter")
-        self.ranks, self.time = ranks, _number(answer, "time")
+        if not isinstance(ranks, list):
+            raise _requests.Refused(_NO_EXPORTER)
+        try:
+            self.ranks = [rank_stacks.parse(rank) for rank in ranks]
+        except ValueError:
+            raise _requests.Refused(_NO_EXPORTER) from None
+        self.time = _number(answer, "time")
 
     def is_waiting(self) -> bool:
         """Read the stacks again; return whether a rank has not yet returned the requested ones."""
@@ -357,13 +364,13 @@ class _Node:
             self.read()
         except _requests.Refused as refused:
             self.problem = str(refused)
-        return not all(_takes_no_request(rank) or self.has_answered(rank) for rank in self.ranks)
+        return any(rank.takes_requests and not self.has_answered(rank) for rank in self.ranks)
 
-    def has_answered(self, rank: dict[str, Any]) -> bool:
+    def has_answered(self, rank: RankStacks) -> bool:
         """Return whether a rank has returned the requested stacks or lines."""
-        if (rank["taken"] or 0.0) < self._requested_at or not self._requested_at:
+        if (rank.taken or 0.0) < self._requested_at or not self._requested_at:
             return False
-        return rank["lines"] is not None if self._lines else len(rank["samples"]) >= self._samples
+        return rank.lines is not None if self._lines else len(rank.samples) >= self._samples
 
     def _post(self, samples: int) -> dict[str, Any]:
         return _requests.post(self._address, _PATH, {**self._request, "samples": samples}, self._certificate, "stack")
@@ -380,52 +387,16 @@ def _wait(nodes: Iterable[_Node], what: str) -> None:
             advance()
 
 
-def _takes_no_request(rank: Mapping[str, Any]) -> bool:
-    """Return whether a rank takes no request now. Older exporters do not report `reachable`."""
-    return rank["standstill"] or not rank.get("reachable", True)
-
-
 def _number(answer: dict[str, Any], key: str) -> float:
     value = answer.get(key)
     if not isinstance(value, (int, float)):
-        raise _requests.Refused("not a Stallscope exporter")
+        raise _requests.Refused(_NO_EXPORTER)
     return float(value)
 
 
-def _is_rank(rank: Any) -> bool:
-    """Return whether this is a valid rank of an exporter's response."""
-    try:
-        stacks = [[Frame(*frame) for frame in stack] for stack in rank["stacks"]]
-        return (
-            type(rank["rank"]) is int
-            and type(rank["standstill"]) is bool
-            and type(rank.get("reachable", True)) is bool
-            and (rank.get("lines") is None or sampled_phases(rank["lines"]) is not None)
-            and type(rank.get("pid", 0)) is int
-            and type(rank.get("world_size", "")) is str
-            and type(rank["reported"]) in (int, float)
-            and type(rank["taken"]) in (int, float, type(None))
-            and all(type(number) is int and 0 <= number < len(stacks) for number in rank["samples"])
-            and all(stacks)
-            and all(
-                (type(frame.file), type(frame.line), type(frame.function)) == (str, int, str)
-                for stack in stacks
-                for frame in stack
-            )
-        )
-    except (TypeError, KeyError, ValueError):
-        return False
-
-
-def _stacks(rank: dict[str, Any]) -> list[Stack]:
-    """Return the stack of each sample of a rank."""
-    stacks = [tuple([Frame(*frame) for frame in stack]) for stack in rank["stacks"]]
-    return [stacks[number] for number in rank["samples"]]
-
-
-def _group_lines(found: Grouping, ranks: dict[int, dict[str, Any]], now: float, requested: bool) -> Iterator[str]:
+def _group_lines(found: Grouping, ranks: dict[int, RankStacks], now: float, requested: bool) -> Iterator[str]:
     shown = {rank for group in found.groups for rank in group.ranks}
-    silent = {rank: now - ranks[rank]["reported"] for rank in shown if ranks[rank]["standstill"]}
+    silent = {rank: now - ranks[rank].reported for rank in shown if ranks[rank].standstill}
     yield from _stack_lines(found, silent)
     yield from _reasons({number: rank for number, rank in ranks.items() if number not in shown}, "stack", requested)
 
@@ -445,13 +416,13 @@ def _stack_lines(found: Grouping, silent: Mapping[int, float] = {}) -> Iterator[
         yield from _frame_lines(group.stack)
 
 
-def _reasons(ranks: Mapping[int, Mapping[str, Any]], what: str, requested: bool = True) -> Iterator[str]:
+def _reasons(ranks: Mapping[int, RankStacks], what: str, requested: bool = True) -> Iterator[str]:
     """Return the reason why each of these ranks has no stack or line."""
     reasons: dict[str, list[int]] = {}
     for number, rank in sorted(ranks.items()):
-        if rank["standstill"]:
+        if rank.standstill:
             reason = "at a standstill; omit --lines to see the stack"
-        elif not rank.get("reachable", True):
+        elif not rank.reachable:
             reason = f"no {what}; the rank has STALLSCOPE_STACKS=0, or does not report through the UNIX socket"
         elif not requested:
             reason = f"no {what} yet; request some with --samples"
@@ -504,7 +475,10 @@ def _group_document(group: LineGroup) -> dict[str, Any]:
 
 
 def _exporters(nodes: Iterable[_Node]) -> list[dict[str, Any]]:
-    return [{"exporter": node.shown, "problem": node.problem, "ranks": node.ranks} for node in nodes]
+    return [
+        {"exporter": node.shown, "problem": node.problem, "ranks": [rank.document() for rank in node.ranks]}
+        for node in nodes
+    ]
 
 
 def _document(run: str, found: Grouping, nodes: Iterable[_Node], evidence: Iterable[Evidence]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from stallscope.intake.quotas import Key
 from stallscope.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
 from stallscope.intake.runs import Held, RunRegistry
 from stallscope.protocol import stack_request, step_request
+from stallscope.protocol.rank_stacks import RankStacks
 from stallscope.protocol.report import Report
 from stallscope.protocol.request_name import STACKS, request_name
 from stallscope.protocol.stack_request import StackRequest
@@ -237,23 +238,18 @@ class StackRequests:
         return 202, {"run": run, "time": now, "seconds": seconds, "problem": trouble}
 
     def _result(self, held: Held) -> dict[str, Any]:
-        """Return the distinct stacks of a rank, and for each sample the index of its stack."""
         left = self._files.of(held.key)
-        samples = left.capture.stacks if left is not None else ()
-        lines = left.capture.lines if left is not None else None
-        stacks = list(dict.fromkeys(samples))
-        return {
-            "rank": held.report.rank,
-            "pid": held.report.pid,
-            "world_size": held.report.info.get("world_size", ""),
-            "reported": held.arrived,
-            "taken": left.at if left is not None else None,
-            "standstill": left is not None and left.is_standstill(held),
-            "stacks": [[list(frame) for frame in stack] for stack in stacks],
-            "samples": [stacks.index(stack) for stack in samples],
-            "reachable": self._files.has_file(held.key),
-            "lines": None if lines is None else {phase: sampled._asdict() for phase, sampled in lines.items()},
-        }
+        return RankStacks(
+            rank=held.report.rank,
+            reported=held.arrived,
+            taken=None if left is None else left.at,
+            standstill=left is not None and left.is_standstill(held),
+            samples=() if left is None else left.capture.stacks,
+            lines=None if left is None else left.capture.lines,
+            reachable=self._files.has_file(held.key),
+            pid=held.report.pid,
+            world_size=held.report.info.get("world_size", ""),
+        ).document()
 
     def _drop(self, run: str) -> None:
         self._pending.pop(run, None)
