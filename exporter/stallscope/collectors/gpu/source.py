@@ -11,7 +11,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, NoReturn
 
 from stallscope.catalogue.gpu_losses import remedy
@@ -21,10 +21,13 @@ from stallscope.collectors.gpu.events import Events
 from stallscope.collectors.gpu.gpu import LONGEST_INTERVAL, Gpu
 from stallscope.collectors.gpu.introductions import Introductions
 from stallscope.drivers.device import (
+    Device,
     DeviceLost,
     Driver,
     DriverError,
     DriverUnavailable,
+    Identity,
+    SystemInfo,
 )
 from stallscope.sampling.reader import ReaderState
 from stallscope.sampling.reading import Sample
@@ -393,50 +396,59 @@ class GpuCollector(Collector):
         )
 
     def _enumerate(self, now: float) -> None:
+        """Bring the known GPUs in line with the driver's list."""
         devices = list(self._driver.devices())
         if not devices and not self._gpus and self.has_hardware():
             raise DriverUnavailable("no_devices", "the driver responds, but lists none of this machine's GPUs")
         system = self._driver.system()
         self._pause = 0.0
-        self._enumerate_at = now + _ENUMERATION_SECONDS
-        known = {id(gpu.session.device): gpu for gpu in self._gpus.values() if gpu.met_in == self._session}
-        whole = len(devices)
         self._enumerated = self._instances()
-        for gpu in self._gpus.values():
-            if gpu.met_in == self._session and any(device is gpu.session.device for device in devices[:whole]):
-                devices += gpu.instances or ()
-        met, silent = self._introductions.make([each for each in devices if id(each) not in known])
+        devices += self._instances_of(devices)
+        known = self._of_session(self._gpus.values())
+        met, silent = self._introductions.make([device for device in devices if id(device) not in known])
+        gpus = self._acquainted(met, system)
         listed = {known[id(device)].identity.uuid for device in devices if id(device) in known}
-        gpus = dict(self._gpus)
-        for device, identity in met:
-            listed.add(identity.uuid)
-            each = gpus.get(identity.uuid) or Gpu(self.environment)
-            gpus[identity.uuid] = each
-            # Another object for the same GPU in the same session changes nothing.
-            if each.met_in != self._session or each.identity != identity:
-                each.meet(identity, system, device)
-                each.met_in = self._session
-        for gpu in gpus.values():
-            if gpu.met_in == self._session:
-                gpu.identify(gpu.identity, system)
-        for uuid, gpu in gpus.items():
-            # An unidentified GPU may be any of the missing ones.
-            gpu.listed = uuid in listed or (gpu.listed and bool(silent))
-            if not gpu.listed and gpu.gone_at is None:
-                gpu.rest()
-            gpu.gone_at = None if gpu.listed else gpu.gone_at or now
+        listed.update(identity.uuid for _, identity in met)
+        # An unidentified GPU may be any of the missing ones.
+        _mark_listed(gpus, listed, now, keep_missing=bool(silent))
         remembered = self._remembered(gpus, now)
         for uuid in gpus.keys() - remembered.keys():
             self._forget(uuid, gpus[uuid])
         self._gpus = remembered
-        missing = sum(not gpu.identity.mig and uuid not in listed for uuid, gpu in self._gpus.items())
+        missing = sum(not gpu.identity.mig and uuid not in listed for uuid, gpu in remembered.items())
         # An unidentified GPU can be a missing known GPU, whose own series report it.
         self._unidentified = (
             f"{len(silent)} of the GPUs can't be identified: {'; '.join(silent)}" if len(silent) > missing else ""
         )
-        if silent:
-            self._enumerate_at = now + _INCOMPLETE_SECONDS
+        self._enumerate_at = now + (_INCOMPLETE_SECONDS if silent else _ENUMERATION_SECONDS)
         self._admitted.set()
+
+    def _of_session(self, gpus: Iterable[Gpu]) -> dict[int, Gpu]:
+        """Return the GPUs that were seen since the driver was opened, by the identity of their device objects."""
+        return {id(gpu.session.device): gpu for gpu in gpus if gpu.met_in == self._session}
+
+    def _instances_of(self, devices: Sequence[Device]) -> list[Device]:
+        """Return the MIG instances of those devices that are known already, as their readings last found them."""
+        listed = {id(device) for device in devices}
+        return [
+            instance
+            for device, gpu in self._of_session(self._gpus.values()).items()
+            if device in listed
+            for instance in gpu.instances or ()
+        ]
+
+    def _acquainted(self, met: Iterable[tuple[Device, Identity]], system: SystemInfo) -> dict[str, Gpu]:
+        """Return the known GPUs by UUID, with those that have been identified now."""
+        gpus = dict(self._gpus)
+        for device, identity in met:
+            gpu = gpus[identity.uuid] = gpus.get(identity.uuid) or Gpu(self.environment)
+            # Another object for the same GPU in the same session changes nothing.
+            if gpu.met_in != self._session or gpu.identity != identity:
+                gpu.meet(identity, system, device)
+                gpu.met_in = self._session
+        for gpu in self._of_session(gpus.values()).values():
+            gpu.identify(gpu.identity, system)
+        return gpus
 
     def _remembered(self, gpus: Mapping[str, Gpu], now: float) -> dict[str, Gpu]:
         """Drop GPUs that have been missing longer than the retention time, oldest first once over the limit."""
@@ -454,6 +466,15 @@ class GpuCollector(Collector):
         self._rejected_forgotten.update(gpu.rejected)
         if not self._reading.get(uuid):
             self._reading.pop(uuid, None)
+
+
+def _mark_listed(gpus: Mapping[str, Gpu], listed: set[str], now: float, *, keep_missing: bool) -> None:
+    """Record which GPUs the driver lists, and since when the others are missing."""
+    for uuid, gpu in gpus.items():
+        gpu.listed = uuid in listed or (gpu.listed and keep_missing)
+        if not gpu.listed and gpu.gone_at is None:
+            gpu.rest()
+        gpu.gone_at = None if gpu.listed else gpu.gone_at or now
 
 
 def _remembered_seconds(gpu: Gpu) -> float:
