@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from stallscope.owners.kubernetes_api import ACCOUNT
 from tests.handled import handled, reply
@@ -23,8 +24,24 @@ def answer(name: str) -> Any:
     return json.loads((ANSWERS / name).read_text(encoding="utf-8"))
 
 
+_NOT_FOUND = {"kind": "Status", "status": "Failure", "message": "the server could not find the requested resource"}
+_NOT_ACCEPTABLE = {
+    "kind": "Status",
+    "status": "Failure",
+    "message": "only the following media types are accepted: application/json, application/yaml, "
+    "application/json;as=PartialObjectMetadataList",
+    "reason": "NotAcceptable",
+    "code": 406,
+}
+"""Answer of Kubernetes 1.36 to a list that is requested as metadata of one object."""
+
+
 class ApiServer:
-    """Answers with `answers`, by path without its query; 404 for others. Each request is recorded."""
+    """Answers with `answers`, by path without its query; 404 for others. Each request is recorded.
+
+    As with a real server, a list can't be requested as the metadata of one object, and has pages where `limit` is less
+    than its items.
+    """
 
     def __init__(self, root: Path) -> None:
         """Start serving, and write the files of a service account below the root."""
@@ -40,7 +57,10 @@ class ApiServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.requests.append(self.path)
-                status, content = server.answers.get(self.path.partition("?")[0], (404, {"kind": "Status"}))
+                path, _, query = self.path.partition("?")
+                status, content = server.answers.get(path, (404, _NOT_FOUND))
+                if isinstance(content, dict) and content.get("kind", "").endswith("List"):
+                    status, content = _page(content, parse_qs(query), self.headers["Accept"])
                 if self.headers["Authorization"] != f"Bearer {TOKEN}":
                     status, content = 401, {"kind": "Status"}
                 body = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -55,6 +75,15 @@ class ApiServer:
     def stop(self) -> None:
         """Stop serving and close the port."""
         self._stack.close()
+
+
+def _page(content: dict[str, Any], query: dict[str, list[str]], accept: str) -> tuple[int, dict[str, Any]]:
+    if "as=PartialObjectMetadata;" in accept:
+        return 406, _NOT_ACCEPTABLE
+    begin = int(query.get("continue", ["0"])[0].removeprefix("after="))
+    end = begin + int(query.get("limit", ["500"])[0])
+    more = {"continue": f"after={end}"} if end < len(content["items"]) else {}
+    return 200, {**content, "metadata": {**content["metadata"], **more}, "items": content["items"][begin:end]}
 
 
 @contextmanager

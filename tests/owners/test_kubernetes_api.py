@@ -29,6 +29,8 @@ NAMES = {
     ClaimedDevice("gpu.nvidia.com", "gpu-node-3", "gpu-8"): (UUIDS[0],),
     ClaimedDevice("gpu.nvidia.com", "gpu-node-3", "gpu-9"): ("0000:0f:00.0",),
     ClaimedDevice("gpu.nvidia.com", "gpu-node-3", "gpu-8-mig-1g10gb-19-0"): (MIGS[0],),
+    ClaimedDevice("gpu.nvidia.com", "gpu-node-3", "gpu-8-mig-1g10gb-19-1"): (),
+    ClaimedDevice("compute-domain.nvidia.com", "gpu-node-3", "channel-0"): (),
 }
 """The newest generation alone; an instance without a UUID is not its whole GPU."""
 WORKLOADS = {
@@ -90,20 +92,52 @@ def test_metadata_of_other_types_is_unknown(metadata: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_devices_are_known_by_uuid_or_pci_address(version: str) -> None:
-    assert devices_of(answer(f"resourceslices_{version}.json")) == NAMES
+    assert devices_of(answer(f"resourceslices_{version}.json")["items"]) == NAMES
 
 
 @pytest.mark.parametrize(
-    "slices",
+    "items",
     [
-        {},
-        {"items": None},
-        {"items": [None, {}, {"spec": {"driver": "d", "pool": {"name": "p"}, "devices": [{"name": "gpu-0"}]}}]},
-        {"items": [{"spec": {"driver": "d", "pool": {"name": "p", "generation": 1}, "devices": [{"basic": 1}, 2]}}]},
+        None,
+        [None, {}, {"spec": {"driver": "d", "pool": {"name": "p"}, "devices": [{"name": "gpu-0"}]}}],
+        [{"spec": {"driver": "d", "pool": {"name": "p", "generation": 1}, "devices": [2]}}],
     ],
 )
-def test_slices_of_other_shapes_have_no_devices(slices: dict[str, Any]) -> None:
-    assert devices_of(slices) == {}
+def test_slices_of_other_shapes_have_no_devices(items: Any, server: ApiServer, client: KubernetesApi) -> None:
+    server.answers[SLICES.format("v1")] = (200, {"kind": "ResourceSlices", "items": items})
+    assert client.device_names(PATIENCE) == {}
+
+
+def test_a_device_without_uuid_and_address_is_known_without_a_name() -> None:
+    spec = {"driver": "nic.example.com", "pool": {"name": "p", "generation": 1}, "devices": [{"name": "nic-0"}]}
+    assert devices_of([{"spec": spec}]) == {ClaimedDevice("nic.example.com", "p", "nic-0"): ()}
+
+
+def test_all_pages_of_the_slices_are_read(server: ApiServer, client: KubernetesApi) -> None:
+    whole = answer("resourceslices_v1.json")
+    devices = [{"name": f"gpu-{number}", "attributes": {"uuid": {"string": str(number)}}} for number in range(120)]
+    items = [
+        {"spec": {"driver": "gpu.nvidia.com", "pool": {"name": "p", "generation": 1}, "devices": [device]}}
+        for device in devices
+    ]
+    server.answers[SLICES.format("v1")] = (200, {**whole, "items": items})
+    assert sorted(name for (name,) in client.device_names(PATIENCE).values()) == sorted(map(str, range(120)))
+    assert len(server.requests) == 3
+
+
+def test_slices_without_end_are_refused(server: ApiServer, client: KubernetesApi) -> None:
+    item = {"spec": {"driver": "d", "pool": {"name": "p", "generation": 1}, "devices": []}}
+    server.answers[SLICES.format("v1")] = (200, {**answer("resourceslices_v1.json"), "items": [item] * 2_000})
+    with pytest.raises(KubernetesApiFailed, match=r"more than 1000 slices; delete those that no driver maintains"):
+        client.device_names(PATIENCE)
+
+
+def test_a_list_that_is_requested_as_metadata_is_refused_as_by_a_real_server(
+    server: ApiServer, client: KubernetesApi
+) -> None:
+    server.answers[POD] = (200, answer("resourceslices_v1.json"))
+    with pytest.raises(KubernetesApiFailed, match=r"HTTP status 406 \(only the following media types are accepted"):
+        client.workload("research", "resnet-0", PATIENCE)
 
 
 def test_only_the_metadata_of_a_pod_is_requested(server: ApiServer, client: KubernetesApi) -> None:
@@ -156,7 +190,7 @@ def test_a_pod_that_is_gone_has_no_workload(client: KubernetesApi) -> None:
 def test_the_newest_version_that_the_server_has_is_read(version: str, server: ApiServer, client: KubernetesApi) -> None:
     server.answers[SLICES.format(version)] = (200, answer(f"resourceslices_{version}.json"))
     assert client.device_names(PATIENCE) == NAMES
-    assert server.requests[-1] == f"{SLICES.format(version)}?fieldSelector=spec.nodeName%3Dgpu-node-3"
+    assert server.requests[-1] == f"{SLICES.format(version)}?fieldSelector=spec.nodeName%3Dgpu-node-3&limit=50"
 
 
 def test_a_cluster_without_dynamic_resource_allocation_has_no_devices(client: KubernetesApi) -> None:
@@ -170,10 +204,12 @@ def test_a_cluster_without_dynamic_resource_allocation_has_no_devices(client: Ku
             (403, {}),
             "refused with HTTP status 403; let the exporter's service account get pods, jobsets and rayclusters",
         ),
-        ((500, {}), "the response cannot be read (HTTP status 500"),
-        ((200, b"<html>"), "the response cannot be read (Expecting value"),
-        ((200, b"\xff\xfe"), "the response cannot be read"),
-        ((200, bytes(17 * 2**20)), "the response cannot be read (HTTP status 200, 16777217 bytes)"),
+        ((500, {}), "HTTP status 500 (no reason given); see the API server's log"),
+        ((503, {"message": "etcd is down"}), "HTTP status 503 (etcd is down); see the API server's log"),
+        ((200, b"<html>"), "the response with HTTP status 200 cannot be read (Expecting value"),
+        ((200, []), "the response with HTTP status 200 cannot be read (it is no object); check that 127.0.0.1"),
+        ((200, b"\xff\xfe"), "the response with HTTP status 200 cannot be read"),
+        ((200, bytes(17 * 2**20)), "the response with HTTP status 200 cannot be read (more than 16777216 bytes)"),
     ],
 )
 def test_a_refusal_is_reported_with_its_remedy(

@@ -274,9 +274,16 @@ def test_a_claim_of_an_older_kubelet_is_known_by_its_cdi_name() -> None:
     assert names(pod("n", "p", container("c", old))) == [(GPU,)]
 
 
-def test_claims_of_other_devices_are_left_out() -> None:
+def test_a_claimed_device_of_another_driver_has_no_name_that_could_be_a_gpus() -> None:
     held = claim("compute-domain.nvidia.com", "channel-0", "k8s.compute-domain.nvidia.com/claim=0f1e-channel-0")
-    assert names(pod("n", "p", container("c", held))) == []
+    found = decoded(pod("n", "p", container("c", held)))
+    assert [each.names for each in found] == [()]
+    assert found[0].claimed == ClaimedDevice("compute-domain.nvidia.com", "gpu-node-3", "channel-0")
+
+
+def test_a_claim_without_a_driver_and_without_a_gpus_name_is_left_out() -> None:
+    other = field(5, field(4, field(1, field(1, "nic.example.com/port=0"))))
+    assert decoded(pod("n", "p", container("c", other))) == ()
 
 
 # What no gRPC library would send, from a server that speaks HTTP/2 and less.

@@ -165,7 +165,12 @@ class Owners(Collector):
     def _request_facts(self) -> None:
         """Publish which pods and devices the collector of the Kubernetes API is to request."""
         cluster = self.environment.cluster
-        cluster.pods = frozenset((each.container.namespace, each.container.pod) for each in self._allocations)
+        holders = {container for each in self._holders.values() for container in each}
+        cluster.pods = frozenset(
+            (each.container.namespace, each.container.pod)
+            for each in self._allocations
+            if each.names or each.container in holders
+        )
         cluster.claims = frozenset(each.claimed for each in self._allocations if each.claimed is not None)
 
     def _place(self) -> None:
@@ -178,15 +183,20 @@ class Owners(Collector):
         holder_of: dict[tuple[str, str], Container] = {}
         replicated, unplaced = set(), set()
         for container, names, claimed in self._allocations:
-            uuid = devices.find((*(published.get(claimed, ()) if claimed else ()), *names))
+            is_gpu = bool(names)
+            # What the driver has published counts, also where it is a GPU that this exporter does not see.
+            names = (published.get(claimed, ()) if claimed else ()) or names
+            uuid = devices.find(names)
             if uuid is None:
-                unplaced.add(("unknown_device", f"{names[0]} of {container.namespace}/{container.pod}"))
+                if is_gpu:
+                    unplaced.add(("unknown_device", f"{names[0]} of {container.namespace}/{container.pod}"))
                 continue
             known = holders.setdefault(uuid, [])
             if container not in known:
                 known.append(container)
             # Containers with different partitions of a GPU do not share it in turns.
-            first = holder_of.setdefault((uuid, names[0]), container)
+            device = claimed.device if claimed is not None else names[0]
+            first = holder_of.setdefault((uuid, device), container)
             if any(handed_out_again(name) for name in names) or first != container:
                 replicated.add(uuid)
         self._holders, self._replicated, self._unplaced = holders, frozenset(replicated), frozenset(unplaced)

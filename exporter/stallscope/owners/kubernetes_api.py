@@ -1,7 +1,8 @@
 """Read a pod's metadata and the devices of a node from the Kubernetes API, as the pod's service account.
 
 The account may `get` pods, jobsets and rayclusters, and `list` resourceslices, nothing else. Of the first three only
-the metadata is requested. This module is imported only with `--kubernetes.node`, because ssl takes memory.
+the metadata is requested; slices are requested whole, because their metadata has no devices. This module is imported
+only with `--kubernetes.node`, because ssl takes memory.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,12 @@ from stallscope.owners.pod_resources import ClaimedDevice
 ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"
 _MOST_BYTES = 16 * 2**20
 _LONGEST = 253
+_LONGEST_TOKEN = 4096
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_WHOLE = "application/json"
+_PAGE = 50
+"""Slices of one response; a slice has up to 128 devices."""
+_MOST_PAGES = 20
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Versions of resource.k8s.io with devices in slices, newest first: Kubernetes 1.34, 1.33 and 1.32."""
 _QUEUES = (
@@ -75,20 +81,36 @@ class KubernetesApi:
         Raises:
             KubernetesApiFailed: the API did not return the slices.
         """
-        selector = f"fieldSelector=spec.nodeName%3D{quote(self._node, '')}"
         for version in _VERSIONS:
-            found = self._get(f"/apis/resource.k8s.io/{version}/resourceslices?{selector}", seconds)
-            if found is not None:
-                return devices_of(found)
+            slices = self._slices(f"/apis/resource.k8s.io/{version}/resourceslices", seconds)
+            if slices is not None:
+                return devices_of(slices)
         return {}
+
+    def _slices(self, path: str, seconds: float) -> list[Mapping[str, Any]] | None:
+        """Return the slices of this node; None if the server does not have this version."""
+        query = f"fieldSelector=spec.nodeName%3D{quote(self._node, '')}&limit={_PAGE}"
+        found: list[Mapping[str, Any]] = []
+        more = ""
+        for _ in range(_MOST_PAGES):
+            page = self._get(f"{path}?{query}{more and f'&continue={more}'}", seconds, _WHOLE)
+            if page is None:
+                return found if more else None
+            found += _mappings(page.get("items"))
+            more = quote(_text(_mapping(page.get("metadata")), "continue", _LONGEST_TOKEN), "")
+            if not more:
+                return found
+        raise KubernetesApiFailed(
+            f"{path}: this node has more than {_PAGE * _MOST_PAGES} slices; delete those that no driver maintains"
+        )
 
     def _workload(self, path: str, namespace: str, name: str, seconds: float) -> Workload:
         """Return what the metadata of an object contains; an empty workload if the object is gone."""
-        found = self._get(path.format(quote(namespace, ""), quote(name, "")), seconds)
+        found = self._get(path.format(quote(namespace, ""), quote(name, "")), seconds, _METADATA)
         return Workload() if found is None else workload_of(_mapping(found.get("metadata")))
 
-    def _get(self, path: str, seconds: float) -> Mapping[str, Any] | None:
-        """Return the object at a path; None if there is none."""
+    def _get(self, path: str, seconds: float, accept: str) -> Mapping[str, Any] | None:
+        """Return the object at a path, in this media type; None if there is none."""
         host, port = self._address
         resource = path.partition("?")[0]
         try:
@@ -102,7 +124,7 @@ class KubernetesApi:
             ) from None
         connection = HTTPSConnection(host, port, timeout=seconds, context=context)
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {token}", "Accept": _METADATA})
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token}", "Accept": accept})
             with connection.getresponse() as response:
                 body = response.read(_MOST_BYTES + 1)
         except (OSError, HTTPException) as problem:
@@ -120,13 +142,20 @@ class KubernetesApi:
                 "jobsets and rayclusters, and list resourceslices"
             )
         try:
-            if response.status != 200 or len(body) > _MOST_BYTES:
-                raise ValueError(f"HTTP status {response.status}, {len(body)} bytes")
-            return _mapping(json.loads(body))
+            if len(body) > _MOST_BYTES:
+                raise ValueError(f"more than {_MOST_BYTES} bytes")
+            document = json.loads(body)
+            if not isinstance(document, dict):
+                raise ValueError("it is no object")
         except ValueError as problem:
             raise KubernetesApiFailed(
-                f"{resource}: the response cannot be read ({problem}); check that {host}:{port} is the API server"
+                f"{resource}: the response with HTTP status {response.status} cannot be read ({problem}); check that "
+                f"{host}:{port} is the API server"
             ) from None
+        if response.status != 200:
+            why = _text(document, "message") or "no reason given"
+            raise KubernetesApiFailed(f"{resource}: HTTP status {response.status} ({why}); see the API server's log")
+        return document
 
 
 def workload_of(metadata: Mapping[str, Any]) -> Workload:
@@ -151,11 +180,11 @@ def _owner(metadata: Mapping[str, Any], labels: Mapping[str, Any]) -> tuple[str,
     return "", ""
 
 
-def devices_of(slices: Mapping[str, Any]) -> Mapping[ClaimedDevice, tuple[str, ...]]:
-    """Return the names of each device in a ResourceSliceList; of each pool only its newest generation."""
+def devices_of(slices: Iterable[Mapping[str, Any]]) -> Mapping[ClaimedDevice, tuple[str, ...]]:
+    """Return the names of each device in these ResourceSlices, if any; of each pool only its newest generation."""
     newest: dict[tuple[str, str], int] = {}
     found: list[tuple[int, ClaimedDevice, tuple[str, ...]]] = []
-    for each in _mappings(slices.get("items")):
+    for each in slices:
         spec = _mapping(each.get("spec"))
         pool = _mapping(spec.get("pool"))
         driver, pool_name, generation = _text(spec, "driver"), _text(pool, "name"), pool.get("generation")
@@ -168,9 +197,7 @@ def devices_of(slices: Mapping[str, Any]) -> Mapping[ClaimedDevice, tuple[str, .
             claimed = ClaimedDevice(driver, pool_name, _text(device, "name"))
             found.append((generation, claimed, tuple(_names(attributes))))
     return {
-        claimed: names
-        for generation, claimed, names in found
-        if names and generation == newest[claimed.driver, claimed.pool]
+        claimed: names for generation, claimed, names in found if generation == newest[claimed.driver, claimed.pool]
     }
 
 
@@ -192,7 +219,7 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
     return (each for each in value if isinstance(each, dict)) if isinstance(value, list) else iter(())
 
 
-def _text(values: Mapping[str, Any], name: str) -> str:
-    """Return a text that is short enough for a label; the empty string if it is missing."""
+def _text(values: Mapping[str, Any], name: str, longest: int = _LONGEST) -> str:
+    """Return a text that is short enough, by default for a label; the empty string if it is missing."""
     value = values.get(name)
-    return value[:_LONGEST] if isinstance(value, str) else ""
+    return value[:longest] if isinstance(value, str) else ""

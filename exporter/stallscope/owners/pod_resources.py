@@ -52,7 +52,7 @@ class Allocation(NamedTuple):
 
     container: Container
     names: tuple[str, ...]
-    """Names of the device; several for the same device under DRA."""
+    """Names of the device; several for the same device under DRA, none if its driver may be one of other devices."""
     claimed: ClaimedDevice | None = None
     """The device in its driver's pool, if a claim was given it and the kubelet reports the driver."""
 
@@ -179,7 +179,7 @@ def _devices(message: bytes) -> list[tuple[str, ...]]:
 def _dynamic(message: bytes) -> list[_Device]:
     """Parse `DynamicResource`: devices that were allocated to a claim."""
     found = (_claim(inner(number, content)) for number, content in fields(message) if number == 4)
-    return [device for device in found if device[0]]
+    return [(names, claimed) for names, claimed in found if names or claimed is not None]
 
 
 def _claim(message: bytes) -> _Device:
@@ -195,10 +195,10 @@ def _claim(message: bytes) -> _Device:
             pool = text(number, content)
         elif number == 4:
             device = text(number, content)
-    if not any(_GPU_CLAIM.fullmatch(kind) for kind in (driver, *interfaces)):
-        return (), None
-    names = (device, *(interface.partition("=")[2] for interface in interfaces))
     claimed = ClaimedDevice(driver, pool, device) if driver and device else None
+    if not any(_GPU_CLAIM.fullmatch(kind) for kind in (driver, *interfaces)):
+        return (), claimed  # a GPU only if the driver has published a GPU's UUID or PCI address for it
+    names = (device, *(interface.partition("=")[2] for interface in interfaces))
     return tuple(name[:_LONGEST_NAME] for name in names if name), claimed
 
 
