@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stallscope.protocol.report import Report, parse
@@ -178,6 +180,55 @@ def test_a_program_without_a_run_ends_as_without_stallscope(text: str, programs:
     alone, run = programs.python("program.py"), programs.run("program.py")
     assert (run.returncode, run.stdout) == (alone.returncode, alone.stdout)
     assert without_note(run.stderr) == alone.stderr
+
+
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+
+
+@contextlib.contextmanager
+def process_one(folder: Path, *command: str) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """A program that is process 1 of a namespace, and `unshare`, which exits with its status."""
+    (folder / "echo.py").write_text(
+        "import subprocess, sys\n"
+        "subprocess.run(['sh', '-c', 'true &'])\n"  # leaves an orphan, for which process 1 has to wait
+        "print('ready', flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    print(line, end='', flush=True)\n"
+    )
+    started = subprocess.Popen(
+        [*NAMESPACE, sys.executable, *command, "echo.py"],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with started:
+        assert started.stdout is not None
+        if started.stdout.readline() != "ready\n":
+            pytest.skip("this machine permits no namespace of processes")
+        (first,) = psutil.Process(started.pid).children()
+        try:
+            yield started, first
+        finally:
+            started.kill()
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+def test_as_process_one_of_a_container_a_program_ends_by_sigterm(tmp_path: Path) -> None:
+    with process_one(tmp_path, "-m", "stallscope", "run") as (started, first):
+        first.terminate()
+        assert started.wait(60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+def test_without_the_command_process_one_of_a_container_goes_on_after_sigterm(tmp_path: Path) -> None:
+    with process_one(tmp_path) as (started, first):
+        first.terminate()
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdin.write("still here\n")
+        started.stdin.flush()
+        assert started.stdout.readline() == "still here\n"
 
 
 LATE = """

@@ -575,10 +575,28 @@ class TestTermination:
         registry.terminate(("hidden",), None)
         clock.advance(20)
         registry.accept(make_report(rank=1, session="hidden", sequence=2), "udp")
+        clock.advance(59)
+        registry.check_processes()
         assert state(registry, rank="1") == "running"
-        clock.advance(900)
+        clock.advance(1)
         registry.check_processes()
         assert state(registry, rank="1") == "terminated"
+        registry.accept(make_report(rank=1, session="hidden", sequence=3), "udp")
+        assert state(registry, rank="1") == "running"
+
+    def test_an_unseen_process_that_trains_on_long_after_its_notice_is_lost_only_after_the_expiry_time(
+        self, registry: RunRegistry, clock: ScriptedClock
+    ) -> None:
+        registry.accept(make_report(rank=1, session="hidden"), "udp")
+        registry.terminate(("hidden",), None)
+        clock.advance(700)
+        registry.accept(make_report(rank=1, session="hidden", sequence=2), "udp")
+        clock.advance(899)
+        registry.check_processes()
+        assert state(registry, rank="1") == "running"
+        clock.advance(1)
+        registry.check_processes()
+        assert state(registry, rank="1") == "lost"
 
     @pytest.mark.parametrize("last", ["finished", "failed"])
     def test_the_last_report_counts_more_than_the_notice(self, registry: RunRegistry, last: str) -> None:

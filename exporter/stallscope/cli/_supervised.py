@@ -1,4 +1,4 @@
-"""Run the program in a child process, so that its exit status can be judged afterwards."""
+"""Run the program in a child process: to judge its exit status, or because process 1 of a container ignores signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _PASSED_ON = tuple(
 def supervise() -> int | None:
     """Fork. Return None in the child; in the parent the status of the ended child, as from `waitpid`.
 
-    Signals that a process sends to the parent are passed on. Those of the terminal reach the child by themselves.
+    Signals that a process sends to the parent are passed on. Those of the terminal reach the child by themselves. Other
+    children, which process 1 of a container inherits, are waited for, too.
     """
     signals = {signal.SIGCHLD, *_PASSED_ON}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -26,7 +27,9 @@ def supervise() -> int | None:
     while True:
         received = signal.sigwaitinfo(signals)
         if received.si_signo == signal.SIGCHLD:
-            ended, status = os.waitpid(child, os.WNOHANG)
+            ended = -1
+            while ended and ended != child:  # one signal may stand for several children
+                ended, status = os.waitpid(-1, os.WNOHANG)
             if ended:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 return status

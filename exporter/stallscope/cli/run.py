@@ -44,7 +44,7 @@ def parser() -> Parser:
         "backward passes, optimizer steps and evaluation to the node's exporter. A script or module runs in this "
         "process, with its own exit status, signals and tracebacks. A command (torchrun, accelerate, python, a shell "
         "script) replaces this process, and every Python process that it starts is measured. With --fail-on, "
-        "the program runs in a child process.",
+        "and as process 1 of a container, the program runs in a child process.",
         examples={
             "stallscope run train.py --epochs 3": "a script",
             "stallscope run --name resnet50 -m trainer.main": "a module, with a run name",
@@ -123,6 +123,9 @@ def main(arguments: Sequence[str]) -> int:
             return _fail(f"{option}: {problem}")
     if not remaining or remaining == ["-m"]:
         return _fail("nothing to run; expected a script, -m MODULE or a command")
+    # The kernel keeps signals from process 1 of a container, unless it handles them.
+    if os.getpid() == 1 and (ended := supervise()) is not None:
+        return end_as(ended)
     automatic.hand_on(os.environ)
     folder = prepare(options, _program(remaining))
     if options.fail_on:

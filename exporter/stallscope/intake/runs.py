@@ -25,8 +25,9 @@ a name that belongs to another user.
 States come from the shim's reports, except two. A rank is `lost` if its process is known to be gone, or if its process
 is not visible and the rank has been silent for the expiry time. A rank is `terminated` when its process sends the
 notice of SIGTERM or SIGHUP (see `shim.termination`), and also if its process is gone within ten minutes of that notice:
-process 1 of a container ignores SIGTERM, continues to report, and is killed after the grace period. A newer report
-replaces both states. The series of a finished, failed, terminated or lost rank stay for the expiry time.
+process 1 of a container ignores SIGTERM, continues to report, and is killed after the grace period. A process that is
+not visible counts as gone after a minute of silence in these ten minutes. A newer report replaces both states. The
+series of a finished, failed, terminated or lost rank stay for the expiry time.
 
 Runs, ranks, series and memory are limited: in total, for each run, and for each sender (see `quotas`). A new rank above
 a limit is refused. New names in reports of a held rank are dropped, and the rank stays. At a limit of the total,
@@ -115,6 +116,8 @@ _NETWORK = "network"
 """Suffix of a run's name, in place of the uid, for a sender without one."""
 _GRACE_PERIOD = 600.0
 """Seconds after the notice of a signal within which the end of a process counts as caused by the signal."""
+_SILENT_AFTER_NOTICE = 60.0
+"""Seconds without a report after which a process that is not visible, and has sent the notice of a signal, is gone."""
 _CUMULATIVE = (MetricType.COUNTER, MetricType.HISTOGRAM)
 _MAX_FORMER = 8
 """Former sessions of a rank to remember."""
@@ -342,16 +345,20 @@ class RunRegistry:
             (key, held)
             for key, held in list(self._held.items())
             if held.ended is None
-            and (self._processes.gone(held.process) if held.process else now - held.last_seen >= self.expiry)
+            and (self._processes.gone(held.process) if held.process else now - held.last_seen >= self._patience(held))
         ]
         with self._writing:
             for key, held in lost:
                 if self._held.get(key) is held:  # otherwise it has reported since
                     ended = now if held.process else held.last_seen
-                    signalled = held.signalled is not None and ended - held.signalled <= _GRACE_PERIOD
-                    self._held[key] = _terminated(held, now) if signalled else held._replace(lost=True, ended=now)
+                    is_terminated = _is_signalled(held, ended)
+                    self._held[key] = _terminated(held, now) if is_terminated else held._replace(lost=True, ended=now)
                     self._changes += 1
             self._drop_expired(now)
+
+    def _patience(self, held: Held) -> float:
+        """Return the seconds of silence after which a process that is not visible counts as gone."""
+        return min(_SILENT_AFTER_NOTICE, self.expiry) if _is_signalled(held, held.last_seen) else self.expiry
 
     def restore(self, holdings: Iterable[Held]) -> None:
         """Restore ranks from before a restart of the exporter, within the limits; ranks that have reported since stay.
@@ -812,6 +819,11 @@ def _limit_error(resource: str, limit: int, run: str) -> ReportError:
         ),
     }[resource]
     return ReportError(reason, f"{subject} {amount}{place}, its limit; {remedy}")
+
+
+def _is_signalled(held: Held, time: float) -> bool:
+    """Return whether the process was in the grace period of a signal at that monotonic time."""
+    return held.signalled is not None and time - held.signalled <= _GRACE_PERIOD
 
 
 def _terminated(held: Held, now: float) -> Held:
