@@ -132,7 +132,8 @@ class Patches:
         """Models whose gradients `DistributedDataParallel` reduces over ranks."""
         self.computed_gradients = False
         """True if the program has computed gradients with `torch.autograd.grad`."""
-        self._storing = 0
+        self._storing: set[int] = set()
+        """Threads that write or read a checkpoint."""
         self.has_optimizers = False
         """True if the program has created an optimizer."""
         self._replaced: list[tuple[Any, str, Any, Any]] = []
@@ -350,11 +351,14 @@ class Patches:
 
     def _store(self, phase: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def observed(*arguments: Any, **options: Any) -> Any:
-            self._storing += 1
+            thread = threading.get_ident()
+            is_outermost = thread not in self._storing
+            self._storing.add(thread)
             try:
                 return (self._find() or self.before).stored(phase, original, arguments, options)
             finally:
-                self._storing -= 1
+                if is_outermost:
+                    self._storing.discard(thread)
 
         return observed
 
@@ -390,7 +394,9 @@ class Patches:
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         if is_traced():
             return
-        if self._storing:  # optimizers make their state by a step that changes nothing
+        if (
+            self._storing and threading.get_ident() in self._storing
+        ):  # optimizers make their state by a step that changes nothing
             return
         loop = self.loop
         if (loop is not None and not loop.run.silent) or (loop := self._find("optimizer")) is not None:

@@ -1395,6 +1395,32 @@ def test_checkpoints_and_restores_are_seen(watched: Watched, clock: ScriptedCloc
     assert last.steps == 4
 
 
+class WrittenLater:
+    """An object that is not written before the loop has gone on."""
+
+    def __init__(self, begun: threading.Event, gone_on: threading.Event) -> None:
+        self._begun, self._gone_on = begun, gone_on
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        self._begun.set()
+        assert self._gone_on.wait(60)
+        return dict, ()
+
+
+def test_steps_are_counted_while_a_thread_writes_a_checkpoint(watched: Watched, tmp_path: Path) -> None:
+    begun, gone_on = threading.Event(), threading.Event()
+    written = WrittenLater(begun, gone_on)
+    watched.train_epoch()
+    thread = threading.Thread(target=torch.save, args=(written, tmp_path / "model.pt"))
+    thread.start()
+    assert begun.wait(60)
+    watched.train_epoch()
+    gone_on.set()
+    thread.join()
+    last = watched.last_report()
+    assert (last.steps, last.phase("optimizer").occurrences) == (8, 8)
+
+
 def test_a_file_that_a_data_set_reads_is_a_wait_for_data(watched: Watched, tmp_path: Path) -> None:
     torch.save(torch.ones(4), tmp_path / "sample.pt")
 
