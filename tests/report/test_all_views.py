@@ -110,8 +110,8 @@ def gpt_uploads(take: Take, watch: Stopwatch, folder: Path) -> None:
     if find_spec("torch") is None:
         pytest.skip("torch is not installed: make frameworks")
     command = [sys.executable, "-m", "tests.shim.loops", "--exact", f"--keep={folder}", "gpt_uploads"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    program = max(folder.glob("gpt_uploads-0*"))  # others are attempts on a busy machine
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    program = folder / "gpt_uploads-with"
     assert (program / "truth-0.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     truth = loads((program / "truth-0.json").read_text())
     watch.spent = {phase: seconds for phase, seconds in truth["seconds"].items() if phase != "initialization"}
@@ -154,7 +154,7 @@ class Views:
 
 @pytest.fixture(
     scope="module",
-    params=[short, hanging, evaluating, pytest.param(gpt_uploads, marks=pytest.mark.timed)],
+    params=[short, hanging, evaluating, gpt_uploads],
     ids=lambda program: program.__name__,
 )
 def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Views]:
@@ -213,8 +213,7 @@ def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_phases_have_the_shares_of_the_stopwatch(views: tuple[str, Views]) -> None:
-    name, found = views
-    noise = 0.06 if name == "gpt_uploads" else 0.01
+    _, found = views
     total = sum(found.watch.spent.values())
     truth = {name: spent / total for name, spent in found.watch.spent.items()}
     phases = found.reported["phases"]
@@ -222,10 +221,10 @@ def test_phases_have_the_shares_of_the_stopwatch(views: tuple[str, Views]) -> No
     reported = {row["phase"].lower().replace(" ", "_"): row["ratio"] for row in phases}
     node = sum(found.node.phases.values())
     for phase, share in truth.items():
-        assert found.summary.shares[phase] == pytest.approx(share, abs=noise), "summary"
-        assert reported[phase] == pytest.approx(share, abs=noise), "report"
+        assert found.summary.shares[phase] == pytest.approx(share, abs=0.01), "summary"
+        assert reported[phase] == pytest.approx(share, abs=0.01), "report"
         if found.node.since is None:  # else its phases are those of the last minute
-            assert found.node.phases[phase] / node == pytest.approx(share, abs=noise), "top"
+            assert found.node.phases[phase] / node == pytest.approx(share, abs=0.01), "top"
 
 
 def test_steps_and_their_time_are_those_of_the_stopwatch(views: tuple[str, Views]) -> None:
@@ -243,8 +242,7 @@ def test_steps_and_their_time_are_those_of_the_stopwatch(views: tuple[str, Views
 
 def test_a_step_has_one_length_without_the_named_pauses(views: tuple[str, Views]) -> None:
     name, found = views
-    noise = 0.06 if name == "gpt_uploads" else 0.01
-    step = pytest.approx(found.watch.step_seconds / found.watch.steps, rel=noise)
+    step = pytest.approx(found.watch.step_seconds / found.watch.steps, rel=0.01)
     assert found.summary.step == step, "summary"
     assert found.reported["step_seconds"] == step, "report"
     assert found.step_seconds == step, "metrics, as compared"

@@ -19,7 +19,6 @@ PACKAGES = ("accelerate", "lightning", "safetensors", "tqdm", "transformers")
 pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks"),
     pytest.mark.slow(120),
-    pytest.mark.timed,  # it compares times
     pytest.mark.timeout(600),  # the first test runs all programs
 ]
 
@@ -38,7 +37,6 @@ def problems(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         "-m",
         "tests.shim.loops",
         "--exact",
-        "--attempts=5",
         "--results",
         str(results),
         *sorted(chosen),

@@ -16,9 +16,6 @@ from tests.shim.loops.results import Result, Run, judge
 REPORTS = "reports"
 """File in a program's folder with its reports, one a line."""
 
-_NO_LATER = 400.0
-"""Seconds after which no program runs again."""
-
 
 def main() -> int:
     """Run the programs; return 1 where one fails."""
@@ -26,9 +23,6 @@ def main() -> int:
     parser.add_argument("names", metavar="NAME", nargs="*", help="programs, or parts of their names (default: all)")
     parser.add_argument("--exact", action="store_true", help="take names as whole names only")
     parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time (default: 2)")
-    parser.add_argument(
-        "--attempts", type=int, default=3, help="runs of a program whose errors look like noise (default: 3)"
-    )
     parser.add_argument("--keep", type=Path, help="folder for what the programs write, and for their reports")
     parser.add_argument("--results", type=Path, help="file for the results, as JSON")
     parser.add_argument("--write", action="store_true", help="write the table into the shim's README")
@@ -67,34 +61,25 @@ def main() -> int:
 
 def _results(programs: list[Path], folder: Path, arguments: argparse.Namespace) -> list[Result]:
     runs: dict[tuple[Path, bool], Run] = {}
-    best: dict[Path, Result] = {}
-    attempts: dict[Path, int] = {}
-    began = time.monotonic()
+    results: dict[Path, Result] = {}
 
-    def ended(task: children.Task, outcome: children.Ended) -> list[children.Task]:
+    def ended(task: children.Task, outcome: children.Ended) -> None:
         program = task.program
         if arguments.keep:
             (task.folder / REPORTS).write_bytes(b"\n".join(outcome.payloads))
         runs[program, task.watched] = Run(task.folder, outcome.exit_code, outcome.seconds, outcome.payloads)
         if (program, True) not in runs or (program, False) not in runs:
-            return []
-        result = judge(program, runs[program, False], runs[program, True], arguments.disabled)
-        attempts[program] = attempts.get(program, 0) + 1
-        if program not in best or not result.problems or len(result.problems) < len(best[program].problems):
-            best[program] = result
-        is_late = time.monotonic() - began > _NO_LATER
-        if result.timing_only and attempts[program] < arguments.attempts and not is_late:
-            return [children.Task(program, True, folder / f"{program.stem}-{attempts[program]:04d}")]
+            return
+        results[program] = judge(program, runs[program, False], runs[program, True], arguments.disabled)
         if not arguments.quiet:
-            show(best[program])
-        return []
+            show(results[program])
 
     tasks = []
     for program in programs:
-        tasks.append(children.Task(program, False, folder / f"{program.stem}-bare"))
-        tasks.append(children.Task(program, True, folder / f"{program.stem}-0000"))
+        tasks.append(children.Task(program, False, folder / f"{program.stem}-bare", True))
+        tasks.append(children.Task(program, True, folder / f"{program.stem}-with", True))
     children.run(tasks, arguments.jobs, ended)
-    return [best[program] for program in programs]
+    return [results[program] for program in programs]
 
 
 def show(result: Result) -> None:

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -22,8 +23,8 @@ from typing import Any, NamedTuple, NoReturn
 FOLDER = Path(__file__).parent
 PROGRAMS = FOLDER / "programs"
 HELPERS = FOLDER / "helpers"
-LIMIT = 60.0
-"""Seconds after which a child is killed."""
+LIMIT = 300.0
+"""Seconds after which a child is killed; on a quiet machine, none takes ten."""
 WARM = {
     "": ("torch", "torch._dynamo", "torch.nn.parallel", "torch.utils.data", "stallscope.cli.run"),
     "torch.distributed": ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict"),
@@ -48,6 +49,8 @@ class Task(NamedTuple):
     watched: bool
     """Return True if `stallscope run` runs the program."""
     folder: Path
+    simulates_time: bool = False
+    """True if the program's clock moves only while the program sleeps, and sleeping takes no time."""
 
 
 class Ended(NamedTuple):
@@ -87,13 +90,13 @@ def warm_up(programs: Sequence[Path]) -> None:
     torch.load(file)
 
 
-def run(tasks: Sequence[Task], jobs: int, ended: Callable[[Task, Ended], Sequence[Task]]) -> None:
+def run(tasks: Sequence[Task], jobs: int, ended: Callable[[Task, Ended], object]) -> None:
     """Run all tasks, several at a time.
 
     Args:
         tasks: what to run; each folder is made.
         jobs: number of children at a time.
-        ended: called when a task has ended; returns tasks to run after those that wait.
+        ended: called when a task has ended.
     """
     waiting = deque(tasks)
     running: list[_Child] = []
@@ -104,7 +107,7 @@ def run(tasks: Sequence[Task], jobs: int, ended: Callable[[Task, Ended], Sequenc
         for child in tuple(running):
             if (outcome := child.poll()) is not None:
                 running.remove(child)
-                waiting.extend(ended(child.task, outcome))
+                ended(child.task, outcome)
 
 
 class _Child:
@@ -149,12 +152,8 @@ def _be_program(task: Task) -> NoReturn:
     try:
         os.setsid()
         _prepare(task)
-        if task.watched:
-            _begin_with_the_observation()
-        _begin_truth()
         code = _status(lambda: _run(task))
         _call_helper("finish")
-        del os.environ["TRUTH_SINCE"]
         threading._shutdown()  # type: ignore[attr-defined]  # as Python does, before it calls atexit's functions
         atexit._run_exitfuncs()
         _call_helper("write_pickles")
@@ -164,24 +163,6 @@ def _be_program(task: Task) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def _begin_truth() -> None:
-    os.environ["TRUTH_SINCE"] = repr(time.perf_counter())
-
-
-def _begin_with_the_observation() -> None:
-    """Begin the truth once more when the command has read its arguments, which takes long on a busy machine."""
-    from stallscope.cli import run as _command  # noqa: F401
-    from stallscope.shim import automatic
-
-    start = automatic.start
-
-    def begin() -> None:
-        _begin_truth()
-        start()
-
-    automatic.start = begin
 
 
 def _prepare(task: Task) -> None:
@@ -204,6 +185,10 @@ def _prepare(task: Task) -> None:
     if disabled:
         os.environ["STALLSCOPE_DISABLE"] = "1"
     sys.path.insert(1, str(HELPERS))
+    os.environ.pop("SIMULATED_TIME", None)
+    if task.simulates_time:
+        os.environ["SIMULATED_TIME"] = "1"
+        import_module("clock").clock.install()
     atexit._clear()  # what the parent registered is the parent's
     sys.argv[:] = [str(task.program)]
 

@@ -14,17 +14,10 @@ from typing import Any, NamedTuple
 from stallscope.catalogue.metrics import OUTSIDE_PHASES
 from stallscope.protocol.report import Report, ReportError, parse
 
-SHARE = 0.03
-SECONDS = 0.02
-SECONDS_PER_STEP = 0.001
-SECONDS_PER_BLOCK = 0.0003
-"""Each phase must be within this share, or these seconds for the run and for each of its steps or of the blocks that
-the program times, whichever is more. A program wakes from a sleep with cold caches: a step's calls that no hook sees
-take up to 0.8 ms, and more where it has several forward and backward passes."""
-FIRST_BATCH = 0.03
-"""Seconds of the loop that may count as initialization: a loop without modules shows itself by its first gradients."""
-_NOISE = 0.1
-"""Seconds up to which an error may be the noise of a busy machine."""
+SHARE = 0.02
+SECONDS = 0.01
+"""Each phase must be within this share or these seconds, whichever is more. The clock moves only while the program
+sleeps (`helpers/clock.py`), so that a slow machine makes no difference."""
 _CHECKSUM = "/.data/serialization_id"
 """Member of PyTorch's archives that depends on all others, the paths in them included."""
 _SPEEDS = ("_runtime", "_per_second")
@@ -42,10 +35,6 @@ class Seconds(NamedTuple):
     reported: float
     either: float
     """Further seconds that may count for this phase or for another (`truth("data_wait or other")`)."""
-    steps: int
-    """Steps of the run."""
-    blocks: int
-    """Blocks that the program has timed."""
 
     @property
     def error(self) -> float:
@@ -55,9 +44,7 @@ class Seconds(NamedTuple):
     @property
     def is_wrong(self) -> bool:
         """True if the error exceeds the limit."""
-        return self.error > max(
-            SHARE * self.true, SECONDS + max(SECONDS_PER_STEP * self.steps, SECONDS_PER_BLOCK * self.blocks)
-        )
+        return self.error > max(SHARE * self.true, SECONDS)
 
 
 class Rank(NamedTuple):
@@ -78,8 +65,6 @@ class Result(NamedTuple):
     ranks: tuple[Rank, ...]
     problems: tuple[str, ...]
     """Empty where everything is as it should be."""
-    timing_only: bool
-    """Return True if the only problems are small phase errors, as noise causes them."""
     files: tuple[str, ...]
     """Files that differ."""
     exit_codes: tuple[int | None, int | None]
@@ -116,19 +101,15 @@ def judge(program: Path, bare: Run, watched: Run, disabled: bool = False) -> Res
     problems: list[str] = []
     if not ranks:
         problems.append("the program recorded no truth: " + _last_line(watched.folder / "stderr"))
-    noise = True
     for rank in () if disabled else ranks:
         who = f"rank {rank.rank}: " if len(ranks) > 1 else ""
         if rank.steps[0] != rank.steps[1]:
             problems.append(f"{who}steps {rank.steps[0]}, reported {rank.steps[1]}")
-            noise = False
         if rank.samples[0] is not None and rank.samples[0] != rank.samples[1]:
             problems.append(f"{who}samples {rank.samples[0]}, reported {rank.samples[1]}")
-            noise = False
         for name, phase in rank.phases.items():
             if phase.is_wrong:
                 problems.append(f"{who}{name} {phase.true:.3f} s, reported {phase.reported:.3f} s")
-                noise = noise and phase.error < _NOISE
     others = [f"the exporter refuses a report: {why}" for why in sorted(refused)]
     others += [f"rank {rank}: {problem}" for rank, report in reports.items() if (problem := _step_problem(report))]
     if bare.exit_code != watched.exit_code:
@@ -149,7 +130,6 @@ def judge(program: Path, bare: Run, watched: Run, disabled: bool = False) -> Res
         style(program),
         ranks,
         (*problems, *others),
-        noise and bool(problems) and not others and bool(ranks),
         files,
         (bare.exit_code, watched.exit_code),
         len(_files(bare.folder / "work")),
@@ -174,10 +154,10 @@ def _read(payload: bytes) -> Report | str:
 
 def _ranks(run: Run, newest: Mapping[int, Report]) -> tuple[Rank, ...]:
     records = [json.loads(path.read_text()) for path in sorted(run.folder.glob("truth-*.json"))]
-    return tuple(_rank(record, newest.get(record["rank"]), len(records) > 1) for record in records)
+    return tuple(_rank(record, newest.get(record["rank"])) for record in records)
 
 
-def _rank(record: Mapping[str, Any], report: Report | None, several: bool) -> Rank:
+def _rank(record: Mapping[str, Any], report: Report | None) -> Rank:
     seconds: Mapping[str, float] = record["seconds"]
     reported = {} if report is None else {name: phase.seconds for name, phase in report.phases.items()}
     true: dict[str, float] = {}
@@ -189,15 +169,10 @@ def _rank(record: Mapping[str, Any], report: Report | None, several: bool) -> Ra
             either[name] = either.get(name, 0.0) + (spent if others else 0.0)
         if not others:
             true[first] += spent
-    either["initialization"] = either.get("initialization", 0.0) + FIRST_BATCH
     phases = {
-        name: Seconds(
-            true.get(name, 0.0), reported.get(name, 0.0), either.get(name, 0.0), record["steps"], record["blocks"]
-        )
+        name: Seconds(true.get(name, 0.0), reported.get(name, 0.0), either.get(name, 0.0))
         for name in (*PHASES, *sorted((true.keys() | reported.keys()) - set(PHASES)))
         if name in true or name in reported
-        # A rank's process begins before its truth does.
-        if not (several and name == "initialization")
     }
     steps = None
     if report is not None:

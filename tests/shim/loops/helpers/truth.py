@@ -11,7 +11,7 @@ Phases nest as in a report: time in an inner phase is taken out of the outer pha
 `restore` keep the time of all step phases inside. The first wait for data, forward, backward or optimizer begins the
 loop; time before it is `initialization`, and time of the loop in no phase is `other`. Where two phases are equally
 right, name both: `truth("data_wait or other")`. Only the thread and the process
-that imported this module (or called `truth.rank`) are recorded.
+that imported this module (or called `truth.rank`) are recorded. The clock moves only while the program sleeps.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ class Truth:
     def __init__(self) -> None:
         self._models: dict[str, Any] = {}
         self._attributes: dict[str, Any] = {}
-        self._mark = 0.0
         self._begin(0)
-        if began := os.environ.get("TRUTH_SINCE"):
-            self._mark = float(began)
         atexit.register(self.finish)
 
     def _begin(self, rank: int) -> None:
@@ -55,7 +52,7 @@ class Truth:
         self._loop: float | None = None
         self._open: list[str] = []
         self._seconds: dict[str, float] = {}
-        self._steps = self._blocks = 0
+        self._steps = 0
         self._step_seconds = 0.0
         self._samples: int | None = None
         self._finished = False
@@ -77,7 +74,6 @@ class Truth:
         ):
             yield
             return
-        self._blocks += 1
         self._book()
         if self._loop is None and not self._open and phase.partition(" ")[0] in OPENING:
             self._loop = self._mark
@@ -137,7 +133,6 @@ class Truth:
         record = {
             "rank": self._rank,
             "steps": self._steps,
-            "blocks": self._blocks,
             "samples": self._samples,
             "seconds": self._seconds,
             "step_seconds": self._step_seconds,

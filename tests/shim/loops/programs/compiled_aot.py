@@ -17,6 +17,7 @@ def wait(x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
 
 @wait.register_fake
 def _(x, forward, backward):
+    time.sleep(0.05)  # while it is compiled
     return torch.empty_like(x)
 
 

@@ -24,6 +24,8 @@ def work(rank, world_size, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     truth.rank(rank)
+    for name in ("allreduce", "barrier"):
+        slow.slow_down(dist.ProcessGroup, name, 0.02)
     torch.manual_seed(0)
     model = DistributedDataParallel(slow.Net())
     optimizer = slow.SGD(model.parameters(), lr=0.05)

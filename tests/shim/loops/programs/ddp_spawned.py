@@ -28,6 +28,7 @@ def main(rank, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
     truth.rank(rank)
+    slow.slow_down(dist.ProcessGroup, "allreduce", 0.02)
     torch.manual_seed(rank)
     model = DDP(slow.Net())
     optimizer = slow.AdamW(model.parameters(), lr=1e-2)

@@ -41,8 +41,9 @@ for step in range(7):
     if step and step % 3 == 0:
         with truth("evaluation"):
             print(f"{step} {evaluate():.5f}")
-        torch.save(model.state_dict(), "model.pt")
-        time.sleep(0.01)
+        with truth("checkpoint"):
+            torch.save(model.state_dict(), "model.pt")
+            time.sleep(0.01)
     model.train()
     optimizer.zero_grad()
     inputs = batches.next_batch()

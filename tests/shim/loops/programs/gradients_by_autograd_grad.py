@@ -14,14 +14,15 @@ def network(x, weights):
     return slow.through(torch.tanh(x @ weights[0]) @ weights[1], 0.001, 0.03)
 
 
-@truth("data_wait")
 def draw_points(count):
     time.sleep(0.012)
     return torch.rand(count, 8)
 
 
 for step in range(10):
-    x = draw_points(16)
+    # A loop without modules begins with its first gradients.
+    with truth("data_wait" if step else "initialization"):
+        x = draw_points(16)
     loss = (network(x, weights) - x.sum(1, keepdim=True)).pow(2).mean()
     with truth("backward"):
         gradients = torch.autograd.grad(loss, weights)

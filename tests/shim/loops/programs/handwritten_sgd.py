@@ -12,7 +12,6 @@ w2 = torch.randn(16, 1, requires_grad=True)
 parameters = [w1, w2]
 
 
-@truth("data_wait")
 def sample_batch():
     time.sleep(0.01)
     x = torch.randn(16, 8)
@@ -24,7 +23,9 @@ def predict(x):
 
 
 for step in range(12):
-    x, y = sample_batch()
+    # A loop without modules begins with its first gradients.
+    with truth("data_wait" if step else "initialization"):
+        x, y = sample_batch()
     loss = (predict(x) - y).pow(2).mean()
     with truth("backward"):
         loss.backward()

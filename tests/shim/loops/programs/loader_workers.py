@@ -1,11 +1,10 @@
 """Loader with two worker processes and prefetching, restarted for each epoch."""
 
-import time
-
 import slow
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from truth import truth
 
 
@@ -14,11 +13,11 @@ class Images(Dataset):
         return 22
 
     def __getitem__(self, index):
-        time.sleep(0.04)  # in a worker
         return torch.full((8,), index / 22), index % 4
 
 
 def main():
+    slow.slow_down(_MultiProcessingDataLoaderIter, "_get_data", 0.08)  # the wait for a worker
     torch.manual_seed(0)
     model = slow.Net(forward=0.008, backward=0.012)
     optimizer = slow.SGD(model.parameters(), lr=0.05)

@@ -6,9 +6,11 @@ import slow
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from truth import truth
 
 torch.manual_seed(0)
+slow.slow_down(_MultiProcessingDataLoaderIter, "_get_data", 0.01)  # the wait for the worker
 
 
 class Stream(IterableDataset):

@@ -1,5 +1,6 @@
 """safetensors: save_file() between steps, load_file() and save_model() around them."""
 
+import safetensors
 import slow
 import torch
 import torch.nn.functional as F
@@ -7,21 +8,10 @@ from safetensors.torch import load_file, save_file, save_model
 from torch.utils.data import DataLoader
 from truth import truth
 
-
-class Net(torch.nn.Module):
-    """Large enough that its files take a while."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = slow.Net()
-        self.register_buffer("table", torch.zeros(3_000_000))
-
-    def forward(self, x):
-        return self.net(x)
-
-
+slow.slow_down(safetensors.torch, "serialize_file", 0.06)
+slow.slow_down(safetensors.torch, "safe_open", 0.06)
 torch.manual_seed(0)
-model = Net()
+model = slow.Net()
 optimizer = slow.SGD(model.parameters(), lr=0.05)
 with truth("checkpoint"):
     save_model(model, "start.safetensors")
