@@ -185,12 +185,32 @@ class TestCheck:
         assert ran.stdout.splitlines()[-1] == last
         assert ran.returncode == doctors
 
-    def test_it_fails_if_no_step_arrives(self, tmp_path: Path) -> None:
-        with prometheus_of(None) as url:
+    @pytest.mark.parametrize(
+        ("exporters", "refused", "message"),
+        [
+            (0, (), "it has no series of an exporter; check that it scrapes them"),
+            (1, (), "refused none; label this namespace with stallscope-reports=allowed"),
+            (1, ("unsigned",), r"refuse reports \(unsigned\); create the Secret stallscope-report-token in this"),
+            (1, ("run_limit",), r"refuse reports \(run_limit\); see the log of the exporter of this node"),
+        ],
+        ids=["no exporter", "nothing refused", "unsigned", "another reason"],
+    )
+    def test_if_no_step_arrives_it_names_the_reason_that_prometheus_proves(
+        self, tmp_path: Path, exporters: int, refused: tuple[str, ...], message: str
+    ) -> None:
+        with prometheus_of(None, exporters, refused) as url:
             ran = self.program(tmp_path, 0, "udp://127.0.0.1:9", url, seconds=6)
         assert ran.returncode == 1
-        assert "label this namespace with stallscope-reports=allowed" in ran.stderr
+        assert re.search(message, ran.stderr)
         assert "done" not in ran.stdout
+
+    def test_it_signs_its_reports_with_the_token_of_the_namespaces_training(self) -> None:
+        training = ROOT / "deploy/kubernetes/training-job/job.yaml"
+        tokens = [
+            [each for each in container(yaml.safe_load(job.read_text()))["env"] if each["name"] == "STALLSCOPE_TOKEN"]
+            for job in (JOB, training)
+        ]
+        assert tokens[0] == tokens[1] != []
 
     def test_it_fails_if_prometheus_does_not_respond(self, tmp_path: Path) -> None:
         ran = self.program(tmp_path, 0, "udp://127.0.0.1:9", f"http://127.0.0.1:{free_port()}")
@@ -208,7 +228,7 @@ class TestCheck:
         stub.write_text(f'#!/bin/sh\necho "$@"\nexit {doctors}\n')
         stub.chmod(0o755)
         given = {"SERVICE_ADDRESS": address, "STALLSCOPE_PROMETHEUS_URL": url, "PATH": f"{folder}:{os.environ['PATH']}"}
-        assert {each["name"] for each in found["env"]} == given.keys() - {"PATH"}
+        assert {each["name"] for each in found["env"]} == {*given} - {"PATH"} | {"STALLSCOPE_TOKEN"}
         environment = {key: value for key, value in os.environ.items() if not key.startswith("STALLSCOPE")}
         quick = program.replace('"stallscope-check", 180, 0.1', f'"stallscope-check", {seconds}, 0.05')
         assert quick != program
@@ -219,15 +239,24 @@ class TestCheck:
 
 
 @contextmanager
-def prometheus_of(port: int | None) -> Iterator[str]:
-    """Serve a Prometheus that has the run as soon as the exporter's page has it; without a port, never."""
+def prometheus_of(port: int | None, exporters: int = 1, refused: tuple[str, ...] = ()) -> Iterator[str]:
+    """Serve a Prometheus that has the run as soon as the exporter's page has it; without a port, never.
+
+    It also has series of so many exporters, and reports that they refused for these reasons.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            assert "stallscope_training_last_step_timestamp_seconds" in self.path
-            metrics = page(port, "/metrics") if port is not None else ""
-            found = 'stallscope_training_last_step_timestamp_seconds{run="stallscope-check"' in metrics
-            reply(self, json.dumps({"data": {"result": [{}] if found else []}}).encode())
+            if "stallscope_training_last_step_timestamp_seconds" in self.path:
+                metrics = page(port, "/metrics") if port is not None else ""
+                has_run = 'stallscope_training_last_step_timestamp_seconds{run="stallscope-check"' in metrics
+                series: list[dict[str, str]] = [{}] if has_run else []
+            elif "reports_rejected_total" in self.path:
+                series = [{"reason": reason} for reason in refused]
+            else:
+                assert "stallscope_exporter_source_up" in self.path
+                series = [{}] * exporters
+            reply(self, json.dumps({"data": {"result": [{"metric": each} for each in series]}}).encode())
 
     with handled(Handler) as address:
         yield f"http://{address}"
