@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from stallscope.catalogue.causes import CAUSES
+from stallscope.simulation.scenarios import SCENARIOS
 from tests.alerting.alertmanager import PATIENCE, Alert, Alertmanager, bundled, hastened, notifying, running
 from tests.alerting.dying_node import (
     Moment,
@@ -18,12 +20,20 @@ from tests.alerting.dying_node import (
     raised_by_the_rules,
     spanning_run,
 )
+from tests.alerting.notifications import Sent, notifications
+from tests.alerting.of_scenarios import NAMES, UNREACHED, Timeline, simulated, stored
 from tests.alerting.subjects import on_gpu, on_run
-from tests.simulation.verdicts import firing
 from tests.webhook import Notification, Webhook
 
 TOGETHER = 30
 """Seconds of one evaluation: alerts this close arrive within one wait of their group."""
+LOUD = ("critical", "warning")
+"""Severities that notify someone."""
+
+
+def calculated(story: Sequence[Moment]) -> list[Sent]:
+    """Calculate the notifications of a story until ten minutes after its last moment."""
+    return notifications(bundled(), [(each.second, each.alerts) for each in story], story[-1].second + 600)
 
 
 class Audience:
@@ -36,8 +46,8 @@ class Audience:
         self._received = 0
 
     def watch(self, story: Sequence[Moment]) -> list[Notification]:
-        """Post the alerts of a story as Prometheus does, and return the notifications."""
-        notifications: list[Notification] = []
+        """Post the alerts of a story as Prometheus does, and return the notifications, which are as calculated."""
+        received: list[Notification] = []
         posted: list[Alert] = []
         firing: tuple[Any, ...] = ()
         for moment, following in itertools.zip_longest(story, story[1:]):
@@ -47,8 +57,9 @@ class Audience:
             if following is None or following.second - moment.second > TOGETHER:
                 self._alertmanager.post(posted)  # at once: the wait in which they meet is short here
                 posted.clear()
-                notifications += self._settled()
-        return notifications
+                received += self._settled()
+        assert sorted(map(_of_received, received)) == sorted(map(_of_calculated, calculated(story)))
+        return received
 
     def _next(self) -> Notification:
         self._received += 1
@@ -67,6 +78,22 @@ class Audience:
         while self._received < self._alertmanager.notified():
             notifications.append(self._next())
         return notifications
+
+
+_Words = tuple[str, str, list[tuple[str, str]], list[str], list[str]]
+
+
+def _of_received(notification: Notification) -> _Words:
+    by_status = {
+        status: sorted({each["labels"]["alertname"] for each in notification["alerts"] if each["status"] == status})
+        for status in ("firing", "resolved")
+    }
+    group = sorted(notification["groupLabels"].items())
+    return notification["receiver"], notification["status"], group, by_status["firing"], by_status["resolved"]
+
+
+def _of_calculated(sent: Sent) -> _Words:
+    return sent.receiver, sent.status, sorted(sent.group.items()), sorted(sent.firing), sorted(sent.resolved)
 
 
 @pytest.fixture
@@ -138,8 +165,7 @@ def test_context_notifies_no_one(audience: Audience) -> None:
 
 
 def test_alerts_of_two_evaluations_meet_in_the_wait_of_a_node() -> None:
-    """Alerts of a node arrive in bursts: an Xid, then the lost GPU; an exporter down, then the run that waits for it.
-    Alerts of a node arrive in bursts: an Xid, then the lost GPU; an exporter down, then the run that waits for it."""
+    """Alerts of a node arrive in bursts: an Xid, then the lost GPU; an exporter down, then the run that waits."""
     (node,) = [each for each in bundled()["route"]["routes"] if "Gpu" in each["matchers"][0]]
     assert {each["group_wait"] for each in (node, *node["routes"]) if "group_wait" in each} == {"1m", "2m"}
     assert TOGETHER < 60
@@ -163,41 +189,43 @@ def raised() -> dict[str, list[Moment]]:
     ],
 )
 def test_by_the_bundles_own_rules_a_dying_node_is_one_notification(
-    story: str, receiver: str, alert: str, raised: dict[str, list[Moment]], audience: Audience
+    story: str, receiver: str, alert: str, raised: dict[str, list[Moment]]
 ) -> None:
-    (notification,) = audience.watch(raised[story])
-    assert notification["receiver"] == receiver
-    assert names(notification) == {alert}
-
-
-SCENARIO_SECONDS = 900
+    (notification,) = calculated(raised[story])
+    assert notification.receiver == receiver
+    assert notification.firing == {alert}
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Moment]]:
-    names = ("gpu_lost", "thermal_throttle", "pcie_degraded", "xid_hw")
-    timelines = firing(names, tmp_path_factory.mktemp("scenarios"), seconds=SCENARIO_SECONDS)
-    return {name: [Moment(second, alerts) for second, alerts in timeline] for name, timeline in timelines.items()}
+def timelines() -> dict[str, Timeline]:
+    return stored()
+
+
+@pytest.mark.parametrize("scenario", NAMES)
+def test_a_scenario_sends_one_notification_and_another_one_when_its_fault_has_ended(
+    scenario: str, timelines: dict[str, Timeline]
+) -> None:
+    timeline = timelines[scenario]
+    loud = any(labels["severity"] in LOUD for _, _, labels in timeline.alerts)
+    once = ["firing", "resolved"] if timeline.end else ["firing"]
+    assert [each.status for each in timeline.notifications()] == (once if loud else [])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "alert"),
+    [
+        (name, cause.alert)
+        for name in NAMES
+        if name not in UNREACHED and (cause := CAUSES.get(SCENARIOS[name].expected)) and cause.severity in LOUD
+    ],
+)
+def test_the_notification_of_a_scenario_names_its_cause(
+    scenario: str, alert: str, timelines: dict[str, Timeline]
+) -> None:
+    assert alert in timelines[scenario].notifications()[0].firing
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("scenario", "receiver", "alert"),
-    [
-        ("gpu_lost", "page", "GpuLost"),
-        ("thermal_throttle", "ticket", "GpuThermalThrottle"),
-        ("pcie_degraded", "ticket", "GpuPcieDegraded"),
-        ("xid_hw", "page", "GpuXidHw"),
-    ],
-)
-def test_a_fault_of_a_simulated_gpu_is_one_notification_and_its_end_one_more(
-    scenario: str, receiver: str, alert: str, simulated: dict[str, list[Moment]], audience: Audience
-) -> None:
-    notifications = audience.watch([*simulated[scenario], Moment(2 * SCENARIO_SECONDS, ())])
-    assert [(each["receiver"], each["status"]) for each in notifications] == [
-        (receiver, "firing"),
-        (receiver, "resolved"),
-    ]
-    assert names(notifications[0]) == {alert}
-    assert alert in names(notifications[1])
+def test_the_rules_still_raise_the_alerts_of_a_gpu_that_is_lost(timelines: dict[str, Timeline]) -> None:
+    found = simulated(["gpu_lost"], (240, 600))["gpu_lost"].notifications()
+    assert [each[1:] for each in found] == [each[1:] for each in timelines["gpu_lost"].notifications()]

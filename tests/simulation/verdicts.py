@@ -17,7 +17,7 @@ from stallscope.sampling.sampler import Sampler
 from stallscope.simulation import Simulation
 from stallscope.simulation.scenarios import scenario
 from tests.rules.rulebook import RULE_FILES
-from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG, evaluate
+from tests.scenarios.runner import EVALUATION_SECONDS, evaluate
 
 _POLL_SECONDS = 5.0
 START = 1.0
@@ -34,10 +34,11 @@ def pages_of(
     scrape_seconds: int = EVALUATION_SECONDS,
     poll_seconds: float = _POLL_SECONDS,
     report_interval: float = 1.0,
+    start: float = START,
 ) -> Iterator[str]:
     """Run a scenario with a simulated host, and yield the exporter's page at each scrape."""
     # Scripted time begins at zero, and nothing has run before.
-    clock, story = ScriptedClock(START), replace(scenario(name, onset=onset), age=0.0)
+    clock, story = ScriptedClock(start), replace(scenario(name, onset=onset), age=0.0)
     registry = RunRegistry(clock=clock, root=folder)
     simulation = Simulation(
         story,
@@ -65,21 +66,20 @@ def pages_of(
 
 def series_in(pages: Iterable[str], target: Mapping[str, str]) -> list[Series]:
     """Return what Prometheus stores of pages, one a scrape, from a target with these labels."""
-    found: dict[tuple[str, frozenset[tuple[str, str]]], dict[int, float]] = {}
+    found: dict[str, dict[int, float]] = {}
     scrapes = 0
     for place, page in enumerate(pages):
         scrapes = place + 1
-        for family in text_string_to_metric_families(page):
-            for each in family.samples:
-                found.setdefault((each.name, frozenset(each.labels.items())), {})[place] = each.value
-    up = Series("up", dict(target), [1.0] * scrapes)
-    return [
-        up,
-        *(
-            Series(name, {**target, **dict(own)}, [values.get(place) for place in range(scrapes)])
-            for (name, own), values in found.items()
-        ),
-    ]
+        for line in page.splitlines():
+            if not line.startswith("#"):
+                selector, value = line.rsplit(" ", 1)
+                found.setdefault(selector, {})[place] = float(value)
+    stored = [Series("up", dict(target), [1.0] * scrapes)]
+    for selector, values in found.items():
+        ((sample,),) = (family.samples for family in text_string_to_metric_families(f"{selector} 0\n"))
+        labels = {**target, **sample.labels}
+        stored.append(Series(sample.name, labels, [values.get(place) for place in range(scrapes)]))
+    return stored
 
 
 def verdicts(
@@ -93,7 +93,7 @@ def verdicts(
         pages = pages_of(name, tree, seconds=seconds, onset=onset, gpus=gpus)
         stored += series_in(pages, {"cluster": name, "job": "stallscope", "instance": "simulated:9400"})
     wanted = 'run:verdict:ratio5m or gpu:verdict:ratio5m or ALERTS{alertstate="firing"}'
-    (answers,) = evaluate(stored, {wanted: [seconds]}, rule_files=_with_short_warmup(folder)).samples.values()
+    (answers,) = evaluate(stored, {wanted: [seconds]}, rule_files=with_short_warmup(folder)).samples.values()
     found: dict[str, dict[str, set[str]]] = {name: {"run": set(), "gpu": set(), "alert": set()} for name in names}
     for sample in answers[seconds]:
         subject = "alert" if sample.name == "ALERTS" else sample.name.partition(":")[0]
@@ -102,33 +102,7 @@ def verdicts(
     return found
 
 
-def firing(
-    names: Sequence[str], folder: Path, *, seconds: int, onset: float = 60.0, gpus: int = 4
-) -> dict[str, list[tuple[int, tuple[dict[str, str], ...]]]]:
-    """Return each scenario's firing alerts, as pairs of a second and the alerts from then on."""
-    stored = []
-    for name in names:
-        tree = folder / name
-        tree.mkdir()
-        pages = pages_of(name, tree, seconds=seconds, onset=onset, gpus=gpus)
-        stored += series_in(pages, {"cluster": name, "job": "stallscope", "instance": "simulated:9400"})
-    wanted = f'ALERTS{{alertstate="firing", alertname!="{WATCHDOG}"}}'
-    times = range(0, seconds + 1, EVALUATION_SECONDS)
-    (answers,) = evaluate(stored, {wanted: times}, rule_files=_with_short_warmup(folder)).samples.values()
-    found: dict[str, list[tuple[int, tuple[dict[str, str], ...]]]] = {name: [] for name in names}
-    for second in times:
-        for name, timeline in found.items():
-            alerts = tuple(
-                {label: value for label, value in sample.labels.items() if label not in ("__name__", "alertstate")}
-                for sample in answers.get(second, ())
-                if sample.labels.get("cluster") == name
-            )
-            if alerts != (timeline[-1][1] if timeline else ()):
-                timeline.append((second, alerts))
-    return found
-
-
-def _with_short_warmup(folder: Path) -> list[Path]:
+def with_short_warmup(folder: Path) -> list[Path]:
     """Return the rule files with the warm-up of `stallscope up`."""
     (thresholds,) = (file for file in RULE_FILES if file.name == "thresholds.yml")
     text, changed = re.subn(r"(name: warmup_seconds}, expr: vector)\(\d+\)", r"\1(30)", thresholds.read_text())

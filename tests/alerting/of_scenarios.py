@@ -1,0 +1,178 @@
+"""The alerts of every scenario of `stallscope up`; for faults of GPUs also after `stallscope up --end`.
+
+`python -m tests.alerting.of_scenarios` simulates them all in scripted time, evaluates the rules, and writes
+`of_scenarios.json`. This takes ten minutes of CPU time, so that tests read the file and simulate only a few scenarios.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.replay.rule_engine import Answers
+from stallscope.replay.series import Series
+from stallscope.simulation.scenarios import SCENARIOS, CoolingFailure, GpuLoss, HardwareFault
+from tests.alerting.alertmanager import Labels, bundled
+from tests.alerting.notifications import Sent, notifications
+from tests.known_names import READ
+from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG, evaluate
+from tests.simulation.verdicts import START, pages_of, series_in, with_short_warmup
+
+FILE = Path(__file__).with_suffix(".json")
+NAMES = tuple(name for name, story in SCENARIOS.items() if not story.coupled and name != "repaired")
+UNREACHED = frozenset({"checkpoint_stall", "evaluation_overhead", "goodput_low", "gpu_mem_leak", "small_batch"})
+"""Scenarios whose alert needs more time, or more GPUs, than are simulated."""
+_SECONDS = {
+    "callback_stall": (1500, 1500),
+    "clocks_limited": (2100, 0),
+    "evaluation_overhead": (1800, 0),
+    "checkpoint_stall": (1800, 0),
+    "goodput_low": (3000, 1500),
+    "gpu_mem_headroom": (2700, 1500),
+    "gpu_mem_leak": (4500, 1500),
+    "idle_allocated": (4500, 0),
+    "long_init": (1800, 0),
+    "mem_zombie": (1800, 0),
+    "packing_candidate": (2700, 1500),
+    "periodic_host_work": (2700, 0),
+    "scaling_inefficient": (2400, 0),
+    "shared_unexpectedly": (1800, 0),
+    "small_batch": (1800, 0),
+    "step_outliers": (1500, 1500),
+    "step_time_drift": (2400, 1500),
+    "tensor_cores_unused": (2400, 0),
+    "underused": (2100, 0),
+}
+"""Seconds from the start to the end of the fault, and from there to the end of the simulation."""
+_ALL_GPUS = ("input_bound", "input_too_many_workers")
+"""Scenarios that load the host's CPUs by the number of ranks."""
+
+
+class Timeline(NamedTuple):
+    """The alerts of a scenario, each with its first and its last second."""
+
+    end: int | None
+    """End of the fault; None for a fault that lasts."""
+    last: int
+    """End of the simulation."""
+    alerts: Sequence[tuple[int, int, Labels]]
+
+    def notifications(self) -> list[Sent]:
+        """Return what Alertmanager sends."""
+        changes = sorted({0, *(first for first, _, _ in self.alerts), *(_after(last) for _, last, _ in self.alerts)})
+        story = [
+            (second, [labels for first, last, labels in self.alerts if first <= second <= last])
+            for second in changes
+            if second <= self.last
+        ]
+        return notifications(_configuration(), story, self.last)
+
+
+_configuration = cache(bundled)
+
+
+def _after(second: int) -> int:
+    return second + EVALUATION_SECONDS
+
+
+def stored() -> dict[str, Timeline]:
+    """Read the file."""
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    return {
+        name: Timeline(
+            each["end"], each["last"], [(alert["first"], alert["last"], alert["labels"]) for alert in each["alerts"]]
+        )
+        for name, each in content.items()
+    }
+
+
+def simulated(names: Iterable[str], seconds: tuple[int, int] | None = None) -> dict[str, Timeline]:
+    """Simulate scenarios and evaluate the rules on all of them together.
+
+    Args:
+        names: the scenarios.
+        seconds: replaces the seconds until the end of the fault, and from there on.
+    """
+    series: list[Series] = []
+    found: dict[str, Timeline] = {}
+    for name in names:
+        fault = SCENARIOS[name].fault
+        usual = (1500, 1500) if isinstance(fault, (HardwareFault, CoolingFailure, GpuLoss)) else (1200, 0)
+        end, after = seconds or _SECONDS.get(name, usual)
+        pages = [*_pages(name, 0, end), *(_pages("repaired", end + EVALUATION_SECONDS, end + after) if after else ())]
+        target = {"cluster": name, "job": "stallscope", "instance": "simulated:9400"}
+        series += [each for each in series_in(pages, target) if each.name in READ]
+        found[name] = Timeline(end if after else None, (len(pages) - 1) * EVALUATION_SECONDS, [])
+    times = range(0, max(each.last for each in found.values()) + 1, EVALUATION_SECONDS)
+    firing = f'ALERTS{{alertstate="firing", alertname!="{WATCHDOG}"}}'
+    with tempfile.TemporaryDirectory() as folder:
+        answers = evaluate(series, {firing: times}, rule_files=with_short_warmup(Path(folder))).samples[firing]
+    return {name: each._replace(alerts=_alerts(name, each.last, answers)) for name, each in found.items()}
+
+
+def _alerts(name: str, last: int, answers: Answers) -> list[tuple[int, int, Labels]]:
+    """Return the alerts of a scenario, by the time at which each begins."""
+    spans: dict[tuple[tuple[str, str], ...], list[list[int]]] = {}
+    for second in range(0, last + 1, EVALUATION_SECONDS):
+        for sample in answers[second]:
+            if sample.labels.get("cluster") == name:
+                hidden = ("__name__", "alertstate")
+                known = spans.setdefault(
+                    tuple(sorted(each for each in sample.labels.items() if each[0] not in hidden)), []
+                )
+                if not known or _after(known[-1][1]) < second:
+                    known.append([second, second])
+                known[-1][1] = second
+    alerts = sorted((first, end, labels) for labels, known in spans.items() for first, end in known)
+    return [(first, end, dict(labels)) for first, end, labels in alerts]
+
+
+@lru_cache(maxsize=2)
+def _pages(name: str, start: int, end: int) -> Sequence[str]:
+    """Return the page of every scrape in this time."""
+    with tempfile.TemporaryDirectory() as folder:
+        return tuple(
+            pages_of(
+                name,
+                Path(folder),
+                seconds=end - start,
+                onset=60.0,
+                gpus=8 if name in _ALL_GPUS else 4,
+                poll_seconds=EVALUATION_SECONDS / 2,
+                report_interval=EVALUATION_SECONDS / 6,
+                start=START + start,
+            )
+        )
+
+
+def main(names: Sequence[str]) -> None:
+    """Simulate these scenarios, or all, and write the file."""
+    found = stored() if names else {}
+    with ProcessPoolExecutor(2) as pool:
+        for name, timeline in zip(names or NAMES, pool.map(_alone, names or NAMES), strict=True):
+            found[name] = timeline
+            messages = (f"{each.second} s: {each.receiver} {each.status}" for each in timeline.notifications())
+            print(f"{name}: {', '.join(messages)}", flush=True)
+    content = {
+        name: {
+            "end": found[name].end,
+            "last": found[name].last,
+            "alerts": [{"first": first, "last": last, "labels": labels} for first, last, labels in found[name].alerts],
+        }
+        for name in NAMES
+    }
+    FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _alone(name: str) -> Timeline:
+    return simulated([name])[name]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
