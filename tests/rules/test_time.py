@@ -266,6 +266,16 @@ def test_the_loss_of_a_standstill_begins_and_ends_a_minute_late(rulebook: Rulebo
     rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at="16m30s")
 
 
+@pytest.mark.parametrize(("up", "cause", "share"), [(until(10), "lost", 100), (steady(1), "insufficient_data", 0)])
+def test_a_late_step_is_lost_at_once_where_a_gpu_of_the_run_is(
+    rulebook: Rulebook, up: str, cause: str, share: int
+) -> None:
+    stopped = growing_until(10)
+    ranks = [rank(number, gpus=((str(number), f"GPU-{number}"),), last_step=stopped) for number in (0, 1)]
+    story = ranks[0] + gpu(0, up=up, idle=None if cause == "lost" else 1.0) + ranks[1] + gpu(1, idle=1.0)
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run(cause), share)], at="11m")
+
+
 def test_a_rank_that_ends_in_a_standstill_loses_nothing_more(rulebook: Rulebook) -> None:
     ended = [
         (name, until(15) if name.startswith("stallscope_training_state{") and 'state="running"' in name else values)
