@@ -198,6 +198,8 @@ class Outcome:
     faults: tuple[str, ...]
     life: Life | None = None
     """The whole life of the trial; None for a baseline."""
+    notified: tuple[str, ...] = ()
+    """Statuses of the notifications; empty for a baseline."""
 
     @property
     def right(self) -> bool:

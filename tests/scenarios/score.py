@@ -7,9 +7,12 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 from stallscope.replay import rule_engine
+from tests.alerting.alertmanager import bundled
+from tests.alerting.notifications import notifications
 from tests.known_names import READ
 from tests.rules.rulebook import GROUPS
 from tests.scenarios import account, delays, runner
@@ -129,13 +132,28 @@ def _judged(
     trial: Trial, series: Sequence[Series], answers: rule_engine.Answers, *, baselines: bool
 ) -> Iterator[tuple[str, Outcome]]:
     truth = account.truth(trial.case, series)
-    yield RULES, judge(trial, account.of_rules(trial.case, series, answers), truth)
+    of_rules = account.of_rules(trial.case, series, answers)
+    yield RULES, replace(judge(trial, of_rules, truth), notified=_notified(trial.case, of_rules.firings))
     if baselines:
         for name, diagnose in BASELINES.items():
             # A baseline has no alerts by name: any of its rules on an affected subject counts as an alert.
             ill = trial.case.kind == "positive" or (trial.case.level or 0.0) > 1
             reported = partial(_after_onset, trial.case) if ill else _never
             yield name, judge(trial, account.of_baseline(diagnose, series), truth, expected=reported)
+
+
+def _notified(case: Case, firings: Sequence[Firing]) -> tuple[str, ...]:
+    """Return the statuses of the notifications that Alertmanager sends by the bundle's configuration."""
+    last = int(60 * case.length)
+    ends = {firing.last + runner.EVALUATION_SECONDS for firing in firings}
+    changes = sorted({second for second in {firing.first for firing in firings} | ends if second <= last})
+    story = [
+        (second, [firing.labels for firing in firings if firing.first <= second <= firing.last]) for second in changes
+    ]
+    return tuple(each.status for each in notifications(_configuration(), story, last))
+
+
+_configuration = cache(bundled)
 
 
 def _after_onset(case: Case, firing: Firing) -> bool:

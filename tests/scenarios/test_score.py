@@ -59,6 +59,13 @@ def test_no_negative_raises_a_warning_or_critical_alert(outcomes: Sequence[Outco
     assert not loud, reported(loud)
 
 
+def test_a_fault_is_one_notification_and_its_end_another_one(outcomes: Sequence[Outcome], kind: str) -> None:
+    found = of_kind(outcomes, kind)
+    assert any(each.notified for each in found)
+    repeated = [each.trial.name for each in found if each.notified not in ((), ("firing",), ("firing", "resolved"))]
+    assert repeated == []
+
+
 def test_every_rank_run_and_gpu_has_exactly_one_verdict_at_every_evaluation(
     outcomes: Sequence[Outcome], kind: str
 ) -> None:
