@@ -132,6 +132,16 @@ class Unclaimed(Partly):
         return super().query_range(expression.replace("run:gpus:count", "run:no_gpus:count"), start, end, step)
 
 
+class Inactive(Partly):
+    """A server without the activity of GPUs 1."""
+
+    def __init__(self, server: Prometheus) -> None:
+        super().__init__(server, "^$")
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        return super().query(expression.replace("gpu:busy:ratio5m{", 'gpu:busy:ratio5m{gpu!="1", '), at)
+
+
 def blocks(document: Document, key: str, kind: type[_Block]) -> list[_Block]:
     section = next(section for section in document.sections if section.key == key)
     return [block for block in section.blocks if isinstance(block, kind)]
@@ -495,6 +505,26 @@ def test_each_gpu_has_its_percentiles_in_order_and_a_row_of_the_heat_map(report_
     (heat,) = (each.plot for each in blocks(document, "utilisation", Figure))
     assert isinstance(heat, HeatMap)
     assert heat.rows == tuple(row["GPU"] for row in rows)
+
+
+def test_a_gpu_without_activity_is_listed_as_unknown_and_not_drawn(server: Prometheus, run_of: FindRun) -> None:
+    document = build(of_run(server, run_of("straggling")), Inactive(server), PRICES)
+    busy = {row["GPU"]: row["Busy"] for row in table(document, "utilisation", "Utilization")}
+    assert len(busy) == 4
+    unknown = [name for name, share in busy.items() if share is None]
+    assert unknown == [name for name in busy if str(name).endswith("GPU 1")] != []
+    (heat,) = (each.plot for each in blocks(document, "utilisation", Figure))
+    assert isinstance(heat, HeatMap)
+    assert set(heat.rows) == set(busy) - set(unknown)
+
+
+def test_a_run_at_a_standstill_is_not_reported_as_running(report_of: Report) -> None:
+    stopped, goes_on = report_of("broken"), report_of("straggling")
+    last_step = facts(stopped, "summary")["Last step"].value
+    assert stopped.standstill_timestamp_seconds == last_step
+    assert str(facts(stopped, "summary")["State"].value).startswith("at a standstill since ")
+    assert goes_on.standstill_timestamp_seconds is None
+    assert facts(goes_on, "summary")["State"].value == "running"
 
 
 def test_a_run_without_phases_has_missing_data_instead_of_a_loss(report_of: Report) -> None:

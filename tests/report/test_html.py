@@ -128,6 +128,12 @@ def test_a_plot_without_values_is_a_sentence() -> None:
     assert "running" in found.text
 
 
+def test_a_run_at_a_standstill_is_not_shown_as_running() -> None:
+    found = page(replace(example.nothing(), standstill_timestamp_seconds=example.START)).text
+    assert "at a standstill since 20" in found
+    assert "running" not in found
+
+
 def test_names_from_outside_are_text_only(hostile: Page) -> None:
     found = hostile
     assert {"script", "img", "template"}.isdisjoint(tag for tag, _ in found.tags)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -155,6 +156,14 @@ def test_names_do_not_notify_users_or_close_issues(text: str) -> None:
 @pytest.mark.parametrize("text", ["resnet50", "lr=0.1, batch 32", "node-1:19400", "C# 5 %", "a/b", "x @ y", "wow."])
 def test_an_ordinary_name_is_not_escaped(text: str) -> None:
     assert markdown.escaped(text) == text
+
+
+def test_a_run_at_a_standstill_is_not_shown_as_running() -> None:
+    document = example.nothing()
+    assert ", still running)" in markdown.write(document)
+    stopped = markdown.write(replace(document, standstill_timestamp_seconds=example.START))
+    assert ", at a standstill since 20" in stopped
+    assert "still running" not in stopped
 
 
 def test_a_sparkline_has_blocks_and_gaps() -> None:

@@ -125,6 +125,7 @@ def build(
         sections=tuple(sections),
         highlights=summary.highlights(queries, lost, blamed),
         live=subject.live,
+        standstill_timestamp_seconds=attempt("Standstill", lambda: queries.standstill, lambda _: None),
         zone=queries.options.zone,
         currency=queries.options.currency,
         incomplete=tuple(map(str, failures)),

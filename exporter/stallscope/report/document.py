@@ -331,6 +331,8 @@ class Document:
     """The main numbers at the top."""
     live: bool = False
     """True if the subject was still live when the report was made."""
+    standstill_timestamp_seconds: float | None = None
+    """Last step of a run that was at a standstill when the report was made; None for any other."""
     zone: str = "UTC"
     """IANA name of the time zone in which times are shown."""
     currency: str = ""

@@ -32,7 +32,11 @@ _MOST_SPARKLINES = 6
 def write(document: Document) -> str:
     """Return the report as Markdown."""
     words = Words(document)
-    length = words.of(document.end - document.start, "seconds") + (", still running" if document.live else "")
+    length = words.of(document.end - document.start, "seconds")
+    if document.standstill_timestamp_seconds is not None:
+        length += f", at a standstill since {words.moment(document.standstill_timestamp_seconds)}"
+    elif document.live:
+        length += ", still running"
     when = f"{words.moment(document.start)} to {words.moment(document.end)} ({length})"
     parts = [
         f"# {escaped(document.title)}",

@@ -199,6 +199,19 @@ class Queries:
             raise ValueError(f"{self.subject.title} is not a run")
         return read_totals(self.server, self.subject.run)
 
+    @cached_property
+    def standstill(self) -> float | None:
+        """Time of the last step of a run that is at a standstill at the end of the report; None without one.
+
+        Raises:
+            PrometheusError: the server gave no valid response.
+        """
+        if self.subject.run is None or not self.subject.live:
+            return None
+        window = max(60.0, 2 * self.resolution)
+        stalled = f"count(last_over_time(rank:stalled:info{{{self.subject.run_matchers}}}[{window:.0f}s]))"
+        return self.totals.last_step if self.value(stalled) else None
+
     def mean_of_gpus(self, expression: str, among: str) -> dict[str, float]:
         """Return the mean of a five-minute mean by UUID, over the times at which the GPU belongs to the subject.
 

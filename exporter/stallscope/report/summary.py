@@ -153,7 +153,7 @@ def _job(queries: Queries, run: Run, lost: LostTime, found: Ranks) -> Facts:
         Fact("Run", run.name, key="run"),
         *([Fact("Cluster", run.cluster, key="cluster")] if run.cluster else []),
         *([Fact("Namespace", run.namespace, key="namespace")] if run.namespace else []),
-        Fact("State", _state(run), key="state"),
+        Fact("State", _state(queries, run), key="state"),
         Fact("Started", start, "time", "by the clock of its first rank", key="start_timestamp_seconds"),
         Fact("Ended" if _has_ended(run) else "Last report", pushed, "time", key="last_report_timestamp_seconds"),
         Fact("Last step", queries.totals.last_step, "time", key="last_step_timestamp_seconds"),
@@ -185,7 +185,9 @@ def _job(queries: Queries, run: Run, lost: LostTime, found: Ranks) -> Facts:
     return Facts(tuple(facts), title="The job")
 
 
-def _state(run: Run) -> str:
+def _state(queries: Queries, run: Run) -> str:
+    if queries.standstill is not None:
+        return f"at a standstill since {queries.moment(queries.standstill)}"
     if not run.states:
         return "running" if run.goes_on else UNKNOWN
     ranks = sum(run.states.values())

@@ -27,8 +27,9 @@ class Gpu(NamedTuple):
     """Profile of a MIG instance; empty for a whole GPU."""
     rank: str
     """Rank of the run; empty if the subject is not a run."""
-    busy: float
-    """Mean share of time with a kernel on the GPU, for the order only: it includes times outside of the run."""
+    busy: float | None
+    """Mean share of time with a kernel on the GPU, for the order only: it includes times outside of the run. None for a
+    GPU whose activity is unknown, such as one that was lost early."""
 
     @property
     def name(self) -> str:
@@ -40,7 +41,8 @@ class Gpu(NamedTuple):
 def blocks(queries: Queries, found: Ranks | None) -> list[Block]:
     """Return the blocks of the section."""
     every = _gpus(queries, found)
-    if not every:
+    known = [gpu for gpu in every if gpu.busy is not None]
+    if not known:
         return [
             Notice(
                 "warning",
@@ -48,18 +50,18 @@ def blocks(queries: Queries, found: Ranks | None) -> list[Block]:
                 + (", or no rank of the run claims a GPU." if queries.subject.run is not None else "."),
             )
         ]
-    least = sorted(every, key=lambda gpu: gpu.busy)
+    least = sorted(every, key=_activity)
     shown = least[: queries.options.rows]
     if found is not None:  # include stragglers, however busy
         shown = list(dict.fromkeys([*(gpu for gpu in every if gpu.rank in found.worst[:4]), *shown]))[
             : queries.options.rows
         ]
     shown.sort(key=_order)
-    drawn = least[:_HEAT_ROWS]
+    drawn = sorted(known, key=_activity)[:_HEAT_ROWS]
     among = f"uuid=~{any_of(sorted({gpu.uuid for gpu in (*shown, *drawn)}))}"
     busy = queries.mean_of_gpus(f"gpu:busy:ratio5m{{{queries.subject.node_matchers}, {among}}}", among)
     blocks: list[Block] = [_table(queries, shown, busy, len(every))]
-    heat = _heat_map(queries, sorted(drawn, key=_order), busy, len(every))
+    heat = _heat_map(queries, sorted(drawn, key=_order), busy, len(known))
     if heat is not None:
         blocks.append(heat)
     return blocks
@@ -68,7 +70,9 @@ def blocks(queries: Queries, found: Ranks | None) -> list[Block]:
 def _gpus(queries: Queries, found: Ranks | None) -> list[Gpu]:
     """Return every GPU with its mean activity."""
     subject = queries.subject
-    busy = f"avg_over_time(gpu:busy:ratio5m{{{subject.node_matchers}}}[{queries.window}])"
+    which = f"{{{subject.node_matchers}}}[{queries.window}]"
+    # Minus one for a GPU without activity.
+    busy = f"avg_over_time(gpu:busy:ratio5m{which}) or 0 * last_over_time(gpu:up:max{which}) - 1"
     ranks = {uuid: rank for rank, place in found.places.items() for uuid in place.uuids} if found is not None else {}
     every = queries.instant(f"max by (instance, gpu, uuid, mig) ({busy})")
     return [
@@ -78,7 +82,7 @@ def _gpus(queries: Queries, found: Ranks | None) -> list[Gpu]:
             each.labels.get("uuid", ""),
             each.labels.get("mig", ""),
             ranks.get(each.labels.get("uuid", ""), ""),
-            each.value,
+            each.value if each.value >= 0 else None,
         )
         for each in every
         if found is None or each.labels.get("uuid") in ranks
@@ -172,6 +176,10 @@ def _heat_map(queries: Queries, shown: list[Gpu], busy: dict[str, float], number
     return Figure(
         title, HeatMap(tuple(gpu.name for gpu in rows), times, tuple(by_uuid[gpu.uuid] for gpu in rows)), said
     )
+
+
+def _activity(gpu: Gpu) -> float:
+    return -1.0 if gpu.busy is None else gpu.busy
 
 
 def _in_words(means: list[tuple[float, str]]) -> str:
