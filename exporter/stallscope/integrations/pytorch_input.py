@@ -64,7 +64,6 @@ class _Call:
     began: float
     makes: bool
     inline: float
-    unexplained: float
     """Values of `InputCalls` when it began."""
 
 
@@ -108,8 +107,6 @@ class InputCalls:
         """True once the code of the loop itself has begun to make a batch."""
         self._inline = 0.0
         """Seconds in which that code made a batch."""
-        self._unexplained = 0.0
-        """Seconds of that code before, in operators and plain Python, outside of calls."""
 
     @property
     def drawing(self) -> bool:
@@ -121,7 +118,7 @@ class InputCalls:
         self._began = self._mark = self._seconds()
         self.is_open = True
         self._makes = False
-        self._inline = self._unexplained = self._moved = 0.0
+        self._inline = self._moved = 0.0
         self._open.clear()
         self._is_observed = self._is_due() and sys.getprofile() is None and sys.gettrace() is None
         if self._is_observed:
@@ -201,9 +198,10 @@ class InputCalls:
             if self._makes:
                 self._end_built_in(argument, seconds)
             return
-        self._add(seconds)
+        if self._makes:
+            self._inline += seconds
         if event == "call":
-            self._open.append(_Call(frame.f_code, now, self._makes, self._inline, self._unexplained))
+            self._open.append(_Call(frame.f_code, now, self._makes, self._inline))
         elif event == "return":
             if self._open:
                 self._close_call(self._open.pop(), frame, argument, now)
@@ -221,16 +219,9 @@ class InputCalls:
         elif library != "builtins":  # `len`, or the method of a list: the code goes on as before
             self._makes = False
 
-    def _add(self, seconds: float) -> None:
-        """Add seconds of the loop's own code."""
-        if self._makes:
-            self._inline += seconds
-        else:
-            self._unexplained += seconds
-
     def _close_call(self, call: _Call, frame: FrameType, result: Any, now: float) -> None:
         seconds = now - call.began
-        self._makes, self._inline, self._unexplained = call.makes, call.inline, call.unexplained
+        self._makes, self._inline = call.makes, call.inline
         if call.code in self.functions:
             self._move(seconds)
             self._mark = self._seconds()
@@ -263,13 +254,12 @@ class InputCalls:
         """Find the call that drew these inputs, else take the time in which the code of the loop itself made them."""
         if self._find_behind(inputs) or self.functions:
             return
-        self._add(self._seconds() - self._mark)
+        if self._makes:
+            self._inline += self._seconds() - self._mark
         # What a function returned may have been copied since, to the device or to another type.
         sizes = _sizes(inputs)
         copied = [returned for returned in self._returned if returned.is_copied or returned.sizes & sizes]
         inline = self._inline + sum(returned.seconds for returned in copied if returned.depth == 0)
-        if inline == 0.0 and inputs[0]._base is None:  # noqa: SLF001 - a view takes no time; no public attribute
-            inline = self._unexplained
         longest = max((returned.seconds for returned in copied if returned.is_own), default=0.0)
         self._move(longest if longest > inline / 2.0 else inline)
 

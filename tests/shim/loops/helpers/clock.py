@@ -34,6 +34,8 @@ class Clock:
         self._sleeps, self._copies = Sleeps(), Copies()
         self.copy: Any = self._copies.append
         """Take a number of seconds, as a built-in operator of PyTorch does."""
+        self.code: Any = self._sleeps
+        """Take the seconds that are added to it, as Python code without any call does: `code += [0.01]`."""
 
     def install(self) -> None:
         """Replace the clocks of the module `time` for code that reads them from now on."""
