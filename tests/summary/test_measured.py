@@ -80,7 +80,8 @@ def test_throughput_is_the_sum_of_the_ranks_and_unknown_if_one_does_not_report_i
     assert RunTime("job", (both[0], rank(rank=1))).samples_per_second is None
 
 
-def test_work_without_phases_of_its_own_is_the_remainder() -> None:
-    (run,) = runs_of([rank({"data_wait": 10.0, "other": 90.0})])
+@pytest.mark.parametrize("backward", [{}, {"backward": 30.0}])
+def test_work_without_a_forward_pass_of_its_own_is_in_the_remainder(backward: dict[str, float]) -> None:
+    (run,) = runs_of([rank({"data_wait": 10.0, "other": 90.0 - sum(backward.values()), **backward})])
     assert not run.separates_work
     assert run.lost == 0.1

@@ -19,7 +19,7 @@ from stallscope.summary.evidence import FAMILIES, Evidence, gather, gpus_of
 from stallscope.summary.findings import PHASE_CAUSES, gpu_findings, main_finding
 from stallscope.summary.main import judge
 from stallscope.summary.measured import WORK, RankTime, RunTime
-from stallscope.summary.text import lines_of
+from stallscope.summary.text import lines_of, unmeasured
 from stallscope.view.observer import GPU_UP, LOST_INFO, PROCESSES, RANK_GPU, RANK_STATE
 from stallscope.view.verdicts import Culprit, Verdict
 from tests.free_ports import free_port
@@ -51,6 +51,13 @@ def evidence_of(run: RunTime, second: float = 1100.0, *, has_before: bool = True
 
 def titles(evidence: Evidence) -> list[str]:
     return [finding.title for finding in gpu_findings(evidence.gpus["job"][0])]
+
+
+def test_a_forward_pass_that_is_not_measured_is_no_loss_and_is_named() -> None:
+    run = a_run(rank({"backward": 30.0, "optimizer": 10.0, "other": 60.0}))
+    assert main_finding(run, NOTHING) is None
+    assert "Forward: no call of a module was found, so its time is part of other." in unmeasured(run)
+    assert not [line for line in unmeasured(a_run()) if line.startswith("Forward")]
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://ops:secret@host:70000", "a server"])

@@ -196,8 +196,8 @@ class RunTime:
 
     @property
     def separates_work(self) -> bool:
-        """True if a phase of `WORK` is measured, so that the remainder of a step is not the work itself."""
-        return any(phase in self.shares for phase in WORK[:2])
+        """True if the forward pass is measured; that of a model that is no module is in the remainder of a step."""
+        return WORK[0] in self.shares
 
     @cached_property
     def losses(self) -> dict[str, float]:

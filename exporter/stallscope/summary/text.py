@@ -179,7 +179,10 @@ def unmeasured(run: RunTime) -> list[str]:
     """Return sentences on what the reports do not contain."""
     sentences = []
     if not run.separates_work:
-        sentences.append(f"Forward, backward and optimizer: their time is part of {REMAINDER}.")
+        if "backward" in run.shares:
+            sentences.append(f"Forward: no call of a module was found, so its time is part of {REMAINDER}.")
+        else:
+            sentences.append(f"Forward, backward and optimizer: their time is part of {REMAINDER}.")
         if "evaluation" not in run.shares:
             sentences.append(
                 'Evaluation in the loop: its time is part of the steps, except inside run.phase("evaluation").'
