@@ -186,7 +186,12 @@ class _Rank:
             local_rank=place % recording.ranks_per_node,
             world_size=len(recording.ranks),
             gpus=[{"gpu": str(place % recording.ranks_per_node), "uuid": _uuid(place)}] if recording.gpu else [],
-            info={"hostname": host, "framework": "recorded", "job_class": "production"},
+            info={
+                "hostname": host,
+                "framework": "recorded",
+                "job_class": "production",
+                "pipeline_stage": str(recording.stages[place]) if recording.stages else "",
+            },
             interval=_REPORT_SECONDS,
             clock=self._clock,
             sender=lambda payload: _deliver(registry, payload, _pid(place)),

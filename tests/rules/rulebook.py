@@ -194,6 +194,7 @@ def rank(
     namespace: str = "",
     pod: str = "",
     world_size: str = "",
+    pipeline_stage: str = "",
     **target: str,
 ) -> Story:
     """A rank of a run that makes a step a second.
@@ -208,6 +209,7 @@ def rank(
         "pod": pod,
         "world_size": world_size,
         "local_rank": str(number),
+        "pipeline_stage": pipeline_stage,
     }
     left = 1 - (wait or 0.0) - sum((phases or {}).values())
     bucket = "stallscope_training_step_seconds_bucket"

@@ -177,6 +177,80 @@ def test_the_reason_why_ranks_wait(rulebook: Rulebook, story: Story, cause: str,
     rulebook.check_percent(story, RUN_VERDICT, [(of_run(cause), percent)])
 
 
+def test_a_rank_that_never_waits_for_others_delays_them(rulebook: Rulebook) -> None:
+    story = member(0, {"forward": 0.3, "backward": 0.5}) + together(communication=0.21)
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("straggler_rank"), 21)])
+    rulebook.check(story, {f'{SHARE}{{cause="comm_bound"}}': [], f"{SCORE}{{rank!='0'}} > 0": []})
+
+
+def ranks_of(run: str, *phases: Mapping[str, float], stages: int = 0) -> Story:
+    """A run with these phases by rank; each stage of a known number of them has equally many ranks, in their order."""
+    return [
+        each
+        for number, shares in enumerate(phases)
+        for each in rank(
+            number,
+            run=run,
+            phases=shares,
+            other_phase="optimizer",
+            gpus=(),
+            pipeline_stage=str(number * stages // len(phases)) if stages else "",
+        )
+    ]
+
+
+BUBBLE = {"forward": 0.2, "backward": 0.4, "communication": 0.4}
+"""A stage of a pipeline, all of whose stages have equal work."""
+LIGHT = {"forward": 0.12, "backward": 0.25, "communication": 0.63}
+HEAVY = {"forward": 0.25, "backward": 0.37, "communication": 0.38}
+"""A stage with more work than three light ones: their mean is 0.4325."""
+SLOW = {"forward": 0.3, "backward": 0.65, "communication": 0.05}
+"""A slow rank, next to seven light ones: their mean is 0.4425."""
+
+
+def unmeasured(*phases: Mapping[str, float]) -> list[dict[str, float]]:
+    """The same, if waiting is part of the backward pass."""
+    return [{"forward": each["forward"], "backward": 1 - each["forward"]} for each in phases]
+
+
+def test_in_a_pipeline_only_unequal_work_is_lost(rulebook: Rulebook) -> None:
+    uneven = (*6 * [LIGHT], HEAVY, HEAVY)
+    one_slow = (*7 * [LIGHT], SLOW)
+    # Excess over the mean, and how much of it is left without the part that the pipeline fills and drains.
+    heavy = (0.62 - 0.4325) * (1 - 0.38 / (3 * 0.4325))
+    heavy_by_forward = 2.5 * (0.25 - 0.1525) * (1 - (1 - 2.5 * 0.25) / (3 * 2.5 * 0.1525))
+    slow = (0.95 - 0.4425) * (1 - 0.05 / (3 * 0.4425))
+    worlds: dict[str, tuple[Story, str, float]] = {
+        "equal stages": (ranks_of("equal stages", *4 * [BUBBLE], stages=4), "healthy", 0),
+        "equal, unmeasured": (ranks_of("equal, unmeasured", *unmeasured(*4 * [BUBBLE]), stages=4), "healthy", 0),
+        "no known stages": (ranks_of("no known stages", *4 * [BUBBLE]), "comm_bound", 0.4),
+        "heavy": (ranks_of("heavy", *uneven, stages=4), "straggler_rank", heavy),
+        "heavy, unmeasured": (
+            ranks_of("heavy, unmeasured", *unmeasured(*uneven), stages=4),
+            "straggler_rank",
+            heavy_by_forward,
+        ),
+        "equally heavy": (ranks_of("equally heavy", *uneven), "straggler_rank", heavy),
+        "equally heavy, unmeasured": (
+            ranks_of("equally heavy, unmeasured", *unmeasured(*uneven)),
+            "straggler_rank",
+            heavy_by_forward,
+        ),
+        "slow rank": (ranks_of("slow rank", *one_slow, stages=4), "straggler_rank", slow),
+        "slow rank, no stages": (ranks_of("slow rank, no stages", *one_slow), "straggler_rank", 0.58),
+        "a little more work": (
+            ranks_of("a little more work", *2 * [{"backward": 0.74, "communication": 0.26}], *4 * [BUBBLE]),
+            "comm_bound",
+            0.26,
+        ),
+    }
+    rulebook.check_percent(
+        [each for story, _, _ in worlds.values() for each in story],
+        RUN_VERDICT,
+        [({"run": run, "cause": cause}, round(100 * lost)) for run, (_, cause, lost) in worlds.items()],
+    )
+
+
 def test_ranks_that_are_not_in_step_are_not_compared_without_measured_communication(rulebook: Rulebook) -> None:
     story = member(0, {"forward": 0.3, "backward": 0.25}, wait=0.25) + member(1, {"forward": 0.3, "backward": 0.5})
     story += [

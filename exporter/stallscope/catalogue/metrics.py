@@ -725,6 +725,7 @@ TRAINING_FAMILIES = (
             "user",
             "git_commit",
             "job_class",
+            "pipeline_stage",
         ),
         values={"job_class": ("production", "experiment")},
     ),

@@ -41,6 +41,7 @@ INFO_KEYS = (
     "user",
     "git_commit",
     "job_class",
+    "pipeline_stage",
 )
 COUNTERS = (
     "slow_steps",

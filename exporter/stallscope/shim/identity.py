@@ -37,6 +37,7 @@ def information(environment: Mapping[str, str], root: str = "/") -> dict[str, st
         "user": environment.get("USER", "") or environment.get("LOGNAME", "") or _account(),
         "git_commit": environment.get("STALLSCOPE_GIT_COMMIT", "").strip() or _commit(),
         "job_class": job_class,
+        "pipeline_stage": environment.get("STALLSCOPE_PIPELINE_STAGE", "").strip(),
     }
 
 
