@@ -209,7 +209,7 @@ SLOW = {"forward": 0.3, "backward": 0.65, "communication": 0.05}
 
 
 def unmeasured(*phases: Mapping[str, float]) -> list[dict[str, float]]:
-    """The same, if waiting is part of the backward pass."""
+    """Return the phases as they are measured if waiting is part of the backward pass."""
     return [{"forward": each["forward"], "backward": 1 - each["forward"]} for each in phases]
 
 
