@@ -140,12 +140,14 @@ def _own_alerts() -> Panel:
 
 def _failing_sources() -> Panel:
     return table(
-        "Collectors that fail now",
-        "Failing collectors by node, with the time since their last success. The exporter's log has the reason. "
-        "--no-collector disables a collector.",
+        "Collectors and receivers that fail now",
+        "Failing collectors by node, with the time since their last success, and receivers of training reports that "
+        "are not open. The exporter's log has the reason. --no-collector disables a collector.",
         [
             Query(
-                f"topk(100, max by (instance, source) (stallscope_exporter_source_up{{{HOST}}} == 0))",
+                f"topk(100, max by (instance, source) (stallscope_exporter_source_up{{{HOST}}} == 0 "
+                f'or label_replace(stallscope_exporter_receiver_up{{{HOST}}} == 0, "source", "reports ($1)", '
+                '"transport", "(.+)")))',
                 table=True,
             ),
             Query(
@@ -164,7 +166,7 @@ def _failing_sources() -> Panel:
             ),
             by_name("Time since last success", unit="s"),
         ],
-        no_value="No collector fails.",
+        no_value="No collector or receiver fails.",
     )
 
 

@@ -119,6 +119,8 @@ def test_problems_are_shown_above_the_gpus() -> None:
         sample(observer.LOST_INFO, ("7", "GPU-7", "gpu_lost")),
         sample(observer.LAST_READING, ("7", "GPU-7"), 1_700_000_980.0),
         sample(observer.SOURCE_UP, ("owners",), 0),
+        sample(observer.RECEIVER_UP, ("udp",), 0),
+        sample(observer.RECEIVER_UP, ("unix",), 1),
         sample(observer.SERIES_DROPPED, ("max_series",), 17),
     ]
     of = screen(node(1000, extra=extra))
@@ -127,6 +129,7 @@ def test_problems_are_shown_above_the_gpus() -> None:
     assert (
         "GPU 7 is down (gpu_lost). It fell off the bus: drain the node and reboot. Last\nreading 20 s ago.\n"
         "Source owners is down (last reading never); see the exporter's log.\n"
+        "The udp receiver of training reports is not open; see the exporter's log.\n"
         "17 series were dropped at the exporter's limits.\nGPU "
     ) in said
     assert "\n7   down gpu_lost" in said

@@ -43,6 +43,7 @@ def _node(state: ExporterState, verdicts: Verdicts | None) -> dict[str, Any]:
             }
             for source in node.sources
         ],
+        "closed_receivers": list(node.closed_receivers),
         "series_dropped": round(node.series_dropped),
     }
 

@@ -114,5 +114,7 @@ def _problems(node: Node) -> Iterator[str]:
         if not source.up:
             when = time_since(node.time, source.last_success)
             yield f"Source {readable(source.name)} is down (last reading {when or 'never'}); see the exporter's log."
+    for transport in node.closed_receivers:
+        yield f"The {readable(transport)} receiver of training reports is not open; see the exporter's log."
     if node.series_dropped:
         yield f"{count(node.series_dropped)} series were dropped at the exporter's limits."

@@ -351,6 +351,8 @@ class Node:
     ranks: tuple[Rank, ...]
     host: Host
     sources: tuple[Source, ...]
+    closed_receivers: tuple[str, ...]
+    """Transports of training reports whose receiver is not open."""
     series_dropped: float
 
     @property

@@ -69,6 +69,7 @@ LOSS = family("stallscope_training_loss")
 SOURCE_UP = family("stallscope_exporter_source_up")
 SOURCE_SUCCESS = family("stallscope_exporter_source_last_success_timestamp_seconds")
 SOURCE_FAILURES = family("stallscope_exporter_source_failures_total")
+RECEIVER_UP = family("stallscope_exporter_receiver_up")
 SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
 
 COUNT, SUM = "_count", "_sum"
@@ -173,6 +174,7 @@ def node_of(
         ranks=_ranks(now, before or {}, time),
         host=_host(now, previous),
         sources=_sources(now),
+        closed_receivers=tuple(sorted(transport for (transport,), up in now.by(RECEIVER_UP, "transport") if not up)),
         series_dropped=sum(now.series(SERIES_DROPPED).values()),
     )
 
