@@ -15,7 +15,6 @@ from json import dumps, loads
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import stallscope
 from stallscope.analysis.run_figures import read_figures
@@ -23,7 +22,6 @@ from stallscope.analysis.runs import find_run
 from stallscope.clients.prometheus import Prometheus
 from stallscope.intake.runs import RunRegistry
 from stallscope.protocol.report import Report, parse
-from stallscope.replay.series import Series
 from stallscope.report import json
 from stallscope.report.contents import build
 from stallscope.report.document import Document, Facts, Notice
@@ -38,6 +36,7 @@ from tests.filled_prometheus import recorded, write
 from tests.prometheus_server import prometheus
 from tests.scenarios.runner import EVALUATION_SECONDS
 from tests.shim.loops.__main__ import REPORTS
+from tests.simulation.verdicts import series_in
 
 _LABELS = {"cluster": "east", "job": "stallscope", "instance": "node:19400"}
 _START = 1.0
@@ -105,13 +104,13 @@ def hanging(run: stallscope.Run, watch: Stopwatch) -> None:
     watch.spend(600)
 
 
-def gpt_uploads(take: Take, watch: Stopwatch, folder: Path) -> None:
-    """Send the reports of a real PyTorch program, with accumulation, uploads and an evaluation."""
+def replay_program(name: str, take: Take, watch: Stopwatch, folder: Path) -> None:
+    """Send the reports of a real PyTorch program."""
     if find_spec("torch") is None:
         pytest.skip("torch is not installed: make frameworks")
-    command = [sys.executable, "-m", "tests.shim.loops", "--exact", f"--keep={folder}", "gpt_uploads"]
+    command = [sys.executable, "-m", "tests.shim.loops", "--exact", f"--keep={folder}", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    program = folder / "gpt_uploads-with"
+    program = folder / f"{name}-with"
     assert (program / "truth-0.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     truth = loads((program / "truth-0.json").read_text())
     watch.spent = {phase: seconds for phase, seconds in truth["seconds"].items() if phase != "initialization"}
@@ -130,6 +129,13 @@ def evaluating(run: stallscope.Run, watch: Stopwatch) -> None:
         with run.phase("evaluation"):
             watch.spend(5, "evaluation")
     run.finish()
+
+
+PROGRAMS = {
+    "gpt_uploads": "with checkpoints but without evaluation",
+    "evaluation_between_memory": "with checkpoints but without evaluation",
+}
+"""Real programs, with what their steps contain."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +160,8 @@ class Views:
 
 @pytest.fixture(
     scope="module",
-    params=[short, hanging, evaluating, gpt_uploads],
-    ids=lambda program: program.__name__,
+    params=[short, hanging, evaluating, *PROGRAMS],
+    ids=lambda program: getattr(program, "__name__", program),
 )
 def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Views]:
     folder: Path = tmp_path_factory.mktemp("node")
@@ -178,22 +184,15 @@ def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     watch = Stopwatch(clock, scrape)
     program = request.param
     began = clock.time()
-    if program is gpt_uploads:
-        program(take, watch, tmp_path_factory.mktemp("programs"))
+    if program in PROGRAMS:
+        replay_program(program, take, watch, tmp_path_factory.mktemp("programs"))
     else:
         run = stallscope.Run("job", clock=clock, sender=take, samples_per_step=8, gpus=[{"gpu": "0"}], pid=70003)
         program(run, watch)
     seconds = clock.time() - began
     if program is not hanging:
         watch.spend(_AFTER_SECONDS)
-    found: dict[tuple[str, frozenset[tuple[str, str]]], list[float | None]] = {}
-    for place, page in enumerate(pages):
-        for family in text_string_to_metric_families(page):
-            for each in family.samples:
-                key = each.name, frozenset(each.labels.items())
-                found.setdefault(key, [None] * len(pages))[place] = each.value
-    scraped = [Series("up", _LABELS, [1.0] * len(pages))]
-    scraped += [Series(name, {**_LABELS, **dict(own)}, values) for (name, own), values in found.items()]
+    scraped = series_in(pages, _LABELS)
     observer = Observer()
     for number, page in enumerate(pages):
         node = observer.observe(wanted(page), number * EVALUATION_SECONDS + _START)
@@ -209,7 +208,7 @@ def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         document = build(of_run(client, known), client)
         step = read_figures(client, known).step_seconds
         client.close()
-    return program.__name__, Views(watch, seconds, summary, document, shown, step)
+    return getattr(program, "__name__", program), Views(watch, seconds, summary, document, shown, step)
 
 
 def test_phases_have_the_shares_of_the_stopwatch(views: tuple[str, Views]) -> None:
@@ -234,7 +233,7 @@ def test_steps_and_their_time_are_those_of_the_stopwatch(views: tuple[str, Views
     assert number - (5 if name == "hanging" else 0) <= found.summary.all_steps <= number
     assert found.node.step == found.summary.all_steps
     assert found.reported["step_reached"] == found.summary.all_steps
-    if name != "gpt_uploads":
+    if name not in PROGRAMS:
         assert found.reported["samples"] == 8 * found.summary.all_steps
     assert found.reported["step_seconds"] == pytest.approx(found.step_seconds)
     assert found.summary.step == pytest.approx(found.step_seconds, rel=0.01)
@@ -256,7 +255,7 @@ def test_a_step_has_one_length_without_the_named_pauses(views: tuple[str, Views]
         for fact in block.facts
         if fact.key == "step_seconds"
     )
-    contents = {"evaluating": "without evaluation", "gpt_uploads": "with checkpoints but without evaluation"}
+    contents = {"evaluating": "without evaluation", **PROGRAMS}
     assert note == contents.get(name, note)
 
 
@@ -278,7 +277,9 @@ def test_a_standstill_is_lost_from_the_last_step_on(views: tuple[str, Views]) ->
     lost = found.reported["lost_ratio"]
     if name != "hanging":
         assert found.report.live is False
+        assert found.report.standstill_timestamp_seconds is None
         return
+    assert found.report.standstill_timestamp_seconds == found.reported["last_step_timestamp_seconds"]
     assert lost == pytest.approx(600 / 660, abs=0.03)
     assert found.reported["main_verdict"] == "stalled"
     advised = found.reported["recommendations"]
