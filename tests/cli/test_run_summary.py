@@ -26,9 +26,9 @@ def train(steps=40):
     with stallscope.Run("job", samples_per_step=4) as run:
         for _ in range(steps):
             with run.phase("data_wait"):
-                time.sleep(0.002)
+                time.sleep(0.003)
             with run.phase("forward"):
-                time.sleep(0.001)
+                pass
             run.step()
         run.report(loss=1.0)
         exec(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -132,7 +132,7 @@ class TrainingStack:
     def values(self, expression: str, label: str) -> dict[str, float]:
         """The values that an expression has now, by one of its labels."""
         address = f"{self._prometheus}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-        with urllib.request.urlopen(address, timeout=5) as response:
+        with urllib.request.urlopen(address, timeout=30) as response:
             result = json.load(response)["data"]["result"]
         return {series["metric"].get(label, ""): float(series["value"][1]) for series in result}
 

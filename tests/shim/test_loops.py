@@ -19,7 +19,7 @@ PACKAGES = ("accelerate", "lightning", "safetensors", "tqdm", "transformers")
 pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks"),
     pytest.mark.slow(120),
-    pytest.mark.timeout(600),  # the first test runs all programs
+    pytest.mark.timeout(1500),  # the first test runs all programs
 ]
 
 
@@ -41,7 +41,7 @@ def problems(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         str(results),
         *sorted(chosen),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=560, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False)
     if not results.exists():  # no error here: each test would try again, for minutes
         return {program: [done.stdout[-3000:] + done.stderr[-3000:]] for program in chosen}
     found: dict[str, list[str]] = {row["program"]: row["problems"] for row in json.loads(results.read_text())}

@@ -267,14 +267,14 @@ def test_a_client_that_never_reads_is_cut_off(
     server = make_server(threads=1)
     with greedy_client(server) as greedy:
         with monkeypatch.context() as impatient:
-            impatient.setattr(server_module, "REQUEST_SECONDS", 0.3)
+            impatient.setattr(server_module, "REQUEST_SECONDS", 1.0)
             greedy.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n" * 500)
             until(lambda: "the answer was not taken" in caplog.text, "it may keep its answers waiting")
         assert get(server) == (200, BODY)
 
 
 def test_a_response_that_takes_long_to_compute_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 1.0)
     began, go_on = threading.Event(), threading.Event()
 
     def answer_late(_request: Request, _client: str) -> Response:
@@ -288,7 +288,7 @@ def test_a_response_that_takes_long_to_compute_is_waited_for(monkeypatch: pytest
         with connected(server) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
             assert began.wait(60)
-            connection.settimeout(0.5)
+            connection.settimeout(1.5)
             with pytest.raises(TimeoutError):  # neither a response nor an end
                 connection.recv(1)
             go_on.set()

@@ -54,22 +54,19 @@ def recompiling(desk: Desk) -> None:
 
 
 def waiting_for_nothing(desk: Desk) -> None:
-    """A computation of a quarter of a second, for which only the loop waits; again, where the machine stood still."""
+    """A computation of a quarter of a second, for which only the loop waits; again, where the machine paused."""
     slow = jax.jit(lambda values: values @ values @ values @ values)
     values = jax.numpy.ones((1500, 1500))
     with stallscope.Run("waiting", sender=desk, interval=0.0) as run:
         step = track_step(slow, run)
         step(values).block_until_ready()
         for _ in range(20):
-            began = time.monotonic()
             result = step(values)
-            dispatched = time.monotonic() - began
-            with run.phase("logging"):
-                result.block_until_ready()
-            waited = time.monotonic() - began
-            if dispatched < waited / 3:
+            is_ready = result.is_ready()
+            result.block_until_ready()
+            if not is_ready:
                 break
-        run.report(dispatched=dispatched, waited=waited)
+        run.report(waited=float(is_ready))
 
 
 def failing(desk: Desk) -> None:

@@ -33,9 +33,7 @@ class Batches(keras.utils.PyDataset):
         return 6
 
     def __getitem__(self, index: int) -> Any:
-        if keras.backend.backend() == "tensorflow":  # fetches in threads of its own
-            time.sleep(self._seconds)
-        else:
+        if keras.backend.backend() != "tensorflow":  # which fetches in threads of its own
             with truth(self._phase):
                 time.sleep(self._seconds)
         size = 4 if index < 5 else 2

@@ -20,7 +20,6 @@ def training(
     return truth.read(folder / "truth.json"), reports
 
 
-@pytest.mark.timed  # it compares times
 def test_the_report_is_what_the_program_measured_itself(training: tuple[truth.Measured, Reports]) -> None:
     measured, reports = training
     assert (measured.steps, measured.samples) == (6, 66)

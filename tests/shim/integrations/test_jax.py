@@ -42,7 +42,6 @@ def test_the_loader_is_waited_for(tracked: Reports) -> None:
     assert tracked.seconds("data_wait") >= 10 * 0.01
 
 
-@pytest.mark.timed  # it compares times
 def test_the_report_is_what_the_training_measured_itself(folder: Path) -> None:
     reports = read(folder, "measured")
     measured = truth.read(folder / "measured.truth")
@@ -67,10 +66,7 @@ def test_device_time_is_taken_where_it_is_asked_for(tracked: Reports, folder: Pa
 
 
 def test_a_step_does_not_wait_for_the_device(folder: Path) -> None:
-    reports = read(folder, "waiting_for_nothing")
-    values = reports.newest.values
-    assert values["dispatched"] < values["waited"] / 3
-    assert reports.seconds("logging") > values["waited"] / 2
+    assert read(folder, "waiting_for_nothing").newest.values["waited"] == 0
 
 
 def test_compilations_that_interrupt_the_training_are_counted(folder: Path) -> None:

@@ -77,14 +77,12 @@ def test_an_exception_is_a_failure_and_the_next_fit_a_session_of_its_own(folder:
     assert both.session(1).newest.gauges["step"] == 6
 
 
-@pytest.mark.timed  # it compares times
 def test_with_the_callback_the_report_is_what_the_program_measured_itself(folder: Path) -> None:
     reports = read(folder, "measured")
     assert truth.differences(truth.read(folder / "measured.truth"), reports) == []
     assert_phases_are_the_time(reports)
 
 
-@pytest.mark.timed  # it compares times
 def test_an_unchanged_program_is_measured_the_same(backend: str, tmp_path: Path) -> None:
     reports = reported(("keras", backend), "keras_program", tmp_path, {"KERAS_BACKEND": backend})
     assert truth.differences(truth.read(tmp_path / "truth.json"), reports) == []

@@ -37,7 +37,6 @@ def test_each_phase_has_its_own_time(accumulating: Reports) -> None:
     assert accumulating.seconds("forward") >= 16 * 0.01
 
 
-@pytest.mark.timed  # it compares times
 def test_the_report_is_what_the_training_measured_itself(folder: Path) -> None:
     reports = read(folder, "measured")
     measured = truth.read(folder / "measured.truth")

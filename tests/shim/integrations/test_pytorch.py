@@ -39,7 +39,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "TEST_FRAMEWORKS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
     assert results.exists(), done.stdout[-3000:] + done.stderr[-3000:]

@@ -59,7 +59,6 @@ def test_the_loader_is_waited_for(accumulating: Reports) -> None:
     assert accumulating.seconds("data_wait") >= 0.32
 
 
-@pytest.mark.timed  # it compares times
 def test_the_report_is_what_the_training_measured_itself(folder: Path) -> None:
     reports = read(folder, "measured")
     measured = truth.read(folder / "measured.truth")
@@ -118,7 +117,6 @@ def test_steps_of_the_optimizer_are_not_counted_beside_the_trainers(folder: Path
     assert read(folder, "within_a_run").steps == 16
 
 
-@pytest.mark.timed  # it compares times
 def test_under_the_run_command_steps_and_phases_are_told_once(tmp_path: Path) -> None:
     """`stallscope run` listens to loader, model and optimizer, and leaves to the callback what is the callback's."""
     command, training = ("-m", "stallscope", "run"), ("accumulating", "measured")

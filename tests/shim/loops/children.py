@@ -133,9 +133,11 @@ class _Child:
         if pid == 0:
             if seconds < LIMIT:
                 return None
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
+        # Workers of a loader wait for a time-out before they notice that the program has ended.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
         self._receive()
         self.listener.close()
         return Ended(os.waitstatus_to_exitcode(status) if pid else None, seconds, tuple(self._payloads))

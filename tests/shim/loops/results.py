@@ -113,8 +113,9 @@ def judge(program: Path, bare: Run, watched: Run, disabled: bool = False) -> Res
     others = [f"the exporter refuses a report: {why}" for why in sorted(refused)]
     others += [f"rank {rank}: {problem}" for rank, report in reports.items() if (problem := _step_problem(report))]
     if bare.exit_code != watched.exit_code:
+        failed = watched if watched.exit_code else bare
         others.append(
-            f"exit code {bare.exit_code}, watched {watched.exit_code}: {_last_line(watched.folder / 'stderr')}"
+            f"exit code {bare.exit_code}, watched {watched.exit_code}: {_last_line(failed.folder / 'stderr')}"
         )
     if bare.exit_code is None:
         others.append("killed: it took too long")

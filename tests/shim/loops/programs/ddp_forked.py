@@ -1,7 +1,6 @@
 """DistributedDataParallel over gloo, two forked ranks: DistributedSampler, no_sync(), all_reduce of the metric."""
 
 import os
-import socket
 import time
 
 import slow
@@ -14,15 +13,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from truth import truth
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def work(rank, world_size, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+def work(rank, world_size, meeting):
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
     truth.rank(rank)
     for name in ("allreduce", "barrier"):
         slow.slow_down(dist.ProcessGroup, name, 0.02)
@@ -70,4 +62,4 @@ def work(rank, world_size, port):
 
 
 if __name__ == "__main__":
-    mp.start_processes(work, (2, free_port()), nprocs=2, start_method="fork")
+    mp.start_processes(work, (2, os.path.abspath("../meeting")), nprocs=2, start_method="fork")

@@ -1,7 +1,6 @@
 """DistributedDataParallel over gloo, two spawned ranks, with an evaluation that ends in all_reduce()."""
 
 import os
-import socket
 
 import slow
 import torch
@@ -24,9 +23,8 @@ def evaluate(model):
     return total.item()
 
 
-def main(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def main(rank, meeting):
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     truth.rank(rank)
     slow.slow_down(dist.ProcessGroup, "allreduce", 0.02)
     torch.manual_seed(rank)
@@ -56,7 +54,4 @@ def main(rank, port):
 
 
 if __name__ == "__main__":
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    mp.spawn(main, (port,), nprocs=2)
+    mp.spawn(main, (os.path.abspath("../meeting"),), nprocs=2)

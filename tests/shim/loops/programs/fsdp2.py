@@ -1,7 +1,6 @@
 """FSDP2 over gloo, two forked ranks: fully_shard(), clipping, a sharded checkpoint."""
 
 import os
-import socket
 import time
 
 import slow
@@ -41,9 +40,8 @@ class Net(torch.nn.Module):
         return Sleep.apply(self.second(torch.relu(self.first(x))))
 
 
-def work(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def work(rank, meeting):
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     truth.rank(rank)
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (2,))
@@ -74,7 +72,4 @@ def work(rank, port):
 
 
 if __name__ == "__main__":
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    mp.start_processes(work, (port,), nprocs=2, start_method="fork")
+    mp.start_processes(work, (os.path.abspath("../meeting"),), nprocs=2, start_method="fork")
