@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from stallscope.catalogue.metrics import FAMILIES, MetricType
+from stallscope.common.formatting import percent
 from stallscope.sampling.reading import Sample
 from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.gpu_lines import SORTS
-from stallscope.terminal.lines import ASCII, Span, fit, length_of, phase_bar, plain, width_of, wrapped
+from stallscope.terminal.lines import ASCII, Span, fit, length_of, phase_bar, plain, share, width_of, wrapped
 from stallscope.terminal.screen import Screen
 from stallscope.terminal.views import HELP, VIEWS, overview, title
 from stallscope.view import observer
@@ -133,6 +134,12 @@ def test_problems_are_shown_above_the_gpus() -> None:
         "17 series were dropped at the exporter's limits.\nGPU "
     ) in said
     assert "\n7   down gpu_lost" in said
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(0.0, "  0 %"), (0.003, "under 1 %"), (0.06, "  6 %"), (1.0, "100 %")])
+def test_a_share_is_written_as_in_the_summary(ratio: float, text: str) -> None:
+    assert share(ratio) == text
+    assert share(ratio).strip() == percent(ratio)
 
 
 def test_many_problems_are_cut_short() -> None:

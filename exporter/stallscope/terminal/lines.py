@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from stallscope.common.formatting import size_of
+from stallscope.common.formatting import percent, size_of
 from stallscope.view.phase_shares import PhaseShare, title_of_share
 
 
@@ -170,8 +170,8 @@ def bar(ratio: float, width: int) -> Line:
 
 
 def share(ratio: float) -> str:
-    """Format a share in five cells; a small share is not shown as 0 %."""
-    return " <1 %" if 0 < ratio < 0.005 else f"{100 * ratio:3.0f} %"
+    """Format a share in five cells, or in as many as it needs."""
+    return f"{percent(ratio):>5}"
 
 
 def share_bar(ratio: float | None) -> Line:
@@ -200,10 +200,10 @@ def phase_bar(shares: Sequence[PhaseShare], width: int) -> tuple[Line, str]:
         end += phase.share
         cells = min(width, round(end * width)) - taken
         taken += cells
-        name, percent = phase_name(phase), share(phase.share).strip()
-        label = next((each for each in (f"{name} {percent}", percent) if width_of(each) < cells), "")
+        name, part = phase_name(phase), percent(phase.share)
+        label = next((each for each in (f"{name} {part}", part) if width_of(each) < cells), "")
         if not label.startswith(name):
-            left_out.append(f"{name} {percent}")
+            left_out.append(f"{name} {part}")
         if cells > 0:
             spans += [
                 Span(text, f"phase:{phase.name}") for text in [plain(fit((Span(f"│{label}"),), cells)).ljust(cells)]
