@@ -784,6 +784,24 @@ TRAINING_FAMILIES = (
         _COUNTER,
         "Time that slow steps lost against the median, or against the median for their tokens or samples.",
     ),
+    _training(
+        "own_work_seconds_total",
+        _COUNTER,
+        "Time of the rank's own work in steps: without data wait, communication and phases of the program's own; where "
+        "communication is not measured, three times the forward pass; absent where neither is measured.",
+    ),
+    _training(
+        "uneven_work_square_seconds_total",
+        _COUNTER,
+        "Half the product of the changes of own work and of the rest of the step, from one step to the next, summed "
+        "over the steps where one falls as the other rises: a rank with less work waits for others. Seconds squared.",
+    ),
+    _training(
+        "even_work_square_seconds_total",
+        _COUNTER,
+        "The same, summed over the steps where both rise or both fall. The former minus this, by the number of steps, "
+        "is the variance of own work that ranks do not share.",
+    ),
     _training("phase_occurrences_total", _COUNTER, "How often the phase was entered.", labels=("phase",)),
     _training("phase_max_seconds", _GAUGE, "Longest occurrence of the phase in the last minute.", labels=("phase",)),
     _training(

@@ -42,6 +42,10 @@ class DeviceClock:
         self._queued: deque[Span] = deque()
         self._owed: dict[str, float] = {}
         self._broken = False
+        self._own_work = run.timeline.own_work
+        self._own_work.on_device = True  # the host only queues the work
+        self._forward = self._length = 0.0
+        self._spans = self._usual_spans = 0
 
     def begin(self, phase: str) -> Span | None:
         """Mark a phase's beginning; None where it can't be timed."""
@@ -89,11 +93,26 @@ class DeviceClock:
         if span.outer is not None:
             span.outer.inner += elapsed
         seconds = max(elapsed - span.inner, 0.0)
+        self._add_own_work(span.phase, seconds)
         if owed := self._owed.get(span.phase):
             paid = min(owed, seconds)
             self._owed[span.phase] = owed - paid
             seconds -= paid
         self._run.gpu_time(span.phase, seconds)
+
+    def _add_own_work(self, phase: str, seconds: float) -> None:
+        """Compare each step with the one before. Only the backward pass has waits for other ranks."""
+        self._spans += 1
+        self._length += seconds
+        if phase == "forward":
+            self._forward += seconds
+        elif phase == "optimizer":
+            if self._spans == self._usual_spans:
+                self._own_work.add_forward(self._forward, self._length)
+            else:
+                self._own_work.interrupt()  # an evaluation, or another number of micro-batches
+            self._usual_spans, self._spans = self._spans, 0
+            self._forward = self._length = 0.0
 
     def _mark(self) -> Any:
         try:

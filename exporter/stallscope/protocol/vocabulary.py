@@ -46,6 +46,9 @@ INFO_KEYS = (
 COUNTERS = (
     "slow_steps",
     "slow_step_excess_seconds",
+    "own_work_seconds",
+    "uneven_work_square_seconds",
+    "even_work_square_seconds",
     "samples",
     "tokens",
     "flops",

@@ -62,7 +62,10 @@ if TYPE_CHECKING:
             """Called when the run ends."""
 
 
-_OWN_COUNTERS = ("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds")
+OWN_COUNTERS = (
+    *("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds"),
+    *("own_work_seconds", "uneven_work_square_seconds", "even_work_square_seconds"),
+)
 """Counters that only the run itself sets."""
 _MAX_SECONDS = 1e12
 _MAX_STEP = 2**53
@@ -849,6 +852,7 @@ class Run:
         timeline = self.timeline
         timeline.book(now)
         timeline.slow_steps.judge()
+        timeline.evaluate_own_work()
         self._settle_work()
         if self._state == "starting" and timeline.looping:
             self._state = "running"
@@ -876,6 +880,7 @@ class Run:
             **self._counters,
             "slow_steps": timeline.slow_steps.count,
             "slow_step_excess_seconds": timeline.slow_steps.excess,
+            **timeline.own_work.counters(),
             "nonfinite_losses": self._nonfinite,
             "shim_overhead_seconds": self.overhead,
         }
@@ -926,7 +931,7 @@ class Run:
 
 
 def _is_countable(key: str) -> bool:
-    if type(key) is str and key in vocabulary.COUNTERS and key not in _OWN_COUNTERS:
+    if type(key) is str and key in vocabulary.COUNTERS and key not in OWN_COUNTERS:
         return True
     complain(f"{shown(key)} is not a counter that can be set; expected one of vocabulary.COUNTERS", "count: key")
     return False

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from math import inf
 
 from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_PHASES
+from stallscope.shim.own_work import OwnWork
 from stallscope.shim.slow_steps import SlowSteps
 from stallscope.shim.tolerance import complain, is_label, shown, tolerate
 
@@ -26,6 +27,7 @@ OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
 """Phases outside of steps: while one is open, the clock of the step is stopped."""
 STEP_PHASES = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "other")
 """Phases of every step. Any other phase inside a step is the reason why the step is long."""
+_SEPARATING = ("communication", "forward")
 _OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
 _EPOCH_BEGINS = 2
 """First steps of an epoch that never count as slow, because the loader's workers start again and fill their queue."""
@@ -211,6 +213,8 @@ class Timeline:
         "_left_after",
         "_loop_began",
         "_over",
+        "_own_phases",
+        "_own_steps",
         "_publish",
         "_samples",
         "_special",
@@ -231,6 +235,7 @@ class Timeline:
         "mark",
         "now",
         "other",
+        "own_work",
         "peek",
         "pending",
         "phases",
@@ -286,6 +291,10 @@ class Timeline:
         self.last_step: float | None = None
         self.slow_steps = SlowSteps()
         self._durations = self.slow_steps.durations
+        self.own_work = OwnWork()
+        self._own_steps = self.own_work.steps
+        self._own_phases: tuple[Phase, Phase, Phase] | None = None
+        """The phases that separate own work from the rest of a step; None until there is one."""
         self._step_began = self.mark
         self._bucket = 0
         """Bucket of the newest step, and usually of the next one."""
@@ -342,6 +351,11 @@ class Timeline:
                 if spent > other.peak:
                     other.peak = spent
                 other.mark = other.seconds
+            if self._own_phases is not None:
+                communication, forward, wait = self._own_phases
+                self._own_steps.append(
+                    (duration - self._explained, communication.seconds, forward.seconds, wait.seconds)
+                )
             if self._special:
                 self._end_special_step(duration)
             else:
@@ -604,6 +618,8 @@ class Timeline:
     def _end_special_step(self, duration: float) -> None:
         if self._excused:
             self._excused -= 1
+            if self._own_steps:
+                self._own_steps.append((0.0, *self._own_steps.pop()[1:]))
         elif self._tokens or self._samples:
             self._durations.append((duration - self._explained, self._tokens, self._samples))
         else:
@@ -636,4 +652,15 @@ class Timeline:
             )
             return NO_PHASE
         found = self.phases[name] = Phase(self, name)
+        if name in _SEPARATING or self._own_phases is not None:
+            absent = Phase(self, "")
+            communication, forward = (self.phases.get(each, absent) for each in _SEPARATING)
+            self._own_phases = communication, forward, self.phases.get("data_wait", absent)
         return found
+
+    def evaluate_own_work(self) -> None:
+        """Add the steps since the last call to the own work."""
+        communication, backward = self.phases.get("communication"), self.phases.get("backward")
+        communicates = communication is not None and communication.occurrences > 0
+        if communicates or (backward is not None and backward.occurrences):
+            self.own_work.evaluate(self.steps, communicates=communicates)
