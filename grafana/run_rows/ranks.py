@@ -93,19 +93,28 @@ def _stragglers() -> Panel:
 def _scaling() -> Panel:
     return time_series(
         "Scaling efficiency and load",
-        "Work per GPU relative to a single GPU, if the code reports single_gpu_samples_per_second, and the spread of "
-        "the GPUs' activity. Beyond its line: check communication, or the distribution of work.",
+        "Work per GPU relative to a single GPU, if the code reports single_gpu_samples_per_second, the spread of "
+        "the GPUs' activity, and the share of time that ranks wait because work differs from step to step. Beyond its "
+        "line: check communication, or the distribution of work.",
         [
             Query(f"max by (run) (run:scaling_efficiency:ratio5m{{{RUN}}})", "efficiency"),
             Query(f"max by (run) (run:load_spread:ratio5m{{{RUN}}})", "load spread"),
+            Query(f"max by (run) (run:uneven_work:ratio5m{{{RUN}}})", "uneven work"),
             threshold("scaling_warning", "efficiency threshold"),
             threshold("load_spread", "load spread threshold"),
+            threshold("uneven_warning", "uneven work threshold"),
         ],
         unit="percentunit",
         soft_maximum=1,
         overrides=[
-            *fixed_colours({"efficiency": colour_of("healthy"), "load spread": colour_of("straggler_rank")}),
-            *limit_line("efficiency threshold", "load spread threshold"),
+            *fixed_colours(
+                {
+                    "efficiency": colour_of("healthy"),
+                    "load spread": colour_of("straggler_rank"),
+                    "uneven work": colour_of("uneven_work"),
+                }
+            ),
+            *limit_line("efficiency threshold", "load spread threshold", "uneven work threshold"),
         ],
         links=[TO_COMPARE],
     )

@@ -268,6 +268,11 @@ class _Drawing:
             lengthened = self._random.choice(lengths, count, p=shares)
             for phase in COMPUTING:
                 durations[:, :, COLUMN[phase]] *= lengthened[:, None]
+        if any(work.unevenness for work in works):
+            deviation = np.sqrt(np.log1p(np.array([work.unevenness for work in works]) ** 2 / several))
+            uneven = self._random.lognormal(-(deviation**2) / 2, deviation, (count, len(works)))
+            for phase in COMPUTING:
+                durations[:, :, COLUMN[phase]] *= uneven
         slow = np.zeros(count)
         if lead.outliers:
             slow = (self._random.random(count) < lead.outliers * several).astype(np.float64)

@@ -163,6 +163,31 @@ class _Page:
         self._add("slow_steps_total", self._counted(lambda times: course.done(slow, times)))
         self._add("slow_step_excess_seconds_total", self._counted(lambda times: course.done(excess, times)))
         self._add("step", count)
+        self._own_work()
+
+    def _own_work(self) -> None:
+        """Add what the shim counts of own work, from each row of steps and the one before it."""
+        run, course = self._run, self._course
+        if not run.phases:
+            return
+        durations = course.durations[:, self._rank, :]
+        named = durations[:, [COLUMN[name] for name in ("checkpoint", "logging", *_OUTSIDE)]].sum(axis=1)
+        length = durations.sum(axis=1) - named - durations[:, COLUMN["data_wait"]]
+        if run.measures_communication:
+            own = length - durations[:, [COLUMN["communication"], COLUMN["sync"]]].sum(axis=1)
+        else:
+            own = np.minimum(3 * durations[:, [COLUMN["forward"], COLUMN["slow"]]].sum(axis=1), length)
+        if not own.any():
+            return
+        alike = (course.steps > 0) & (durations[:, [COLUMN[name] for name in _OUTSIDE]].sum(axis=1) == 0)
+        pairs = np.concatenate([[False], alike[1:] & alike[:-1]])
+        product = 0.5 * pairs * np.diff(own, prepend=0.0) * np.diff(length - own, prepend=0.0)
+        for name, rows in (
+            ("own_work_seconds", own * (course.steps > 0)),
+            ("uneven_work_square_seconds", np.maximum(-product, 0.0)),
+            ("even_work_square_seconds", np.maximum(product, 0.0)),
+        ):
+            self._add(f"{name}_total", self._counted(lambda times, rows=rows: course.done(rows, times)))  # type: ignore[misc]
 
     def _slow(self, inside: Floats) -> tuple[Floats, Floats]:
         """Outlying steps and what they lost, by row: over median + 3 MAD and 1.1 medians, named host work aside."""

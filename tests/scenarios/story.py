@@ -148,6 +148,8 @@ class Work:
     outlier_factor: float = 3.0
     buckets: tuple[tuple[float, float], ...] = ()
     """Share of steps, and length of their sequences against the mean: computing and tokens follow it."""
+    unevenness: float = 0.0
+    """Relative spread of a rank's computing from step to step by the lengths of its own sequences: lognormal."""
     drift_per_hour: float = 0.0
     """Relative growth of the computing phases."""
     pauses: tuple[Pause, ...] = ()

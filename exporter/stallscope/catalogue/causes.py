@@ -962,6 +962,23 @@ CAUSES: dict[str, Cause] = {
             is_slowness=True,
         ),
         Cause(
+            "uneven_work",
+            507,
+            "ranks",
+            "performance",
+            "Uneven work by step",
+            "Sort, bucket or pack samples by tokens, so that ranks get equal work; balance experts.",
+            Alert(
+                "warning",
+                Loss("uneven_warning", "uneven_high"),
+                "Ranks have uneven work in each step.",
+                """The ranks of run {run} wait {share} of the time for the rank with the most work, which is another one
+                in each step. Group samples by length and give all ranks one group at a time (group_by_length), or pack
+                them by tokens; balance experts (auxiliary loss, capacity).""",
+            ),
+            mutes=_WAITS_FOR_A_RANK,
+        ),
+        Cause(
             "comm_bound",
             505,
             "ranks",

@@ -53,6 +53,8 @@ class Workload:
     optimizer: float
     variation: float = 0.03
     """Relative spread of each phase from step to step."""
+    unevenness: float = 0.0
+    """Relative spread of each rank's forward and backward pass from step to step: lognormal."""
     memory_share: float = 0.72
     """Frame buffer that the job holds, as a share of the whole."""
     samples: int = 512
@@ -460,6 +462,11 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
         "straggler_rank",
         "One rank computes longer than the others, which wait for it.",
         _load(ranks=_FAULTY, forward=0.55, backward=0.95),
+    ),
+    (
+        "uneven_work",
+        "In each step another rank has the longest sequences, and the others wait for it.",
+        _load(unevenness=0.4),
     ),
     (
         "straggler_input",

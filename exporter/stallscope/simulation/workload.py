@@ -134,6 +134,12 @@ class StepGenerator:
             }
             for rank, workload in enumerate(workloads)
         ]
+        for workload, phases in zip(workloads, own, strict=True):
+            if workload.unevenness:
+                # So that the mean is 1.
+                factor = self._random.lognormvariate(-(workload.unevenness**2) / 2, workload.unevenness)
+                for phase in ("forward", "backward"):
+                    phases[phase] *= factor
         workload = workloads[0]
         collective = workload.communication * max(0.2, gauss(1.0, workload.variation))
         totals = [sum(phases.values()) for phases in own]

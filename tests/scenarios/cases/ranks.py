@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tests.scenarios.case import Case
 from tests.scenarios.cases.settings import (
     NODE_WORK,
@@ -13,6 +15,7 @@ from tests.scenarios.cases.settings import (
     SERVER_WORK,
     WELL,
     near,
+    negative,
     positive,
     run_on,
     slowed,
@@ -259,4 +262,56 @@ def _others() -> Iterator[Case]:
     )
 
 
-CASES: tuple[Case, ...] = (*_slow_ranks(), *_slow_hardware(), *_shape(), *_others())
+def _uneven() -> Iterator[Case]:
+    """Sequences differ in length: the slowest of n ranks takes longer than the mean, and another one in each step.
+
+    The truth is computed from as many draws as it takes to know it, not by the formula of the rules.
+    """
+    alert = frozenset({"TrainingUnevenWork"})
+    slow = frozenset({"TrainingStepOutliers"})  # the longest steps are outliers too
+    for name, node, count, spread, hook in (
+        ("uneven_work_node", HGX, 1, 0.35, True),
+        ("uneven_work_two_nodes", HGX, 2, 0.25, True),
+        ("uneven_work_node_without_hook", QUAD, 1, 0.4, False),
+    ):
+        ranks = node.gpus * count
+        yield positive(
+            name,
+            "uneven_work",
+            run_on(node, replace(NODE_WORK, unevenness=spread), count=count, measures_communication=hook),
+            subject="run",
+            alerts=alert,
+            allowed=slow,
+            forbidden=_NOT_THE_NETWORK | {"straggler_rank", "straggler_hw", "straggler_input"},
+            lost=_waited(spread, ranks),
+        )
+    for level, spread in zip(_LEVELS, (0.088, 0.1425), strict=True):
+        yield near(
+            "uneven_work",
+            "uneven_work",
+            level,
+            run_on(QUAD, replace(NODE_WORK, unevenness=spread), measures_communication=True),
+            subject="run",
+            acceptable=frozenset({"uneven_work", "comm_bound"} if level < 1 else ()),
+            alerts=alert,
+            lost=0.10 * level,
+        )
+    # A bucket of lengths for all ranks of a step: as the remedy says.
+    lengths = replace(NODE_WORK, buckets=((0.25, 0.5), (0.25, 0.8), (0.25, 1.2), (0.25, 1.5)), tokens_per_sample=400)
+    yield negative(
+        "equal_lengths_in_each_step",
+        run_on(QUAD, before=lengths, measures_communication=True),
+        forbidden=frozenset({"uneven_work", "straggler_rank", "step_outliers"}),
+    )
+
+
+def _waited(unevenness: float, ranks: int) -> float:
+    """Share of the step that ranks wait on average for the one with the most computing."""
+    deviation = np.sqrt(np.log1p(unevenness**2))
+    drawn = np.random.default_rng(1).lognormal(-(deviation**2) / 2, deviation, (20_000, ranks))
+    computing = NODE_WORK.forward + NODE_WORK.backward + NODE_WORK.optimizer
+    longest = computing * drawn.max(axis=1).mean()
+    return float((longest - computing) / (_step(NODE_WORK) - computing + longest))
+
+
+CASES: tuple[Case, ...] = (*_slow_ranks(), *_slow_hardware(), *_shape(), *_others(), *_uneven())
