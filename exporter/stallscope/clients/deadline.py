@@ -46,8 +46,9 @@ class Deadline:
             if self._watched is not None:
                 self._watched.close()
             self._watched = duplicate
-        if self.is_over:
-            self._shut()
+        if self.is_over:  # a TLS handshake on a connection that was shut down leaks its socket
+            connection.close()
+            raise TimeoutError
 
     def _shut(self) -> None:
         with self._watching, contextlib.suppress(OSError):
@@ -67,7 +68,11 @@ def deadline_after(seconds: float) -> Iterator[Deadline]:
 
 
 def watch(connection: socket.socket | None) -> None:
-    """Put the connection under this thread's deadline, if both exist."""
+    """Put the connection under this thread's deadline, if both exist.
+
+    Raises:
+        TimeoutError: the time is over; the connection is closed.
+    """
     deadline: Deadline | None = getattr(_current, "deadline", None)
     if deadline is not None and connection is not None:
         deadline._watch(connection)  # noqa: SLF001 - a class of this module
