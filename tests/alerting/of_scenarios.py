@@ -38,16 +38,12 @@ _SECONDS = {
     "gpu_mem_leak": (4500, 1500),
     "idle_allocated": (4500, 0),
     "long_init": (1800, 0),
-    "mem_zombie": (1800, 0),
     "packing_candidate": (2700, 1500),
-    "periodic_host_work": (2700, 0),
     "scaling_inefficient": (2400, 0),
-    "shared_unexpectedly": (1800, 0),
     "small_batch": (1800, 0),
     "step_outliers": (1500, 1500),
     "step_time_drift": (2400, 1500),
     "tensor_cores_unused": (2400, 0),
-    "underused": (2100, 0),
 }
 """Seconds from the start to the end of the fault, and from there to the end of the simulation."""
 _ALL_GPUS = ("input_bound", "input_too_many_workers")
@@ -102,8 +98,9 @@ def simulated(names: Iterable[str], seconds: tuple[int, int] | None = None) -> d
     series: list[Series] = []
     found: dict[str, Timeline] = {}
     for name in names:
-        fault = SCENARIOS[name].fault
-        usual = (1500, 1500) if isinstance(fault, (HardwareFault, CoolingFailure, GpuLoss)) else (1200, 0)
+        story = SCENARIOS[name]
+        of_gpus = isinstance(story.fault, (HardwareFault, CoolingFailure, GpuLoss))
+        usual = (1500, 1500) if of_gpus else (1200 if story.instrumented else 2700, 0)
         end, after = seconds or _SECONDS.get(name, usual)
         pages = [*_pages(name, 0, end), *(_pages("repaired", end + EVALUATION_SECONDS, end + after) if after else ())]
         target = {"cluster": name, "job": "stallscope", "instance": "simulated:9400"}

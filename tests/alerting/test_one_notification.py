@@ -198,7 +198,10 @@ def test_by_the_bundles_own_rules_a_dying_node_is_one_notification(
 
 @pytest.fixture(scope="module")
 def timelines() -> dict[str, Timeline]:
-    return stored()
+    found = stored()
+    missing = " ".join(name for name in NAMES if name not in found)
+    assert not missing, f"python -m tests.alerting.of_scenarios {missing}"
+    return found
 
 
 @pytest.mark.parametrize("scenario", NAMES)
