@@ -146,8 +146,8 @@ def test_ranks_of_one_pod_share_its_cpu_limit(rulebook: Rulebook) -> None:
 @pytest.mark.parametrize(
     ("story", "missing"),
     [
-        pytest.param(rank(wait=0.3, first_step=1000) + gpu(idle=0.3), {"warmup"}, id="warm-up"),
-        pytest.param(rank(wait=0.3, steps=steady(19)) + gpu(idle=0.3), {"steps"}, id="too few steps"),
+        pytest.param(rank(wait=0.3, first_step=1190) + gpu(idle=0.3), {"warmup"}, id="warm-up"),
+        pytest.param(rank(wait=0.3, steps=steady(5)) + gpu(idle=0.3), {"steps"}, id="too few steps"),
         pytest.param(rank(wait=None) + gpu(idle=0.3), {"data_wait"}, id="no data wait"),
         pytest.param(rank(wait=0.3) + gpu(idle=None), {"gpu_idle"}, id="GPU reports no idle time"),
         pytest.param(rank(wait=0.3), {"gpu_idle"}, id="GPU is not this exporter's"),
@@ -190,9 +190,6 @@ def test_a_young_rank_that_is_seen_to_do_well_is_healthy_90_seconds_after_its_fi
     "story",
     [
         pytest.param(rank(wait=0.08, first_step=600) + gpu(idle=0.0), id="waits for data"),
-        pytest.param(
-            rank(wait=0.02, phases={"communication": 0.2}, first_step=600) + gpu(idle=0.0), id="waits for other ranks"
-        ),
         pytest.param(rank(wait=0.02, first_step=600) + gpu(idle=0.15), id="GPU idles"),
         pytest.param(
             rank(wait=0.02, first_step=600)
@@ -214,9 +211,11 @@ def test_a_young_rank_that_is_not_seen_to_do_well_has_no_verdict_yet(
 
 
 def test_warm_up_ends_300_seconds_after_the_first_step(rulebook: Rulebook) -> None:
-    story = rank(wait=0.3, first_step=600) + gpu(idle=0.3)
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="14m30s")
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)], at="16m")
+    story = rank(wait=0.3, phases={"checkpoint": 0.1}, first_step=600) + gpu(idle=0.3)
+    shares = "round(100 * rank_cause:time_lost:ratio5m)"
+    wait = (of_rank(cause="input_bound"), 30)
+    rulebook.check(story, {shares: [wait]}, at="14m30s")
+    rulebook.check(story, {shares: [wait, (of_rank(cause="checkpoint_stall"), 10)]}, at="16m")
 
 
 def with_shorter_steps(minute: float) -> Story:
@@ -231,8 +230,9 @@ def with_shorter_steps(minute: float) -> Story:
 
 def test_warm_up_goes_on_while_steps_become_shorter(rulebook: Rulebook) -> None:
     story = with_shorter_steps(14)
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="18m")
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)], at="28m")
+    missing = 'count(rank:missing:info{missing="warmup"})'
+    rulebook.check(story, {missing: [({}, 1)]}, at="18m")
+    rulebook.check(story, {missing: []}, at="28m")
 
 
 def test_warm_up_does_not_begin_again_when_steps_become_shorter(rulebook: Rulebook) -> None:

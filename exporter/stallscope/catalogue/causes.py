@@ -1077,14 +1077,14 @@ CAUSES: dict[str, Cause] = {
             "Power limit below default",
             "Raise the limit if cooling allows.",
             # A GPU at its default limit under full load is normal, and so is a lower limit that does not lower the
-            # clock.
+            # clock. Power far below the limit is held down by something else, such as the server.
             Alert(
                 "info",
                 Value("gpu:power_capped:ratio5m"),
                 "GPU runs slower under a lowered power limit.",
-                """{gpu} was at its power limit for {share} of its time, and the limit is lower than the
-                default.{used_by} Raise the limit (nvidia-smi -pl) if power and cooling allow. Otherwise keep it: the
-                lower limit does more work per joule.""",
+                """Power held the clocks of {gpu} down for {share} of its time: its limit is lower than the default, or
+                its server limits it below that.{used_by} Raise the limit (nvidia-smi -pl, or the server's power
+                profile) if power and cooling allow. Otherwise keep it: the lower limit does more work per joule.""",
                 wait="10m",
             ),
         ),
@@ -1615,8 +1615,8 @@ REMAINDERS: dict[str, tuple[str, str]] = {
 
 MISSING: dict[str, str] = {
     "reports": "No report for five minutes: check that the process lives, and where STALLSCOPE_ADDRESS leads.",
-    "steps": "Fewer than 20 steps yet.",
-    "warmup": "The run is young: it is judged five minutes after its first step, or once steps get no shorter.",
+    "steps": "Fewer than 6 steps yet.",
+    "warmup": "The run is young: most causes are judged five minutes after its first step, once steps get no shorter.",
     "late_step": "A step takes longer than usual: it is a standstill once it has taken a minute, and five usual steps.",
     "standstill": "The rank was at a standstill: it is judged again five minutes later.",
     "data_wait": 'Phase data_wait is not reported: wrap the loader, or use phase("data_wait").',

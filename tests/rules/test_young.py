@@ -1,0 +1,189 @@
+"""Verdicts in the first minutes of a run, whose first step is at minute 10: right, general, or absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.rules.rulebook import (
+    LENGTH,
+    TARGET,
+    Rulebook,
+    Story,
+    gpu,
+    growing_then,
+    growing_until,
+    rank,
+    scrapes,
+    series,
+    steady,
+)
+
+RUN_VERDICT = "run:verdict:ratio5m"
+_BEGIN = 10.0
+"""Minute of the first step."""
+
+
+def of_run(cause: str) -> dict[str, str]:
+    return {"run": "train", "cause": cause}
+
+
+def burst(minute: float, seconds: float) -> str:
+    """A counter that grows once, within one scrape."""
+    before = scrapes(minute)
+    return f"0+0x{before} {seconds:g}+0x{LENGTH - before - 1}"
+
+
+def longest(minute: float, seconds: float) -> str:
+    """A gauge with the longest occurrence of the last minute, of which there is one."""
+    before, kept = scrapes(minute), scrapes(1)
+    return f"0+0x{before} {seconds:g}+0x{kept - 1} 0+0x{LENGTH - before - kept}"
+
+
+def young(
+    phases: Mapping[str, float],
+    number: int = 0,
+    *,
+    step_seconds: float = 0.5,
+    busy: float = 0.7,
+    further: Story = (),  # type: ignore[assignment]
+    main_thread: float | None = None,
+    cpu_limit: float = 8,
+) -> Story:
+    """A rank and its GPU, which had no work before the first step; what the phases leave is the forward pass."""
+    labels = {**TARGET, "run": "train", "rank": str(number)}
+    counters = {
+        **{phase: growing_then(_BEGIN, 0, share) for phase, share in phases.items()},
+        "forward": growing_then(_BEGIN, 0, 1 - sum(phases.values())),
+        "initialization": growing_until(_BEGIN),
+    }
+    rate = 1 / step_seconds
+    told = rank(number, gpus=((str(number), f"GPU-{number}"),), first_step=60 * _BEGIN, step_seconds=step_seconds)
+    story = [
+        *(each for each in told if "phase_seconds" not in each[0] and "_step_seconds" not in each[0]),
+        *(
+            series("stallscope_training_phase_seconds_total", values, phase=phase, **labels)
+            for phase, values in counters.items()
+        ),
+        series("stallscope_training_step_seconds_count", growing_then(_BEGIN, 0, rate), **labels),
+        series("stallscope_training_step_seconds_sum", growing_then(_BEGIN, 0, 1), **labels),
+        *(each for each in gpu(number) if "busy_seconds" not in each[0]),
+        series(
+            "stallscope_gpu_busy_seconds_total",
+            growing_then(_BEGIN, 0, busy),
+            **TARGET,
+            gpu=str(number),
+            uuid=f"GPU-{number}",
+        ),
+        *further,
+    ]
+    if main_thread is not None:
+        story += [
+            series("stallscope_training_main_thread_cpu_seconds_total", growing_then(_BEGIN, 0, main_thread), **labels),
+            series("stallscope_training_process_cpu_seconds_total", growing_then(_BEGIN, 0, main_thread), **labels),
+            series("stallscope_training_cpu_limit_cores", steady(cpu_limit), **labels),
+        ]
+    return story
+
+
+def test_a_wait_for_data_is_the_verdict_two_minutes_after_the_first_step(rulebook: Rulebook) -> None:
+    story = young({"data_wait": 0.3})
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at="10m")
+    for moment in ("11m30s", "12m", "14m", "16m", "20m"):
+        rulebook.check_percent(story, RUN_VERDICT, [(of_run("input_bound"), 30)], at=moment)
+
+
+def test_a_gpu_without_work_before_the_run_is_no_wait_of_it(rulebook: Rulebook) -> None:
+    for moment in ("11m30s", "12m", "14m"):
+        rulebook.check_percent(
+            young({"data_wait": 0.3}, busy=1.0), RUN_VERDICT, [(of_run("insufficient_data"), 0)], at=moment
+        )
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "none", "right"),
+    [(15, "10m30s", "12m"), (30, "12m", "14m"), (46, "13m", "16m"), (60, "13m", "18m")],
+)
+def test_long_steps_are_judged_after_eight_of_them(
+    rulebook: Rulebook, step_seconds: float, none: str, right: str
+) -> None:
+    story = young({"data_wait": 0.4}, step_seconds=step_seconds)
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at=none)
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("input_bound"), 30)], at=right)
+
+
+def one_wait(phase: str, number: int = 0) -> Story:
+    """A single occurrence of 20 seconds."""
+    labels = {**TARGET, "run": "train", "rank": str(number), "phase": phase}
+    return [
+        series("stallscope_training_phase_seconds_total", burst(11, 20), **labels),
+        series("stallscope_training_phase_max_seconds", longest(11, 20), **labels),
+    ]
+
+
+@pytest.mark.parametrize("phase", ["data_wait", "host_copy", "communication", "checkpoint", "evaluation", "logging"])
+def test_what_a_young_run_did_once_is_not_its_verdict(rulebook: Rulebook, phase: str) -> None:
+    story = young({"backward": 0.5, "data_wait": 0.01} if phase != "data_wait" else {}, further=one_wait(phase))
+    for moment in ("11m", "11m30s", "12m", "13m", "14m"):
+        rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at=moment)
+
+
+def two(first: Mapping[str, float], second: Mapping[str, float], further: Story = ()) -> Story:  # type: ignore[assignment]
+    return young({"data_wait": 0.01, **first}) + young({"data_wait": 0.01, **second}, 1, further=further)
+
+
+def test_a_straggler_and_slow_communication_are_verdicts_two_minutes_after_the_first_step(rulebook: Rulebook) -> None:
+    late, shared = (
+        two({"communication": 0.05}, {"communication": 0.35}),
+        two({"communication": 0.3}, {"communication": 0.31}),
+    )
+    for moment in ("11m30s", "14m", "20m"):
+        rulebook.check_percent(late, RUN_VERDICT, [(of_run("straggler_rank"), 30)], at=moment)
+        rulebook.check_percent(shared, RUN_VERDICT, [(of_run("comm_bound"), 30)], at=moment)
+
+
+def test_ranks_that_wait_once_for_another_make_no_straggler_of_it(rulebook: Rulebook) -> None:
+    story = two({"communication": 0.02}, {"communication": 0.02}, one_wait("communication", 1))
+    for moment in ("11m", "11m30s", "12m", "13m", "14m"):
+        rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at=moment)
+
+
+def test_a_young_rank_for_whose_saves_the_others_wait_is_no_straggler(rulebook: Rulebook) -> None:
+    story = two({"communication": 0.02, "checkpoint": 0.2}, {"communication": 0.22})
+    for moment in ("11m30s", "12m", "13m", "14m"):
+        rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at=moment)
+
+
+def test_ranks_are_not_compared_before_all_of_them_can_be_judged(rulebook: Rulebook) -> None:
+    late = [
+        (name, growing_then(12, 0, 2) if "step_seconds_count" in name and 'rank="1"' in name else values)
+        for name, values in two({"communication": 0.05}, {"communication": 0.35})
+    ]
+    rulebook.check_percent(late, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at="12m")
+    rulebook.check_percent(late, RUN_VERDICT, [(of_run("straggler_rank"), 30)], at="13m30s")
+
+
+def shorter_from(minute: float) -> Story:
+    """Steps of two seconds, and of half a second from a minute on."""
+    return [
+        (name, growing_then(minute, 0.5, 2) if "step_seconds_count" in name else values)
+        for name, values in young({"data_wait": 0.3}, step_seconds=2)
+    ]
+
+
+def test_shares_begin_again_where_steps_become_shorter(rulebook: Rulebook) -> None:
+    story = shorter_from(12)
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("input_bound"), 30)], at="11m30s")
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at="13m")
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("input_bound"), 30)], at="14m30s")
+
+
+def test_a_main_thread_at_its_limit_is_the_reason_where_the_rank_leaves_its_cpus_unused(rulebook: Rulebook) -> None:
+    named = young({"data_wait": 0.3}, main_thread=1.0)
+    sleeping = young({"data_wait": 0.3}, main_thread=0.5)
+    only_one = young({"data_wait": 0.3}, main_thread=1.0, cpu_limit=2)
+    for moment in ("12m30s", "20m"):
+        rulebook.check_percent(named, RUN_VERDICT, [(of_run("input_single_thread"), 30)], at=moment)
+        rulebook.check_percent(sleeping, RUN_VERDICT, [(of_run("input_bound"), 30)], at=moment)
+        rulebook.check_percent(only_one, RUN_VERDICT, [(of_run("input_bound"), 30)], at=moment)
