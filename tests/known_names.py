@@ -15,7 +15,7 @@ from tests.promql_names import Matcher, Selector, names_in
 from tests.rules.rulebook import CANONICAL_FILES, RULE_FILES
 
 TARGET_LABELS = {"cluster", "job", "instance", "namespace"}
-OWN_LABELS = {"cause", "tier", "domain", "missing", "name", "job_class", "le", "class", "action"} | {
+OWN_LABELS = {"cause", "tier", "domain", "missing", "name", "counter", "job_class", "le", "class", "action"} | {
     "title",
     "words",
     "remedy",

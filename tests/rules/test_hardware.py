@@ -311,6 +311,26 @@ def test_power_is_told(rulebook: Rulebook, name: str, story: Story, expected: Se
     )
 
 
+def test_power_far_below_the_default_limit_is_held_down_by_the_server(rulebook: Rulebook) -> None:
+    default = [gpu_signal("power_limit_watts", steady(700)), gpu_signal("power_limit_default_watts", steady(700))]
+
+    def capped(name: str, watts: str, clock: float | None) -> Story:
+        return node(name, gpu(throttled={"power_cap": 0.9}, clock=clock), *default, gpu_signal("power_watts", watts))
+
+    told = [{"alertname": "GpuPowerCapped", "severity": "info"}]
+    bursts = " ".join(["300 690"] * (LENGTH // 2))
+    rulebook.check_nodes_firing(
+        {
+            "low power": (capped("low power", steady(420), 0.7), told),
+            "unknown clocks": (capped("unknown clocks", steady(420), None), told),
+            "at the limit": (capped("at the limit", steady(690), 0.7), []),
+            "bursts": (capped("bursts", bursts, 0.7), []),
+            "clocks nearly full": (capped("clocks nearly full", steady(420), 0.95), []),
+        },
+        rule_files=FILES,
+    )
+
+
 def test_clocks_that_are_set_low_and_bad_links_are_told(rulebook: Rulebook) -> None:
     rulebook.check_nodes_firing(
         {

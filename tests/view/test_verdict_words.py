@@ -114,4 +114,4 @@ def test_each_reason_that_the_rules_record_has_words_with_the_thresholds_of_the_
         if rule.get("record") == "stallscope:threshold"
     }
     assert (thresholds["report_stale_seconds"], thresholds["warmup_seconds"]) == (300, 300)
-    assert (thresholds["warmup_steps"], thresholds["observed_share"]) == (20, 0.4)
+    assert (thresholds["warmup_steps"], thresholds["observed_share"]) == (6, 0.4)
