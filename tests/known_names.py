@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from stallscope.catalogue.metrics import FAMILIES, Family
 from tests.promql_names import Matcher, Selector, names_in
+from tests.rules.layers import groups_of
 from tests.rules.rulebook import CANONICAL_FILES, RULE_FILES
 
 TARGET_LABELS = {"cluster", "job", "instance", "namespace"}
@@ -37,20 +35,11 @@ SERVER_SERIES: Mapping[str, set[str]] = {
     "prometheus_rule_group_rules": {"rule_group"},
 }
 BY_SERIES_NAME: dict[str, Family] = {series: family for family in FAMILIES.values() for series in family.series_names}
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Ten times as fast where PyYAML comes with libyaml, as its wheels do."""
 _OF_RECORDED = (
     OWN_LABELS
     | TARGET_LABELS
     | {"gpu", "uuid", "mig", "run", "rank", "measured_by", "reason", "phase", "location", "function"}
 )
-
-
-@cache
-def groups_of(path: Path) -> list[dict[str, Any]]:
-    """The groups of a rule file."""
-    groups: list[dict[str, Any]] = yaml.load(path.read_text(), _Loader)["groups"]
-    return groups
 
 
 def rules(paths: tuple[Path, ...] = RULE_FILES) -> list[dict[str, Any]]:

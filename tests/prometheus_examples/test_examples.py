@@ -20,11 +20,11 @@ from stallscope.common.bundle import bundle_folder
 from tests.alerting.alertmanager import running
 from tests.free_ports import free_port
 from tests.grafana.pages import PAGES, asked
-from tests.known_names import READ, RECORDED, groups_of
+from tests.known_names import READ, RECORDED
 from tests.prometheus_examples.victoria_metrics import missing, victoria_metrics
 from tests.prometheus_server import Prometheus, RefusedError, prometheus
 from tests.promql_names import names_in
-from tests.rules.layers import ORDER
+from tests.rules.layers import ORDER, groups_of
 from tests.rules.rulebook import ALERT_FILES, CANONICAL_FILES, RULE_FILES, run_tool, tool
 from tests.waiting import until
 

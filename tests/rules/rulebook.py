@@ -14,6 +14,7 @@ import pytest
 
 from stallscope.replay.rule_files import group_of, rule_files
 from tests.rules.layers import ADAPTERS
+from tests.rules.needed import with_needed_rules
 
 if TYPE_CHECKING:
     from tests.rules.together import Document, Together
@@ -51,17 +52,24 @@ def tool(name: str) -> str:
 
 def run_tool(name: str, *arguments: str) -> str:
     """Run a program and return its output; fail the test with that output if the program fails."""
-    done = _run_tool(name, *arguments)
+    return _succeeded(_run_tool(name, *arguments))
+
+
+def _succeeded(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
-        pytest.fail(f"{name} {' '.join(arguments)}\n{done.stdout}{done.stderr}")
+        pytest.fail(f"{' '.join(done.args)}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
 
 
 def ask_promtool(document: Document, path: Path) -> str:
-    """Run promtool's rule tests and return the output, whether they passed or failed."""
-    path.write_text(json.dumps(document))
-    done = _run_tool("promtool", "test", "rules", str(path))
+    """Run promtool's rule tests with the rules that they need; return the output, whether they passed or failed."""
+    done = _test_rules(document, path)
     return done.stdout + done.stderr
+
+
+def _test_rules(document: Document, path: Path) -> subprocess.CompletedProcess[str]:
+    path.write_text(json.dumps(with_needed_rules(document, path.parent / "rules")))
+    return _run_tool("promtool", "test", "rules", str(path))
 
 
 def _run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -404,8 +412,7 @@ class Rulebook:
 
     def _settle(self, document: Document) -> None:
         if self._together is None or not self._together.passed(document):
-            self._path.write_text(json.dumps(document))
-            run_tool("promtool", "test", "rules", str(self._path))
+            _succeeded(_test_rules(document, self._path))
 
 
 class Notebook(Rulebook):

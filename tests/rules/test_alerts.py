@@ -562,10 +562,12 @@ def test_shares_times_and_sizes_in_texts_are_rounded_and_written_as_in_the_repor
         }
         for number, (function, value, _) in enumerate(cases)
     ]
-    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "texts", "rules": alerts}]}))
+    rules_file = tmp_path / "rules.yml"
+    rules_file.write_text(json.dumps({"groups": [{"name": "texts", "rules": alerts}]}))
     tests = [
         {"alertname": f"A{number}", "eval_time": "1m", "exp_alerts": [{"exp_annotations": {"text": text}}]}
         for number, (_, _, text) in enumerate(cases)
     ]
-    output = ask_promtool({"rule_files": ["rules.yml"], "tests": [{"alert_rule_test": tests}]}, tmp_path / "test.yml")
+    document = {"rule_files": [str(rules_file)], "tests": [{"alert_rule_test": tests}]}
+    output = ask_promtool(document, tmp_path / "test.yml")
     assert "SUCCESS" in output, output

@@ -9,8 +9,9 @@ from typing import Any, get_args
 import pytest
 
 from stallscope.catalogue.causes import CAUSES, Cause, Tier
-from tests.known_names import LABELS, RECORDED, groups_of, is_known, rules, selects_something
+from tests.known_names import LABELS, RECORDED, is_known, rules, selects_something
 from tests.promql_names import names_in
+from tests.rules.layers import groups_of
 from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, run_tool
 
 RUNBOOKS = ROOT / "alerts" / "runbooks"

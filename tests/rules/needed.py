@@ -1,0 +1,162 @@
+"""Leave out the rules that a story does not need: promtool takes 0.1 ms per rule and step, even for one without input.
+
+A rule is left out if it can't record anything from the story's series, or if nothing that the story expects reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.promql_names import Selector, names_in
+from tests.rules.layers import groups_of, selects
+
+_STARTS = re.compile(r"\b(?:absent|absent_over_time|vector)\s*\(")
+"""Matches an expression that may have a value where no series exists."""
+_RECORDED = re.compile(r"\w+:\w[\w:]*")
+"""Matches the names of recorded series in an alert's texts."""
+_PATTERN = re.compile(r'__name__=~"([^"]+)"')
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A rule of a file."""
+
+    source: Mapping[str, Any]
+    records: Sequence[str]
+    """Names of its series."""
+    labels: Labels
+    """Those that it sets to the same value for all series."""
+    reads: Sequence[Selector]
+    """Series that it reads by name."""
+    reads_matching: str
+    """Matches the names of the other series that it reads."""
+    tells: Sequence[Selector]
+    """Series that an alert's texts query. No alert fires because of them."""
+
+
+@cache
+def rules_of(path: Path) -> tuple[Rule, ...]:
+    """Return the rules of a file."""
+    return tuple(_rule(source) for group in groups_of(path) for source in group["rules"])
+
+
+def _rule(source: Mapping[str, Any]) -> Rule:
+    alert = source.get("alert")
+    labels = {**source.get("labels", {}), **({"alertname": alert} if alert else {})}
+    texts = " ".join(source.get("annotations", {}).values())
+    return Rule(
+        source,
+        _ALERTS if alert else (source["record"],),
+        {name: value for name, value in labels.items() if "{{" not in value},
+        tuple(selector for selector in names_in(source["expr"]).selectors if selector.metric),
+        "|".join(_PATTERN.findall(source["expr"])),
+        tuple(Selector(name) for name in sorted({*_RECORDED.findall(texts)})),
+    )
+
+
+def with_needed_rules(document: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Return promtool's test file with copies of its rule files that hold only what its tests need.
+
+    Args:
+        document: the test file.
+        folder: where to put the copies.
+    """
+    wanted = [selector for test in document["tests"] for selector in _wanted(test)]
+    if not all(selector.metric for selector in wanted):
+        return document  # They may select any series.
+    paths = [Path(path) for path in document["rule_files"]]
+    rules = [rule for path in paths for rule in rules_of(path)]
+    series = (each["series"] for test in document["tests"] for each in test.get("input_series", ()))
+    needed = set(read(fed(rules, series), wanted))
+    folder.mkdir(exist_ok=True)
+    copies = []
+    for number, path in enumerate(paths):
+        sources = [rule.source for rule in rules_of(path) if rule in needed]
+        if sources:
+            (group,) = groups_of(path)
+            copy = folder / f"{number}-{path.name}"
+            copy.write_text(json.dumps({"groups": [{**group, "rules": sources}]}), encoding="utf-8")
+            copies.append(str(copy))
+    return {**document, "rule_files": copies}
+
+
+def _wanted(test: Mapping[str, Any]) -> Iterator[Selector]:
+    for check in test.get("promql_expr_test", ()):
+        yield from names_in(check["expr"]).selectors
+    for check in test.get("alert_rule_test", ()):
+        yield from names_in(f'ALERTS{{alertname="{check["alertname"]}"}}').selectors
+
+
+def fed(rules: Sequence[Rule], series: Iterable[str]) -> list[Rule]:
+    """Return the rules that may record something, in their order.
+
+    Those are constants, and what reads a series of the story, directly or through other rules. All others find what
+    they find without any series: nothing, which `test_needed.py` proves.
+    """
+    constants = _constants(rules)
+    found = {rule for rule in rules if rule not in constants and _STARTS.search(rule.source["expr"])}
+    matching = {rule for rule in rules if rule.reads_matching}
+    readers = defaultdict(list)
+    for rule in rules:
+        for selector in rule.reads:
+            readers[selector.metric].append((selector, rule))
+    new = {(name, tuple(_LABEL.findall(labels))) for name, _, labels in (each.partition("{") for each in series)}
+    new |= {recorded for rule in found for recorded in _recorded(rule)}
+    while new:
+        name, labels = new.pop()
+        more = {rule for selector, rule in readers[name] if rule not in found and selects(selector, dict(labels))}
+        more |= {rule for rule in matching - found if re.fullmatch(rule.reads_matching, name)}
+        found |= more
+        new |= {recorded for rule in more for recorded in _recorded(rule)}
+    return [rule for rule in rules if rule in constants or rule in found]
+
+
+def _recorded(rule: Rule) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+    labels = tuple(rule.labels.items())
+    return ((name, labels) for name in rule.records)
+
+
+def _constants(rules: Sequence[Rule]) -> set[Rule]:
+    """Return the rules that read nothing but the series of such rules."""
+    names: set[str] = set()
+    while True:
+        found = {rule for rule in rules if not rule.reads_matching and names.issuperset(_metrics(rule))}
+        varying = {name for rule in rules if rule not in found for name in rule.records}
+        more = {name for rule in found for name in rule.records} - varying
+        if more == names:
+            return found
+        names = more
+
+
+def _metrics(rule: Rule) -> set[str]:
+    return {selector.metric for selector in rule.reads}
+
+
+def read(rules: Sequence[Rule], selectors: Iterable[Selector]) -> list[Rule]:
+    """Return the rules whose series the selectors read, directly or through other rules, in their order."""
+    recorders = defaultdict(list)
+    for rule in rules:
+        for name in rule.records:
+            recorders[name].append(rule)
+    found: set[Rule] = set()
+    new, done = set(selectors), set()
+    while new:
+        selector = new.pop()
+        done.add(selector)
+        for rule in recorders[selector.metric]:
+            if rule not in found and selects(selector, rule.labels):
+                found.add(rule)
+                matching = (Selector(name) for name in recorders if re.fullmatch(rule.reads_matching, name))
+                new |= {*rule.reads, *rule.tells, *matching} - done
+    return [rule for rule in rules if rule in found]

@@ -1,0 +1,140 @@
+"""A story runs with the rules that it needs, and no result depends on the rules that are left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stallscope.replay.rule_engine import evaluate
+from tests.promql_names import names_in
+from tests.rules.layers import groups_of
+from tests.rules.needed import fed, rules_of, with_needed_rules
+from tests.rules.rulebook import CANONICAL_FILES, GROUPS, INTERVAL, RULE_FILES, tool
+
+RULES = (
+    {"record": "bound:ratio", "expr": "vector(0.5)", "labels": {"name": "idle"}},
+    {"record": "bound:ratio", "expr": "vector(0.7)", "labels": {"name": "wait"}},
+    {"record": "gpu:idle:ratio", "expr": 'gpu_idle > on () group_left () bound:ratio{name="idle"}'},
+    {"record": "rank:wait:ratio", "expr": 'rank_wait > on () group_left () bound:ratio{name="wait"}'},
+    {"record": "rank:wait_and_idle:ratio", "expr": "rank:wait:ratio + on (gpu) gpu:idle:ratio"},
+    {"record": "card:watts:sum", "expr": 'sum({__name__=~"other_power_.+", gpu!=""})'},
+    {"alert": "GpuIdle", "expr": "gpu:idle:ratio > 0", "annotations": {"text": '{{ query "rank:wait:ratio" }}'}},
+    {"alert": "RankWaits", "expr": 'rank:wait:ratio > 0 unless on () ALERTS{alertname="GpuIdle"}'},
+    {"alert": "NoExporter", "expr": "absent(exporter_up)"},
+)
+CONSTANTS = ["bound:ratio", "bound:ratio"]
+
+
+def needed(folder: Path, series: Sequence[str], *queries: str, alerts: Sequence[str] = ()) -> list[str]:
+    """Return the names of the rules that are left."""
+    file = folder / "all.yml"
+    file.write_text(json.dumps({"groups": [{"name": "all", "rules": RULES}]}))
+    document: dict[str, Any] = {
+        "rule_files": [str(file)],
+        "tests": [
+            {
+                "input_series": [{"series": each, "values": "1"} for each in series],
+                "promql_expr_test": [{"expr": query} for query in queries],
+                "alert_rule_test": [{"alertname": name} for name in alerts],
+            }
+        ],
+    }
+    left = with_needed_rules(document, folder / "rules")["rule_files"]
+    return [
+        rule.get("record", rule.get("alert"))
+        for path in left
+        for group in json.loads(Path(path).read_text())["groups"]
+        for rule in group["rules"]
+    ]
+
+
+GPU, RANK = 'gpu_idle{gpu="0"}', 'rank_wait{gpu="0"}'
+
+
+def test_what_a_query_reads_is_needed_and_what_that_reads_too(tmp_path: Path) -> None:
+    assert needed(tmp_path, [GPU, RANK], "sum(rank:wait:ratio)") == ["bound:ratio", "rank:wait:ratio"]
+
+
+def test_a_matcher_chooses_among_rules_that_record_one_name(tmp_path: Path) -> None:
+    assert needed(tmp_path, [], 'bound:ratio{name="wait"}') == CONSTANTS[:1]
+    assert needed(tmp_path, [], 'bound:ratio{name=~"wait|idle"}') == CONSTANTS
+
+
+def test_a_rule_without_input_is_not_needed(tmp_path: Path) -> None:
+    assert needed(tmp_path, [RANK], "gpu:idle:ratio") == []
+
+
+def test_a_rule_with_some_of_its_input_is_needed_and_none_that_records_nothing(tmp_path: Path) -> None:
+    found = needed(tmp_path, [RANK], "rank:wait_and_idle:ratio")
+    assert found == ["bound:ratio", "rank:wait:ratio", "rank:wait_and_idle:ratio"]
+
+
+def test_a_pattern_of_names_reads_the_series_that_it_matches(tmp_path: Path) -> None:
+    power = 'other_power_watts{gpu="0"}'
+    assert needed(tmp_path, [power], "card:watts:sum") == ["card:watts:sum"]
+    assert needed(tmp_path, ["another_power_watts"], "card:watts:sum") == []
+
+
+def test_all_alerts_are_needed_where_no_name_is_asked_for(tmp_path: Path) -> None:
+    everything = [rule.get("record", rule.get("alert")) for rule in RULES]
+    without = ("rank:wait_and_idle:ratio", "card:watts:sum")
+    assert needed(tmp_path, [GPU, RANK], "count(ALERTS)") == [name for name in everything if name not in without]
+    assert needed(tmp_path, [], 'ALERTS{alertstate="firing"}') == ["NoExporter"]
+
+
+def test_an_alert_needs_the_series_that_its_text_queries(tmp_path: Path) -> None:
+    assert "rank:wait:ratio" in needed(tmp_path, [GPU, RANK], alerts=["GpuIdle"])
+
+
+def test_an_alert_needs_the_alerts_that_silence_it(tmp_path: Path) -> None:
+    assert "GpuIdle" in needed(tmp_path, [GPU, RANK], alerts=["RankWaits"])
+
+
+def test_a_query_of_any_name_needs_everything(tmp_path: Path) -> None:
+    assert len(needed(tmp_path, [], '{__name__=~".+"}')) == len(RULES)
+
+
+def test_groups_and_files_keep_their_order_and_settings(tmp_path: Path) -> None:
+    document = {
+        "rule_files": list(map(str, RULE_FILES)),
+        "tests": [{"input_series": [{"series": 'up{job="stallscope"}'}], "promql_expr_test": [{"expr": "ALERTS"}]}],
+    }
+    groups = [groups_of(Path(path))[0] for path in with_needed_rules(document, tmp_path)["rule_files"]]
+    names = [group["name"] for group in groups]
+    assert names == [name for name in GROUPS if name in names]
+    whole = {group["name"]: group for path in RULE_FILES for group in groups_of(path)}
+    assert all({**group, "rules": []} == {**whole[group["name"]], "rules": []} for group in groups)
+
+
+def test_rules_that_are_left_out_record_nothing() -> None:
+    """All rules of the bundle without a series: what records then is never left out."""
+    files = (*CANONICAL_FILES, *RULE_FILES)
+    recorded = 'count by (__name__, alertname) ({__name__=~".+"})'
+    seconds = range(0, 601, INTERVAL)
+    said = evaluate(
+        [],
+        {recorded: seconds},
+        promtool=tool("promtool"),
+        rule_files=files,
+        groups=[groups_of(path)[0]["name"] for path in files],
+        scrape_seconds=INTERVAL,
+        evaluation_seconds=INTERVAL,
+    )
+    found = {
+        (sample.name, sample.labels.get("alertname"))
+        for samples in said.samples[recorded].values()
+        for sample in samples
+    }
+    kept = fed([rule for path in files for rule in rules_of(path)], [])
+    expected = {(name, rule.labels.get("alertname")) for rule in kept for name in rule.records}
+    assert found <= expected
+    assert ("stallscope:threshold", None) in found
+
+
+def test_every_selector_of_a_rule_has_a_name_or_a_pattern_of_names() -> None:
+    for path in (*CANONICAL_FILES, *RULE_FILES):
+        for rule in rules_of(path):
+            nameless = [each for each in names_in(rule.source["expr"]).selectors if not each.metric]
+            assert bool(nameless) == bool(rule.reads_matching), rule.source
