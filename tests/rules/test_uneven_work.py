@@ -82,6 +82,11 @@ def test_there_is_none_without_evidence(rulebook: Rulebook, story: Story) -> Non
     rulebook.check(story, {SHARE: [], f'{COST}{{cause="uneven_work"}}': []})
 
 
+def test_own_work_that_is_counted_late_makes_communication_no_longer_than_it_is(rulebook: Rulebook) -> None:
+    story = together({"backward": 0.7, "communication": 0.3}, {**WORK, "own": 1.7})
+    rulebook.check_percent(story, f'{COST}{{cause="comm_bound"}}', [({"run": "train", "cause": "comm_bound"}, 30)])
+
+
 def test_the_wait_for_one_slow_rank_is_no_uneven_work(rulebook: Rulebook) -> None:
     waits = [each for number in (1, 2, 3) for each in member(number, {"backward": 0.3, "communication": 0.3})]
     found = f'({COST}{{cause=~"straggler_rank|uneven_work"}} > bool 0.2)'
