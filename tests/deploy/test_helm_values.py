@@ -230,7 +230,7 @@ def test_thresholds_replace_those_of_the_bundle(objects: list[Object]) -> None:
     found, before = (_thresholds(each) for each in (objects, defaults()))
     assert found["input_warning"] == "vector(0.15)"
     assert found["warmup_steps"] == "vector(50)"
-    assert {**found, "input_warning": "vector(0.10)", "warmup_steps": "vector(20)"} == before
+    assert {**found, "input_warning": "vector(0.10)", "warmup_steps": "vector(6)"} == before
 
 
 def _thresholds(objects: list[Object]) -> dict[str, str]:

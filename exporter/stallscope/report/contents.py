@@ -38,7 +38,7 @@ from stallscope.report.queries import Queries, Server
 from stallscope.report.subject import Subject
 from stallscope.view.verdicts import CodeLine
 
-PARTS = 21
+PARTS = 22
 """Maximum number of calls of `progress` for a report."""
 
 _OPEN = frozenset({summary.KEY, recommendations.KEY, lost_time.KEY})
