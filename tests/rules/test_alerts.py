@@ -189,8 +189,8 @@ def test_alerts_fire_on_their_cause_and_on_nothing_else(
 def test_a_high_loss_is_told_after_five_minutes_and_a_lesser_one_after_ten(
     rulebook: Rulebook, share: float, early: Sequence[Labels]
 ) -> None:
-    story = exporter() + rank(wait=share) + gpu(idle=share)  # judged from 300 s on
-    rulebook.check_firing(story, early, at="14m")
+    story = exporter() + rank(wait=share) + gpu(idle=share)  # judged in the first two minutes
+    rulebook.check_firing(story, early, at="9m")
     rulebook.check_firing(story, [INPUT_BOUND], at="20m")
 
 
