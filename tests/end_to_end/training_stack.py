@@ -31,11 +31,11 @@ INTERVAL = "500ms"
 """Between two scrapes: the bundle's 15 s divided by the factor."""
 EVALUATION_INTERVAL = "1s"
 """Between two evaluations of rules: 30 s of a large installation, since rules take a good part of a small machine."""
-THRESHOLDS = {"few_workers_cpu": 0.75, "stall_seconds": 15, "comm_warning": 0.25}
+THRESHOLDS = {"few_workers_cpu": 0.75, "stall_seconds": 15, "comm_warning": 0.4}
 """Those that differ: for the same reason, fewer of the cores are idle beside a run that lacks nothing else; a
 report comes every second as ever, so that a step may seem older than two fifths of 2 s; and five minutes hold nine
-steps of the simulated run, or fewer after a restart, of which communication may take a sixth by chance (8 % in the
-mean)."""
+steps of the simulated run, after a restart two or three, of which communication may take a sixth by chance (8 % in
+the mean)."""
 OF_THE_JOB = frozenset({"nfs_wait_seconds", "small_batch_step_seconds"})
 """Thresholds in seconds that measure operations and steps, whose time runs as ever."""
 
