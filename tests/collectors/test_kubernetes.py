@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -156,22 +155,22 @@ def test_a_claimed_gpu_is_found_by_the_uuid_in_the_resource_slice(node: Node) ->
     ]
 
 
-def slices_of(driver: str, device: str, **attributes: str) -> dict[str, Any]:
+def claim_published(node: Node, driver: str, device: str, **attributes: str) -> None:
+    """Give a pod this device, for which the driver has published these attributes."""
+    node.kubelet.hand_out(pod("research", "resnet-0", container("trainer", claim(driver, device))))
     published = {"name": device, "attributes": {name: {"string": value} for name, value in attributes.items()}}
     spec = {"driver": driver, "pool": {"name": "gpu-node-3", "generation": 1}, "devices": [published]}
-    return {"kind": "ResourceSliceList", "metadata": {}, "items": [{"spec": spec}]}
+    node.api.answers[SLICES] = (200, {"kind": "ResourceSliceList", "metadata": {}, "items": [{"spec": spec}]})
 
 
 def test_a_claimed_gpu_of_any_driver_is_found_by_what_the_driver_has_published(node: Node) -> None:
-    node.kubelet.hand_out(pod("research", "resnet-0", container("trainer", claim("accel.example.com", "a-1"))))
-    node.api.answers[SLICES] = (200, slices_of("accel.example.com", "a-1", uuid=UUIDS[1]))
+    claim_published(node, "accel.example.com", "a-1", uuid=UUIDS[1])
     node.show()
     assert node.held == {(UUIDS[1], "resnet-0")}
 
 
 def test_a_claimed_device_that_is_no_gpu_is_not_requested_again_and_again(node: Node) -> None:
-    node.kubelet.hand_out(pod("research", "resnet-0", container("trainer", claim("nic.example.com", "nic-1"))))
-    node.api.answers[SLICES] = (200, slices_of("nic.example.com", "nic-1", pciBusID="0000:99:00.0"))
+    claim_published(node, "nic.example.com", "nic-1", pciBusID="0000:99:00.0")
     node.show()
     node.show(seconds=60)
     assert node.held == set()
@@ -180,16 +179,13 @@ def test_a_claimed_device_that_is_no_gpu_is_not_requested_again_and_again(node: 
 
 
 def test_a_published_gpu_counts_even_if_the_device_is_named_like_another_one(node: Node) -> None:
-    node.kubelet.hand_out(pod("research", "resnet-0", container("trainer", claim("gpu.nvidia.com", "gpu-1"))))
-    node.api.answers[SLICES] = (200, slices_of("gpu.nvidia.com", "gpu-1", uuid=UUIDS[0]))
+    claim_published(node, "gpu.nvidia.com", "gpu-1", uuid=UUIDS[0])
     node.show()
     assert node.held == {(UUIDS[0], "resnet-0")}
 
 
 def test_a_published_gpu_that_is_not_here_has_no_owner_rather_than_a_wrong_one(node: Node) -> None:
-    node.kubelet.hand_out(pod("research", "resnet-0", container("trainer", claim("gpu.nvidia.com", "gpu-1"))))
-    elsewhere = "GPU-00000000-0000-0000-0000-00000000ffff"
-    node.api.answers[SLICES] = (200, slices_of("gpu.nvidia.com", "gpu-1", uuid=elsewhere))
+    claim_published(node, "gpu.nvidia.com", "gpu-1", uuid="GPU-00000000-0000-0000-0000-00000000ffff")
     node.show()
     assert node.held == set()
     assert node.errors == {"unknown_device": 1}

@@ -568,35 +568,24 @@ class TestTermination:
         registry.check_processes()
         assert state(registry) == expected
 
-    def test_an_unseen_process_that_falls_silent_in_the_grace_period_is_terminated(
-        self, registry: RunRegistry, clock: ScriptedClock
+    @pytest.mark.parametrize(
+        ("last_report", "patience", "expected"), [(20, 60, "terminated"), (700, 900, "lost")], ids=["within", "after"]
+    )
+    def test_an_unseen_process_is_terminated_by_its_silence_in_the_grace_period_and_lost_after_it(
+        self, registry: RunRegistry, clock: ScriptedClock, last_report: float, patience: float, expected: str
     ) -> None:
         registry.accept(make_report(rank=1, session="hidden"), "udp")
         registry.terminate(("hidden",), None)
-        clock.advance(20)
+        clock.advance(last_report)
         registry.accept(make_report(rank=1, session="hidden", sequence=2), "udp")
-        clock.advance(59)
+        clock.advance(patience - 1)
         registry.check_processes()
         assert state(registry, rank="1") == "running"
         clock.advance(1)
         registry.check_processes()
-        assert state(registry, rank="1") == "terminated"
+        assert state(registry, rank="1") == expected
         registry.accept(make_report(rank=1, session="hidden", sequence=3), "udp")
         assert state(registry, rank="1") == "running"
-
-    def test_an_unseen_process_that_trains_on_long_after_its_notice_is_lost_only_after_the_expiry_time(
-        self, registry: RunRegistry, clock: ScriptedClock
-    ) -> None:
-        registry.accept(make_report(rank=1, session="hidden"), "udp")
-        registry.terminate(("hidden",), None)
-        clock.advance(700)
-        registry.accept(make_report(rank=1, session="hidden", sequence=2), "udp")
-        clock.advance(899)
-        registry.check_processes()
-        assert state(registry, rank="1") == "running"
-        clock.advance(1)
-        registry.check_processes()
-        assert state(registry, rank="1") == "lost"
 
     @pytest.mark.parametrize("last", ["finished", "failed"])
     def test_the_last_report_counts_more_than_the_notice(self, registry: RunRegistry, last: str) -> None:

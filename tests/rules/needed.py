@@ -41,7 +41,7 @@ class Rule:
     """Series that it reads by name."""
     reads_matching: str
     """Matches the names of the other series that it reads."""
-    tells: Sequence[Selector]
+    in_texts: Sequence[Selector]
     """Series that an alert's texts query. No alert fires because of them."""
 
 
@@ -158,5 +158,5 @@ def read(rules: Sequence[Rule], selectors: Iterable[Selector]) -> list[Rule]:
             if rule not in found and selects(selector, rule.labels):
                 found.add(rule)
                 matching = (Selector(name) for name in recorders if re.fullmatch(rule.reads_matching, name))
-                new |= {*rule.reads, *rule.tells, *matching} - done
+                new |= {*rule.reads, *rule.in_texts, *matching} - done
     return [rule for rule in rules if rule in found]

@@ -317,12 +317,12 @@ def test_power_far_below_the_default_limit_is_held_down_by_the_server(rulebook: 
     def capped(name: str, watts: str, clock: float | None) -> Story:
         return node(name, gpu(throttled={"power_cap": 0.9}, clock=clock), *default, gpu_signal("power_watts", watts))
 
-    told = [{"alertname": "GpuPowerCapped", "severity": "info"}]
+    capped_alert = [{"alertname": "GpuPowerCapped", "severity": "info"}]
     bursts = " ".join(["300 690"] * (LENGTH // 2))
     rulebook.check_nodes_firing(
         {
-            "low power": (capped("low power", steady(420), 0.7), told),
-            "unknown clocks": (capped("unknown clocks", steady(420), None), told),
+            "low power": (capped("low power", steady(420), 0.7), capped_alert),
+            "unknown clocks": (capped("unknown clocks", steady(420), None), capped_alert),
             "at the limit": (capped("at the limit", steady(690), 0.7), []),
             "bursts": (capped("bursts", bursts, 0.7), []),
             "clocks nearly full": (capped("clocks nearly full", steady(420), 0.95), []),

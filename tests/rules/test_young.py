@@ -59,9 +59,9 @@ def young(
         "initialization": growing_until(_BEGIN),
     }
     rate = 1 / step_seconds
-    told = rank(number, gpus=((str(number), f"GPU-{number}"),), first_step=60 * _BEGIN, step_seconds=step_seconds)
+    story = rank(number, gpus=((str(number), f"GPU-{number}"),), first_step=60 * _BEGIN, step_seconds=step_seconds)
     story = [
-        *(each for each in told if "phase_seconds" not in each[0] and "_step_seconds" not in each[0]),
+        *(each for each in story if "phase_seconds" not in each[0] and "_step_seconds" not in each[0]),
         *(
             series("stallscope_training_phase_seconds_total", values, phase=phase, **labels)
             for phase, values in counters.items()

@@ -184,7 +184,7 @@ class Owners(Collector):
         replicated, unplaced = set(), set()
         for container, names, claimed in self._allocations:
             is_gpu = bool(names)
-            # What the driver has published counts, also where it is a GPU that this exporter does not see.
+            # What the driver has published counts alone, even if this exporter does not see that GPU.
             names = (published.get(claimed, ()) if claimed else ()) or names
             uuid = devices.find(names)
             if uuid is None:

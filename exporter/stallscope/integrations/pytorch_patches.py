@@ -394,9 +394,8 @@ class Patches:
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         if is_traced():
             return
-        if (
-            self._storing and threading.get_ident() in self._storing
-        ):  # optimizers make their state by a step that changes nothing
+        # For a checkpoint, optimizers make their state by a step that changes nothing.
+        if self._storing and threading.get_ident() in self._storing:
             return
         loop = self.loop
         if (loop is not None and not loop.run.silent) or (loop := self._find("optimizer")) is not None:

@@ -52,7 +52,7 @@ class Allocation(NamedTuple):
 
     container: Container
     names: tuple[str, ...]
-    """Names of the device; several for the same device under DRA, none if its driver may be one of other devices."""
+    """Names of the device; several for the same device under DRA, none if its driver is not known to be of GPUs."""
     claimed: ClaimedDevice | None = None
     """The device in its driver's pool, if a claim was given it and the kubelet reports the driver."""
 

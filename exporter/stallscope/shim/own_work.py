@@ -6,6 +6,8 @@ from collections import deque
 
 _NEWEST = 32
 """Steps between two reports that are evaluated, so that the cost of fast loops is bounded."""
+_FORWARD = 3.0
+"""Own work in relation to the forward pass: the backward pass takes twice as long."""
 
 
 class OwnWork:
@@ -97,7 +99,3 @@ class OwnWork:
             "uneven_work_square_seconds": self.uneven,
             "even_work_square_seconds": self.even,
         }
-
-
-_FORWARD = 3.0
-"""Own work in relation to the forward pass: the backward pass takes twice as long."""

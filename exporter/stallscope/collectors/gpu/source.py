@@ -11,7 +11,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, NoReturn
 
 from stallscope.catalogue.gpu_losses import remedy
@@ -403,10 +403,16 @@ class GpuCollector(Collector):
         system = self._driver.system()
         self._pause = 0.0
         self._enumerated = self._instances()
-        devices += self._instances_of(devices)
         known = self._of_session(self._gpus.values())
+        # Of MIG instances, those that the last readings of their GPUs found.
+        devices += [
+            instance
+            for device in tuple(devices)
+            if id(device) in known
+            for instance in known[id(device)].instances or ()
+        ]
         met, silent = self._introductions.make([device for device in devices if id(device) not in known])
-        gpus = self._acquainted(met, system)
+        gpus = self._with_identified(met, system)
         listed = {known[id(device)].identity.uuid for device in devices if id(device) in known}
         listed.update(identity.uuid for _, identity in met)
         # An unidentified GPU may be any of the missing ones.
@@ -427,18 +433,8 @@ class GpuCollector(Collector):
         """Return the GPUs that were seen since the driver was opened, by the identity of their device objects."""
         return {id(gpu.session.device): gpu for gpu in gpus if gpu.met_in == self._session}
 
-    def _instances_of(self, devices: Sequence[Device]) -> list[Device]:
-        """Return the MIG instances of those devices that are known already, as their readings last found them."""
-        listed = {id(device) for device in devices}
-        return [
-            instance
-            for device, gpu in self._of_session(self._gpus.values()).items()
-            if device in listed
-            for instance in gpu.instances or ()
-        ]
-
-    def _acquainted(self, met: Iterable[tuple[Device, Identity]], system: SystemInfo) -> dict[str, Gpu]:
-        """Return the known GPUs by UUID, with those that have been identified now."""
+    def _with_identified(self, met: Iterable[tuple[Device, Identity]], system: SystemInfo) -> dict[str, Gpu]:
+        """Return the known GPUs by UUID, and those that have been identified now."""
         gpus = dict(self._gpus)
         for device, identity in met:
             gpu = gpus[identity.uuid] = gpus.get(identity.uuid) or Gpu(self.environment)
