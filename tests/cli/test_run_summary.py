@@ -23,18 +23,35 @@ import os, signal, sys, time
 import stallscope
 
 def train(steps=40):
-    with stallscope.Run("job", samples_per_step=4) as run:
+    monotonic, clock = time.monotonic, [time.monotonic()]
+    time.monotonic = lambda: clock[0]
+    run = stallscope.Run("job", samples_per_step=4)
+    time.monotonic = monotonic
+    with run:
+        if "RANK" in os.environ:
+            meet(os.environ["RANK"])
         for _ in range(steps):
             with run.phase("data_wait"):
-                time.sleep(0.003)
+                clock[0] += 0.003
             with run.phase("forward"):
-                pass
+                clock[0] += 0.001
             run.step()
         run.report(loss=1.0)
         exec(sys.argv[1] if len(sys.argv) > 1 else "")
 
+def meet(rank):
+    open(f"rank-{rank}", "w").close()
+    for _ in range(6000):
+        if os.path.exists("rank-0") and os.path.exists("rank-1"):
+            return
+        time.sleep(0.01)
+
 if __name__ == "__main__":
     train()
+"""
+"""A training by a simulated clock, so that no load changes its times: 75 % of a step of 4 ms is wait for data.
+
+Ranks wait for each other, as for their first collective: else one could be over before the other has begun.
 """
 LAUNCHER = """
 import os, subprocess, sys
@@ -98,7 +115,7 @@ def leftovers(folder: Folder) -> list[Path]:
     """Return the folders of reports of this test's programs."""
     found = []
     for path in Path("/dev/shm").glob(f"stallscope-summary-{os.getuid()}-*"):
-        with contextlib.suppress(OSError):  # of another test that ends now
+        with contextlib.suppress(OSError, ValueError):  # of another test that begins or ends now
             settings = json.loads((path / "settings.json").read_text())
             found += [path] if settings["prometheus"] == folder.environment["STALLSCOPE_PROMETHEUS_URL"] else []
     return found
@@ -258,8 +275,8 @@ def test_standard_error_that_is_closed_or_full_harms_nobody(folder: Folder) -> N
         ("lost>10%", 90, "lost>10%: "),
         ("data_wait > 0.1", 90, "data_wait > 0.1: "),
         ("step>1ms", 90, "step>1ms: "),
-        ("lost>99%", 0, ""),
-        ("step>60s", 0, ""),
+        ("lost>80%", 0, ""),
+        ("step>5ms", 0, ""),
         ("augment>5%", 91, "augment>5%: run job has no phase augment; it has data_wait, forward, other"),
     ],
 )
@@ -351,9 +368,9 @@ def test_invalid_options_are_refused_before_the_program_starts(
 ODD_PROGRAMS = {
     "executes itself again": "import os, sys\nos.execv(sys.executable, [sys.executable, 'program.py'])",
     "trains in a child, and ends before it": (
-        "import os, glob, program\nif os.fork():\n"
-        "    while not glob.glob(os.environ['STALLSCOPE_SUMMARY_DIR'] + '/*.report'):\n        pass\n"
-        "    raise SystemExit\nprogram.train(200)\nprogram.train()"
+        "import os, glob, program, time\nparent = os.getpid()\nif os.fork():\n"
+        "    while not glob.glob(os.environ['STALLSCOPE_SUMMARY_DIR'] + '/*.report'):\n        time.sleep(0.01)\n"
+        "    raise SystemExit\nprogram.train(200)\nwhile os.getppid() == parent:\n    time.sleep(0.01)\nprogram.train()"
     ),
     "closes all files of the process": "import os, program\nprogram.train(30)\nos.closerange(3, 256)\nprogram.train()",
     "clears its environment and changes its folder": (
