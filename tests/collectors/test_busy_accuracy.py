@@ -218,7 +218,8 @@ def test_the_real_source_on_the_real_binding_follows_the_stand_in_in_real_time(t
         # the reading up an older one; the position of one sample gives the positions of all others.
         begun = min(int(each.at * 1e6) // PERIOD_US - each.samples for each in gpu_readings)
         behind = [int(each.at * 1e6) // PERIOD_US - each.samples - begun for each in gpu_readings]
-        assert sorted(behind)[len(behind) // 2] <= 2
+        # Samples that are lost would be missing ever after.
+        assert min(behind[len(behind) // 2 :]) <= 2
         assert any(
             all(_is_true(true, begin, before, after) for before, after in combinations(gpu_readings, 2))
             for begin in (begun - 1, begun)

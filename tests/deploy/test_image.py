@@ -244,7 +244,7 @@ def test_the_steps_of_the_dockerfile_build_an_exporter_that_runs_without_a_writa
 
 
 def test_the_health_check_passes_while_the_exporter_responds_and_fails_otherwise(installed: Path, port: int) -> None:
-    assert health_check(installed, port) == 0
+    until(lambda: health_check(installed, port) == 0)  # a machine that pauses may exceed its time limit
     assert health_check(installed, free_port()) != 0
 
 

@@ -329,9 +329,15 @@ needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the prolog
 def test_no_job_starts_on_a_node_that_has_lost_a_gpu(job: dict[str, str], tmp_path: Path) -> None:
     with node_exporter("gpu_lost", tmp_path) as url:
         done = until(lambda: refused if (refused := prolog(job, url)).returncode else None)
-        up = [line for line in page(url.removeprefix("http://")).splitlines() if line.startswith("stallscope_gpu_up{")]
+        # On a machine that pauses, a page may lack readings.
+        (lost,) = until(
+            lambda: [
+                line
+                for line in page(url.removeprefix("http://")).splitlines()
+                if line.startswith("stallscope_gpu_up{") and line.endswith(" 0")
+            ]
+        )
     assert done.returncode == 1
-    (lost,) = (line for line in up if line.endswith(" 0"))
     number = lost.partition('gpu="')[2].partition('"')[0]
     assert done.stderr == f"stallscope: GPU {number} (gpu_lost): lost; see alerts/runbooks/GpuLost.md\n"
 

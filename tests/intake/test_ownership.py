@@ -292,5 +292,5 @@ def _sent_by_two_users(path: Path) -> dict[str, tuple[str, int | None]]:
         stolen = make_report(session="evil", start=1_600_000_050.0)
         subprocess.run([sys.executable, "-c", SEND, str(path), "65534"], input=stolen, check=True)
     finally:
-        intake.stop()
+        intake.stop(timeout=60)  # takes in what has arrived
     return {held.report.run: (held.report.session, held.uid) for held in intake.registry.held}

@@ -302,9 +302,10 @@ def test_after_a_pause_of_the_whole_process_no_reading_is_old_and_none_hangs() -
     sampler.add(ScriptedSource("well"))
     sampler.start()
     try:
+        assert hanging.entered.wait(60)
         until(lambda: pages and pages[-1][0]["well"])
-        before = len(pages)
         clock.paused = 600  # more than three intervals
+        before = len(pages)
         until(lambda: len(pages) >= before + 3)
     finally:
         hanging.let_go.set()

@@ -109,8 +109,9 @@ def test_a_busy_port_that_was_chosen_is_refused_although_others_could_move(busy:
 
 
 def test_two_stacks_that_start_at_once_get_different_default_ports() -> None:
-    number = free_port()
-    ports = [Port("Prometheus", number, "--p", chosen=False), Port("Grafana", number + 1, "--g", chosen=False)]
+    # The next port may be one of another test process.
+    number, other = free_port(), free_port()
+    ports = [Port("Prometheus", number, "--p", chosen=False), Port("Grafana", other, "--g", chosen=False)]
     shown: list[str] = []
     with reserved_ports(ports, pytest.fail) as first, reserved_ports(ports, shown.append) as second:
         assert not {port.number for port in first} & {port.number for port in second}

@@ -247,7 +247,10 @@ def page(counting: Counting) -> StatusPage:
     return StatusPage(counting, host="node1", telemetry_path="/metrics", history=History(ScriptedClock().monotonic))
 
 
-def test_many_viewers_at_once_cost_one_rendering(page: StatusPage, counting: Counting) -> None:
+def test_many_viewers_at_once_cost_one_rendering(
+    page: StatusPage, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stallscope.web.status.page.SHARED_SECONDS", 3600.0)
     assert len({page.html(True) for _ in range(50)}) == 1
     assert counting.looks == 1
 
