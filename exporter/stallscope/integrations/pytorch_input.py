@@ -23,6 +23,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from stallscope.integrations.pytorch_batches import SCALARS, first_items, tensors, unobserved
+from stallscope.integrations.pytorch_indexing import Indexing
 from stallscope.shim.run import Run
 from stallscope.shim.timeline import Phase
 
@@ -35,6 +36,8 @@ _EVENT_COST = 1e-6
 _SWITCH_COST = 30e-6 if sys.version_info >= (3, 12) else 1e-6
 """Seconds that setting the hook takes, about: from 3.12 on, code has to be instrumented for it."""
 _MAX_RETURNED = 32
+_DEEPEST_LOOP = 2
+"""Calls that lead from the code where an interval begins to the loop whose indexing may make the batch."""
 _MOST_EVENTS = 4096
 """Events that are observed of one interval before the loop begins."""
 _BEFORE_LOOP = 0.1
@@ -107,6 +110,7 @@ class InputCalls:
         """True once the code of the loop itself has begun to make a batch."""
         self._inline = 0.0
         """Seconds in which that code made a batch."""
+        self._indexing = Indexing()
 
     @property
     def drawing(self) -> bool:
@@ -123,6 +127,7 @@ class InputCalls:
         self._is_observed = self._is_due() and sys.getprofile() is None and sys.gettrace() is None
         if self._is_observed:
             self._events = 0
+            self._indexing.begin()
             sys.setprofile(self._hook)
 
     def end(self, *, computes_gradients: bool = False) -> None:
@@ -195,16 +200,27 @@ class InputCalls:
         seconds = now - self._mark
         self._mark = now
         if event == "c_return" or event == "c_exception":
+            if len(self._open) <= _DEEPEST_LOOP:
+                if self._makes or _library(argument) in sys.stdlib_module_names:
+                    self._indexing.go_on(frame)
+                else:
+                    self._indexing.reach(frame, seconds)
             if self._makes:
                 self._end_built_in(argument, seconds)
             return
         if self._makes:
             self._inline += seconds
-        if event == "call":
-            self._open.append(_Call(frame.f_code, now, self._makes, self._inline))
-        elif event == "return":
+        if event == "return":
             if self._open:
                 self._close_call(self._open.pop(), frame, argument, now)
+            if len(self._open) <= _DEEPEST_LOOP:
+                self._indexing.go_on(frame.f_back)
+            return
+        if len(self._open) <= _DEEPEST_LOOP:
+            self._indexing.reach(frame.f_back if event == "call" else frame, 0.0 if self._makes else seconds)
+        if event == "call":
+            self._open.append(_Call(frame.f_code, now, self._makes, self._inline))
+            self._indexing.go_on(frame)
         elif argument.__name__ in _SOURCES and not isinstance(argument.__self__, Random):
             self._makes = True
             for returned in self._returned:
@@ -256,12 +272,13 @@ class InputCalls:
             return
         if self._makes:
             self._inline += self._seconds() - self._mark
+        indexing = self._indexing.seconds_of(inputs, is_made=self._makes or self._inline > 0.0)
         # What a function returned may have been copied since, to the device or to another type.
         sizes = _sizes(inputs)
         copied = [returned for returned in self._returned if returned.is_copied or returned.sizes & sizes]
         inline = self._inline + sum(returned.seconds for returned in copied if returned.depth == 0)
         longest = max((returned.seconds for returned in copied if returned.is_own), default=0.0)
-        self._move(longest if longest > inline / 2.0 else inline)
+        self._move(indexing + (longest if longest > inline / 2.0 else inline))
 
 
 class LoopInput(InputCalls):
