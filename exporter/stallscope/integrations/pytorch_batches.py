@@ -7,6 +7,7 @@ from collections import UserDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
+from threading import get_ident
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,26 @@ class Pass:
         if self.length is not None and self.knows_samples:
             return max(min(nominal, self.length - self.fetched * nominal), 0)
         return found if found and (not nominal or found <= nominal) else nominal
+
+
+class Prefetched:
+    """Samples and seconds of the threads that fetch for the loop. Each adds to its own numbers: none is lost."""
+
+    def __init__(self) -> None:
+        self._by_thread: dict[int, list[float]] = {}
+        self._taken = (0.0, 0.0)
+
+    def add(self, samples: int, seconds: float) -> None:
+        """Add samples that this thread has fetched, and seconds for which it waited."""
+        own = self._by_thread.setdefault(get_ident(), [0.0, 0.0])
+        own[0] += samples
+        own[1] += seconds
+
+    def take(self) -> tuple[float, float]:
+        """Return the samples and seconds of all threads since the last call."""
+        before, found = self._taken, list(self._by_thread.values())
+        self._taken = (sum(own[0] for own in found), sum(own[1] for own in found))
+        return self._taken[0] - before[0], self._taken[1] - before[1]
 
 
 def batch_size(loader: Any) -> int | None:

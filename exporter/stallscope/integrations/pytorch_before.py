@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stallscope.integrations.pytorch_batches import leading_dimension
+from stallscope.integrations.pytorch_batches import Prefetched, leading_dimension
 from stallscope.integrations.pytorch_forward import ModuleCalls
 from stallscope.integrations.pytorch_input import FirstInput
 from stallscope.shim import lifetime
@@ -39,19 +39,12 @@ class Before:
         self._input = FirstInput()
         self._drawn = 0.0
         self._is_storing = False
-        self.samples = 0
-        """Samples in batches that other threads fetched."""
-        self.prefetch_seconds = 0.0
-        """Seconds in which they waited for them."""
+        self.prefetched = Prefetched()
         self._calls: deque[tuple[float, float]] = deque(maxlen=_MOST_CALLS)
         self._began: float | None = None
         self._gradients_off: float | None = None
         self._is_evaluation = False
         self._seconds = {"checkpoint": 0.0, "evaluation": 0.0, "restore": 0.0}
-
-    def expects_loop(self) -> bool:
-        """Return whether a loop may begin in this process, which is then the one that the other threads work for."""
-        return not lifetime.watched() and torch.utils.data.get_worker_info() is None
 
     def release_tensors(self) -> None:
         """Drop all references to tensors."""
@@ -110,8 +103,8 @@ class Before:
         try:
             batch = following(iterator)
         finally:
-            self.prefetch_seconds += time.monotonic() - began
-        self.samples += leading_dimension(batch)
+            self.prefetched.add(0, time.monotonic() - began)
+        self.prefetched.add(leading_dimension(batch), 0.0)
         return batch
 
     def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:

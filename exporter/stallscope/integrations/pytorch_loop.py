@@ -426,7 +426,7 @@ class Loop:
             samples = found.samples(dimension) if self._counts_samples and self.run.batch_size is None else 0
             found.fetched += 1
             if found.is_prefetched:
-                self._samples += samples
+                self._before.prefetched.add(samples, 0.0)
                 return
             found.in_hand.append(samples)
             if len(found.in_hand) > _MOST_AHEAD and found.trains:
@@ -490,7 +490,7 @@ class Loop:
         try:
             return function(argument)
         finally:
-            self._prefetching += self._now() - began
+            self._before.prefetched.add(0, self._now() - began)
 
     def _timed_elsewhere(self) -> bool:
         """Return whether a tracked loader times its own wait, or an integration that claimed the run does."""
@@ -1162,12 +1162,11 @@ class Loop:
             self._hint = timeline.snapshot()
         self._evaluated = None
         self._input.forget()
-        self._samples += self._before.samples  # another thread may have fetched since
-        self._prefetching += self._before.prefetch_seconds
-        self._before.samples, self._before.prefetch_seconds = 0, 0.0
-        if self._samples and self._counts_samples and self.run.batch_size is None:
-            self.run.add("samples", self._samples)
-        self._samples = 0
+        prefetched, seconds = self._before.prefetched.take()
+        self._prefetching += seconds
+        samples, self._samples = self._samples + prefetched, 0
+        if samples and self._counts_samples and self.run.batch_size is None:
+            self.run.add("samples", samples)
         if self._prefetching:
             self.run.value("prefetch_seconds", self._prefetching)
         graphs = _compiled_graphs()

@@ -234,7 +234,7 @@ class Patches:
             if loop is not None and not loop.run.silent:
                 return loop.next_batch(iterator, original)
             loop = find("loader")
-            if loop is None and (threading.current_thread() is threading.main_thread() or not before.expects_loop()):
+            if loop is None and threading.current_thread() is threading.main_thread():
                 return original(iterator)
             return (loop or before).next_batch(iterator, original)
 

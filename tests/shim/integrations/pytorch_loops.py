@@ -1356,6 +1356,29 @@ def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_b
     assert last["other"] == pytest.approx(0.0)
 
 
+def test_batches_that_a_thread_fetches_while_the_run_is_made_count(
+    parts: Parts, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = iter(parts.loader)
+    fetched: list[Any] = []
+
+    def made(**options: Any) -> stallscope.Run:
+        run = stallscope.Run("job", sender=desk, **options)
+        in_a_thread(lambda: fetched.append(next(batches)))
+        return run
+
+    monkeypatch.setattr("stallscope.integrations.pytorch.Run", made)
+    pytorch.watch_any()
+    in_a_thread(lambda: fetched.append(next(batches)))
+    parts.train(fetched[0])
+    in_a_thread(lambda: fetched.extend(batches))
+    for batch in fetched[1:]:
+        parts.train(batch)
+    assert pytorch._loop is not None
+    last = LastReport(pytorch._loop.run, desk)
+    assert last.counters["samples"] == 2 * 4
+
+
 def test_a_program_that_never_trains_is_profiled_for_a_while_only(
     clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
