@@ -97,9 +97,9 @@ def basic(user: str, password: str) -> str:
 def ask(client: str, url: str) -> None:
     """Send a request with a client of each kind."""
     if client == "Alertmanager":
-        Alertmanager(url).alerts()
+        Alertmanager(url, timeout=60).alerts()
     else:
-        exporter = ExporterClient(url)
+        exporter = ExporterClient(url, timeout=60)
         exporter.read("/metrics")
         exporter.close()
 
