@@ -53,9 +53,10 @@ class NoFrameworks(MetaPathFinder, Loader):
 
 if "TEST_FRAMEWORKS" not in os.environ:  # which a test sets for the pytest that it runs itself
     sys.meta_path.insert(0, NoFrameworks())
-# Nothing asserts a speed, and other tests run beside.
-settings.register_profile("no deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("no deadline")
+# Nothing asserts a speed, and other tests run beside. `--hypothesis-profile explore` tries other examples at each run.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same examples", settings.get_profile("explore"), derandomize=True, database=None)
+settings.load_profile("same examples")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

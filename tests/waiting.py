@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from stallscope.common.concurrency import Attempt, run_concurrently
+
 _Found = TypeVar("_Found")
+
+
+def giving_up_on(hanging: str) -> Callable[..., dict[str, Attempt[object]]]:
+    """Return a replacement of `run_concurrently` that gives up on one call at once, and waits for all others.
+
+    The time limit of the original would also end other calls where the machine pauses.
+    """
+
+    def run(calls: Mapping[str, Callable[[], object]], _limit: float, purpose: str) -> dict[str, Attempt[object]]:
+        attempts = run_concurrently(calls, 0.0, purpose)
+        assert all(attempt.ended.wait(60) for name, attempt in attempts.items() if name != hanging)
+        return attempts
+
+    return run
 
 
 def until(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from stallscope.capacity.gpu import GpuNow
 from stallscope.capacity.reading import read
-from stallscope.common.concurrency import Attempt, run_concurrently
 from stallscope.drivers.device import (
     Activity,
     DeviceLost,
@@ -21,6 +20,7 @@ from stallscope.drivers.device import (
     Utilization,
 )
 from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver, memory
+from tests.waiting import giving_up_on
 
 GIB = 1 << 30
 MEMORY = memory(80 * GIB, 10 * GIB, GIB)
@@ -117,15 +117,7 @@ def test_processes_are_told_with_their_user_name_and_ancestors(tmp_path: Path) -
 
 
 def test_gpus_in_trouble_hide_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_but_one(
-        calls: Mapping[str, Callable[[], object]], limit: float, purpose: str
-    ) -> dict[str, Attempt[object]]:
-        """Give up on GPU 1 at once, and wait for all others."""
-        attempts = run_concurrently(calls, 0.0, purpose)
-        assert all(attempt.ended.wait(60) for key, attempt in attempts.items() if key != "1")
-        return attempts
-
-    monkeypatch.setattr("stallscope.capacity.reading.run_concurrently", all_but_one)
+    monkeypatch.setattr("stallscope.capacity.reading.run_concurrently", giving_up_on("1"))
     still = threading.Event()
     hanging = ScriptedDevice(1, identity=lambda: still.wait(60))
     lost = ScriptedDevice(2, memory=DeviceLost("gpu_lost", "it fell off the bus"))

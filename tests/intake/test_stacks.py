@@ -4,6 +4,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -126,14 +127,14 @@ def test_a_file_that_could_block_or_change_its_size_is_refused(
 
 
 def test_files_are_closed_when_their_rank_ends_or_passes_the_same_again(rank: Rank, files: StackFiles) -> None:
-    before = open_files()
+    before = open_files(rank.file)
     for _ in range(5):
         rank.report()
-    assert open_files() == before + 1
+    assert open_files(rank.file) == before + 1
     rank.leave(b"Standstill\n" + STACK)
     rank.report(state="finished")
     files.refresh()
-    assert open_files() == before
+    assert open_files(rank.file) == before
     assert (files.of(KEY), labels(files)) == (None, [])
 
 
@@ -146,8 +147,13 @@ def test_the_number_of_files_is_limited(registry: RunRegistry, files: StackFiles
     assert [row[1] for row in labels(files)] == ["0", "1"]
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def open_files(file: int) -> int:
+    """Return how many descriptors refer to the same file. Threads of other tests may open and close other files."""
+    number = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            number += os.path.samestat(os.fstat(int(path.name)), os.fstat(file))
+    return number
 
 
 @pytest.fixture
@@ -159,17 +165,18 @@ def receiver(tmp_path: Path) -> Iterator[UnixReceiver]:
 
 
 def test_one_file_of_a_datagram_is_taken_and_the_others_are_closed(receiver: UnixReceiver) -> None:
-    before = open_files()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, open(os.devnull) as devnull:
-        descriptors = b"".join(devnull.fileno().to_bytes(4, "little") for _ in range(5))
+    sent = os.memfd_create("sent")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        descriptors = sent.to_bytes(4, "little") * 5
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)
         sender.sendmsg([b"{}"], [rights], 0, receiver.address)
         sender.sendto(b"{}", receiver.address)
     with_file, without = [receiver.read(received) for _ in range(2) if (received := receiver.receive(wait=True))]
-    assert open_files() == before + 1
+    assert open_files(sent) == 2
     assert with_file.file is not None
     assert not os.get_inheritable(with_file.file.descriptor)
     assert (with_file.pid, with_file.uid) == (os.getpid(), os.getuid())
     assert without.file is None
     del with_file
-    assert open_files() == before
+    assert open_files(sent) == 1
+    os.close(sent)

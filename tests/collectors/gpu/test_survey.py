@@ -14,6 +14,7 @@ from stallscope.collectors.nvidia import NvidiaCollector
 from stallscope.sampling.clock import SystemClock
 from stallscope.sampling.reading import Sample
 from stallscope.simulation.simulation import Simulation
+from tests.waiting import giving_up_on
 
 
 @pytest.fixture
@@ -37,9 +38,13 @@ def test_every_gpu_is_told_with_its_signals(simulation: Simulation) -> None:
         assert all(not signal.samples for signal in gpu.signals if signal.supported is False)
 
 
-def test_a_gpu_that_hangs_is_named_and_the_other_is_read(simulation: Simulation) -> None:
+def test_a_gpu_that_hangs_is_named_and_the_other_is_read(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hanging = source(simulation)
     hanging.read()
+    (uuid,) = (uuid for uuid, gpu in hanging.gpus.items() if gpu.identity.index == 1)
+    monkeypatch.setattr("stallscope.collectors.gpu.survey.run_concurrently", giving_up_on(uuid))
     simulation.hang(1)
     well, hung = survey(hanging, readings=2, pause=0.05, limit=3.0).gpus
     assert (well.trouble, well.hung) == ("", False)
