@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from alerts.alert_rules import between
-from stallscope.catalogue.causes import CAUSES, EVERYTHING, PERFORMANCE, Cause, Straggler
+from stallscope.catalogue.causes import CAUSES, EVERYTHING, PERFORMANCE, SLOW_ALERTS, Cause, Straggler, muted_alerts
 
 _ALERTS = Path(__file__).parents[1] / "alerts"
 CONFIGURATION = _ALERTS / "alertmanager.yml"
@@ -20,25 +20,11 @@ _RULES_END = "  # -- End of the generated rules.\n"
 _TABLE_BEGIN = "<!-- Generated from stallscope/catalogue/causes.py by make generate; do not edit. -->\n"
 _TABLE_END = "<!-- End of the generated rows. -->\n"
 
-_SLOW = {cause.alert for cause in CAUSES.values() if cause.is_slowness or cause.tier in ("performance", "device")}
 _ON_RUN = ("cluster, namespace, run", "run")
 _ON_RANK = ("cluster, namespace, run, rank", "run")
 _ON_GPU = ("cluster, instance, gpu, uuid", "gpu")
 _ON_HOST = ("cluster, instance", "instance")
 """Labels that both alerts share, and the label that the muting alert must have: two missing labels count as equal."""
-
-
-def muted(cause: Cause) -> set[str]:
-    """Return the names of the alerts that the alert on this cause mutes on the same subject."""
-    names: set[str | None] = set()
-    for target in cause.mutes:
-        if target == PERFORMANCE:
-            names |= _SLOW
-        elif target == EVERYTHING:
-            names |= {each.alert for each in CAUSES.values() if each.subject == cause.subject}
-        else:
-            names.add(CAUSES[target].alert if target in CAUSES else target)
-    return {name for name in names if name} - {cause.alert or ""}
 
 
 def _scopes(cause: Cause, target: str) -> Iterator[tuple[str, str]]:
@@ -48,7 +34,7 @@ def _scopes(cause: Cause, target: str) -> Iterator[tuple[str, str]]:
     elif cause.subject == "gpu" and target.startswith("Gpu"):
         yield _ON_GPU
         # Other GPUs of the run wait for this one.
-        if PERFORMANCE in cause.mutes and target in _SLOW:
+        if PERFORMANCE in cause.mutes and target in SLOW_ALERTS:
             yield _ON_RUN
     else:
         # Broken hardware affects all ranks of its run, and a slow GPU its own rank.
@@ -78,7 +64,7 @@ def rules() -> str:
     text = ""
     for cause in CAUSES.values():
         scopes: dict[tuple[str, str], set[str]] = {}
-        for target in sorted(muted(cause)):
+        for target in sorted(muted_alerts(cause)):
             for scope in _scopes(cause, target):
                 scopes.setdefault(scope, set()).add(target)
         # An alert of severity info mutes nothing, because it notifies no one.
@@ -107,7 +93,7 @@ def table() -> str:
         if cause.mutes:
             sources.setdefault(cause.mutes, []).append(f"`{cause.alert}`")
     rows = (f"| {', '.join(names)} | {', '.join(map(_word, targets))} |" for targets, names in sources.items())
-    slow = ", ".join(f"`{name}`" for name in sorted(filter(None, _SLOW)))
+    slow = ", ".join(f"`{name}`" for name in sorted(filter(None, SLOW_ALERTS)))
     return "| alert | mutes |\n|---|---|\n" + "\n".join(rows) + f"\n\n*Slow progress* is {slow}.\n"
 
 

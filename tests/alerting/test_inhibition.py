@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alerts.inhibition_rules import muted as muted_by
 from stallscope.catalogue.causes import CAUSES
+from stallscope.catalogue.causes import muted_alerts as muted_by
 from tests.alerting.alertmanager import (
     Alert,
     Alertmanager,

@@ -45,6 +45,7 @@ COMMANDS: dict[str, Callable[[str, str], list[str]]] = {
     "report": lambda address, folder: ["report", "--run=r", f"--prometheus.url={address}", f"--out={folder}/r.html"],
     "frames": lambda address, folder: ["frames", "--run=r", f"--prometheus.url={address}", f"--out={folder}"],
     "compare": lambda address, folder: ["compare", "r", "s", f"--prometheus.url={address}"],
+    "why": lambda address, folder: ["why", "r", f"--prometheus.url={address}"],
     "doctor, Prometheus": lambda address, folder: ["doctor", "prometheus", f"--prometheus.url={address}"],
     "doctor, exporter": lambda address, folder: ["doctor", "exporter", f"--exporter.url={address}"],
     "top, exporter": lambda address, folder: ["top", "--once", f"--exporter.url={address}"],

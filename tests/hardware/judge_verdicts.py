@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from alerts.inhibition_rules import muted
-from stallscope.catalogue.causes import CAUSES
+from stallscope.catalogue.causes import CAUSES, muted_alerts
 from stallscope.replay.pages import Recording
 from stallscope.replay.rule_engine import Answers, Sample
 from stallscope.replay.verdicts import Replayed, replay
@@ -159,7 +158,7 @@ def _false_alerts(program: Program, answers: Answers, start: float, until: float
             target
             for name, cause, sample in firing
             if cause in expected and sample.labels.get("severity") != "info"
-            for target in muted(CAUSES[cause])
+            for target in muted_alerts(CAUSES[cause])
         }
         for name, cause, sample in firing:
             if cause not in expected and name not in mutes and frozenset(sample.labels.items()) not in earlier:

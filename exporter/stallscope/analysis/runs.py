@@ -145,6 +145,7 @@ def find_run(
     *,
     cluster: str | None = None,
     namespace: str | None = None,
+    flags: str = "--since, --end",
 ) -> Run:
     """Find a run by its name.
 
@@ -156,6 +157,7 @@ def find_run(
         end: Unix time; inclusive.
         cluster: selects one of several runs of that name.
         namespace: selects one of several runs of that name.
+        flags: flags of the command that select the time, for an error.
 
     Raises:
         UnknownRunError: there is none in that time; the message suggests similar names.
@@ -170,7 +172,7 @@ def find_run(
     # Stallscope's exporters only report numeric ranks; ignore series of other origin.
     described = [each for each in _present(reader, info, start, end, window) if each.labels.get("rank", "").isdecimal()]
     if not described:
-        raise _unknown(server, known_names, start, end)
+        raise _unknown(server, known_names, start, end, flags)
     name, described = _select_run(described, known_names)
     labels = described[-1].labels
     chosen = f"cluster={quoted(labels.get('cluster', ''))}, run={quoted(name)}"
@@ -294,13 +296,13 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(readable(name, _LONGEST) for name in known[:_LISTED])}{more}"
 
 
-def _unknown(server: Server, named: Sequence[_Reference], start: float, end: float) -> RunError:
+def _unknown(server: Server, named: Sequence[_Reference], start: float, end: float, flags: str) -> RunError:
     """Return the error for a run that is not found."""
     name = named[0].name
     when = f"between {_shown(start)} and {_shown(end)}"
     names_matcher = any_of(each.name for each in named)
     if server.label_values("run", f"stallscope_training_rank_info{{run=~{names_matcher}}}"):
-        return UnknownRunError(f"the run {name!r} reported nothing {when}; try another time (--since, --end)")
+        return UnknownRunError(f"the run {name!r} reported nothing {when}; try another time ({flags})")
     names = run_names(server, start, end)
     if names:
         near = (difflib.get_close_matches(each.name, names, n=_NEAREST, cutoff=0.5) for each in reversed(named))

@@ -1630,6 +1630,23 @@ CODES: dict[str, int] = {
 }
 """Number of every verdict, as `stallscope:cause:code` has it."""
 
+SLOW_ALERTS = {cause.alert for cause in CAUSES.values() if cause.is_slowness or cause.tier in ("performance", "device")}
+"""Names of the alerts that PERFORMANCE stands for; None for a cause without an alert."""
+
+
+def muted_alerts(cause: Cause) -> set[str]:
+    """Return the names of the alerts that the alert on this cause mutes on the same subject."""
+    names: set[str | None] = set()
+    for target in cause.mutes:
+        if target == PERFORMANCE:
+            names |= SLOW_ALERTS
+        elif target == EVERYTHING:
+            names |= {each.alert for each in CAUSES.values() if each.subject == cause.subject}
+        else:
+            names.add(CAUSES[target].alert if target in CAUSES else target)
+    return {name for name in names if name} - {cause.alert or ""}
+
+
 SHADES: dict[Domain, tuple[str, ...]] = {
     "hardware": ("#F85F4F", "#E72620", "#9A565B"),
     "time": ("#D47F15", "#B27130", "#AF896B"),

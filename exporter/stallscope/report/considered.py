@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
-from stallscope.catalogue.causes import CAUSES, Expression, Loss, Over, Shape, Straggler
-from stallscope.catalogue.causes import Value as AlertValue
+from stallscope.catalogue.causes import CAUSES
+from stallscope.catalogue.conditions import alert_thresholds
 from stallscope.report.document import Block, Column, Notice, Paragraph, Table, Value
 from stallscope.report.lost_time import LostTime
 from stallscope.report.queries import Queries
@@ -41,8 +38,7 @@ def blocks(queries: Queries, lost: LostTime) -> list[Block]:
         loss, floor, worst = lost.by_cause.get(cause.name), floors[cause.name], most.get(cause.name, 0.0)
         held = lost.under_verdict.get(cause.name, 0.0) / total if total else 0.0
         result = _FOUND if held else _NOT_FOUND if not worst else _COVERED if worst >= floor else _BELOW
-        names = _levels(cause.rule.shape) if cause.rule is not None else ()
-        alert = min((levels[name] for name in names if name in levels), default=None)
+        alert = min((levels[name] for name in alert_thresholds(cause.name) if name in levels), default=None)
         share = loss.share if loss is not None else 0.0
         rows.append((held + share, (cause.title, result, share, worst, floor or None, alert, held)))
     rows.sort(key=lambda each: -each[0])
@@ -71,16 +67,3 @@ def blocks(queries: Queries, lost: LostTime) -> list[Block]:
             key="considered",
         ),
     ]
-
-
-def _levels(shape: Shape) -> Sequence[str]:
-    """Return the names of the thresholds of the lost share from which an alert fires."""
-    if isinstance(shape, Loss):
-        return (shape.warning,)
-    if isinstance(shape, Straggler):
-        return ("straggler_warning",)
-    if isinstance(shape, Over):
-        return (shape.threshold,) if shape.loses else ()
-    if isinstance(shape, (AlertValue, Expression)) and shape.loses:
-        return [name for name in re.findall(r"threshold\((\w+)\)", shape.promql) if name != "clear_ratio"]
-    return ()

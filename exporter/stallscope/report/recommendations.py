@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from stallscope.catalogue.causes import CAUSES, EVERYTHING, REMAINDERS
+from stallscope.catalogue.conditions import GENERAL
 from stallscope.common.formatting import capitalised, duration
 from stallscope.report.affected import listed
 from stallscope.report.alerts import Alerts
@@ -24,8 +25,6 @@ KEY = "recommendations"
 TITLE = "What to change"
 _MOST = 10
 _SMALL = "The remaining loss led to no verdict: the rules consider it small."
-_GENERAL = frozenset({"input_bound", "stalled", "straggler_rank"})
-"""Causes that are the verdict only until the reason is known."""
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -76,7 +75,7 @@ def _is_redundant(found: Evidence, loss: Loss, advice: _Advice) -> bool:
     """
     if loss.gpu_seconds <= advice.gpu_seconds:
         return False
-    if advice.cause in _GENERAL and advice.cause in CAUSES[loss.cause].mutes:
+    if advice.cause in GENERAL and advice.cause in CAUSES[loss.cause].mutes:
         return True
     blamed = found.blamed.get(loss.cause)
     if blamed is None or blamed.culprit.cause != advice.cause:

@@ -1,0 +1,360 @@
+"""`stallscope why` on a real Prometheus that holds series as the rules record them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+from stallscope.catalogue.causes import CAUSES
+from stallscope.cli import why
+from stallscope.clients.prometheus import Prometheus
+from stallscope.common.thresholds import default_thresholds
+from stallscope.replay.series import Series
+from tests.filled_prometheus import write
+from tests.prometheus_server import prometheus
+
+SCRAPES = 41
+"""One every half a minute."""
+TIERS = {"hardware": 8, "progress": 6, "performance": 4, "device": 2, "use": 0, "harmless": -1}
+FLOORS = {"input": 0.05, "ranks": 0.10, "time": 0.0}
+BY_NAME = {"checkpoint_stall": 0.05, "evaluation_overhead": 0.10, "callback_stall": 0.05}
+STARVED = {
+    "rank:exposed_wait:ratio5m": 0.34,
+    "host:cpu_busy:ratio1m": 0.41,
+    "host:cpu_pressure:ratio1m": 0.02,
+    "host:io_pressure:ratio1m": 0.01,
+    "gpu_rank:host_side:info": 1,
+}
+
+
+class Story(NamedTuple):
+    """A run of two ranks on one node as the rules record it."""
+
+    verdict: str
+    lost: dict[str, float]
+    values: Mapping[str, float | tuple[float, float]] = MappingProxyType({})
+    """By series; of each rank, GPU or host if there are two."""
+    more: tuple[tuple[str, dict[str, str]], ...] = ()
+    """Further series of rank 1 with the value 1, with their labels."""
+    first: str = "insufficient_data"
+    """The verdict of the first half."""
+    ranks: tuple[tuple[str, str], tuple[str, str]] | None = None
+    """Verdicts of each rank and its GPU; by default those of the run."""
+    scrapes: int = SCRAPES
+    """Scrapes until its end."""
+
+
+RUNS = {
+    "plain": Story("input_bound", {"input_bound": 0.31}, STARVED),
+    "workers": Story(
+        "input_few_workers",
+        {"input_few_workers": 0.31, "comm_bound": 0.02},
+        {**STARVED, "host:cpu_busy:ratio1m": 0.125, "rank:workers_of_cpus:ratio": (0.25, 0.5)},
+        (
+            ("rank_cause:input_evidence:info", {"cause": "input_few_workers"}),
+            ("rank_cause:input_held:info", {"cause": "input_few_workers"}),
+            ("rank_cause:input_evidence:info", {"cause": "input_disk_bound"}),
+            ("rank_cause:input_held:info", {"cause": "input_disk_bound"}),
+            ("rank_cause:input_evidence:info", {"cause": "input_cpu_saturated"}),
+            ("ALERTS", {"alertname": "TrainingInputFewWorkers", "alertstate": "firing", "severity": "warning"}),
+            ("ALERTS", {"alertname": "TrainingScalingInefficient", "alertstate": "firing", "severity": "info"}),
+            ("ALERTS", {"alertname": "TrainingCommBound", "alertstate": "pending", "severity": "warning"}),
+        ),
+        "input_bound",
+    ),
+    "fine": Story("healthy", {"input_bound": 0.021}, {"gpu:sm_active:ratio5m": (0.8, 0.9)}),
+    "young": Story("insufficient_data", {}, {}, (("rank:missing:info", {"missing": "warmup"}),)),
+    "uneven": Story(
+        "straggler_hw",
+        {"straggler_hw": 0.23},
+        {"run_rank:clock_of_peers:ratio5m": 0.76, "gpu_rank:host_side:info": 1, "run_rank:straggler:ratio5m": 0.23},
+        (("run:culprit:info", {"rank": "1", "instance": "uneven0:19400", "gpu": "1", "cause": "thermal_throttle"}),),
+        ranks=(("straggler_hw", "straggler_hw"), ("thermal_throttle", "thermal_throttle")),
+    ),
+    "hung": Story(
+        "hang_spin",
+        {"hang_spin": 1.0},
+        {"rank:step_lateness:ratio": 3.2, "gpu:busy_in_stall:ratio1m": 1.0},
+        (("rank:missing:info", {"missing": "late_step"}), ("rank:missing:info", {"missing": "standstill"})),
+        "healthy",
+    ),
+    "saving": Story(
+        "checkpoint_stall",
+        {"checkpoint_stall": 0.27, "evaluation_overhead": 0.12, "low_mfu": 0.0, "callback_stall": 0.03},
+    ),
+    "ended": Story("checkpoint_stall", {"checkpoint_stall": 0.27}, scrapes=21),
+}
+
+
+def recorded(run: str, story: Story) -> Iterator[Series]:
+    """Yield the series of a run."""
+    of = {"cluster": "east", "namespace": "vision", "run": run}
+    node = {"cluster": "east", "job": "stallscope", "instance": f"{run}0:19400"}
+
+    def during(value: float, first: int = 0) -> list[float | None]:
+        return [*[None] * first, *[float(value)] * (story.scrapes - first), *[None] * (SCRAPES - story.scrapes)]
+
+    half = story.scrapes // 2
+    lost = story.lost.get(story.verdict, 0.0)
+    yield Series("run:verdict:ratio5m", {**of, "cause": story.verdict}, during(lost, half))
+    if story.first:
+        begun = [0.0 if number < half else None for number in range(SCRAPES)]
+        yield Series("run:verdict:ratio5m", {**of, "cause": story.first}, begun)
+    yield Series("run:time_lost:ratio5m", of, during(sum(story.lost.values())))
+    yield Series("run:ranks:count", of, during(2))
+    for cause, share in story.lost.items():
+        yield Series("run_cause:time_lost:ratio5m", {**of, "cause": cause}, during(share))
+    for number in (0, 1):
+        rank = {**of, **node, "rank": str(number)}
+        gpu = {**node, "gpu": str(number), "uuid": f"GPU-{run}-{number}"}
+        of_rank, of_gpu = story.ranks[number] if story.ranks is not None else (story.verdict, story.verdict)
+        yield Series("stallscope_training_rank_info", {**rank, "world_size": "2"}, during(1))
+        state = "running" if story.scrapes == SCRAPES else "finished"
+        yield Series("stallscope_training_state", {**rank, "state": state}, during(1))
+        yield Series("rank:live:info", rank, during(1))
+        yield Series("rank_gpu:claim:info", {**rank, **gpu}, during(1))
+        yield Series("rank:verdict:ratio5m", {**of, "rank": str(number), "cause": of_rank}, during(lost))
+        yield Series("gpu:verdict:ratio5m", {**gpu, "cause": of_gpu}, during(lost + number / 100))
+        for name, value in story.values.items():
+            labels = {"gpu": gpu, "hos": node, "run": of}.get(name[:3], rank)
+            labels = {**rank, **gpu} if name.startswith("gpu_rank") else labels
+            if number == 0 or labels not in (node, of):
+                yield Series(name, labels, during(value[number] if isinstance(value, tuple) else value))
+        if story.verdict == "insufficient_data":
+            yield Series("rank:unsettled:info", rank, during(1))
+    for name, labels in story.more:
+        yield Series(name, {**of, **node, "rank": "1", **labels} if name != "ALERTS" else {**of, **labels}, during(1))
+
+
+def constants() -> Iterator[Series]:
+    """Yield thresholds, floors and weights."""
+    for name, value in default_thresholds().items():
+        yield Series("stallscope:threshold", {"name": name}, [value] * SCRAPES)
+    for tier, weight in TIERS.items():
+        yield Series("stallscope:verdict_tier:weight", {"tier": tier}, [float(weight)] * SCRAPES)
+    for cause in CAUSES.values():
+        if cause.tier is not None:
+            floor = BY_NAME.get(cause.name, FLOORS.get(cause.domain, 0.0))
+            labels = {"cause": cause.name, "tier": cause.tier}
+            yield Series("stallscope:verdict_floor:ratio", labels, [floor] * SCRAPES)
+
+
+class Filled(NamedTuple):
+    """The server, and the time of its last samples."""
+
+    address: str
+    end: float
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Filled]:
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed")
+    with prometheus() as running:
+        end = 60.0 * math.floor(time.time() / 60)
+        everything = [*constants(), *(each for run, story in RUNS.items() for each in recorded(run, story))]
+        write([running.port], everything, end - 30 * (SCRAPES - 1), SCRAPES)
+        yield Filled(running.address, end)
+
+
+def said(capsys: pytest.CaptureFixture[str], server: Filled, *arguments: str) -> str:
+    assert why.main([*arguments, f"--prometheus.url={server.address}", f"--at={server.end:.0f}"]) == 0
+    shown = capsys.readouterr().out
+    assert "--json" in arguments or [line for line in shown.splitlines() if len(line) > 80] == []
+    return shown
+
+
+def document(capsys: pytest.CaptureFixture[str], server: Filled, run: str) -> dict[str, Any]:
+    (found,) = json.loads(said(capsys, server, run, "--json"))["runs"]
+    assert isinstance(found, dict)
+    return found
+
+
+def cause_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(each for each in found["causes"] if each["cause"] == name)
+
+
+def squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_value_is_that_of_the_recorded_series(
+    run: str, capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    found = document(capsys, server, run)
+    client = Prometheus(server.address)
+
+    def values(selector: str) -> list[float]:
+        return [each.value for each in client.query(selector, at=found["timestamp_seconds"])]
+
+    lost = {
+        each.labels["cause"]: each.value
+        for each in client.query(f'run_cause:time_lost:ratio5m{{run="{run}"}}', at=found["timestamp_seconds"])
+    }
+    assert {
+        each["cause"]: each["time_lost_ratio"] for each in found["causes"] if each["time_lost_ratio"] is not None
+    } == lost
+    compared = 0
+    for each in found["causes"]:
+        assert [each["threshold_ratio"]] == values(f'stallscope:verdict_floor:ratio{{cause="{each["cause"]}"}}')
+        for condition in each["conditions"]:
+            own = f'{{instance="{run}0:19400"}}' if condition["series"][:4] in ("host", "gpu:") else f'{{run="{run}"}}'
+            recorded_values = values(f"{condition['series']}{own}")
+            assert condition["count"] == len(recorded_values)
+            if recorded_values:
+                assert (condition["lowest"], condition["highest"]) == (min(recorded_values), max(recorded_values))
+                compared += 1
+            if condition["threshold_name"]:
+                named = f'stallscope:threshold{{name="{condition["threshold_name"]}"}}'
+                assert [condition["threshold"]] == values(named)
+    client.close()
+    assert compared == 0 if not RUNS[run].values else compared > 0
+
+
+def test_a_general_cause_has_the_values_beside_the_thresholds_of_its_reasons(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = said(capsys, server, "plain")
+    assert shown.startswith("run plain: input_bound since ")
+    assert "(10 min; before it insufficient_data)" in squeezed(shown)
+    assert "  time lost to it                    31 %  from 5 %, alert from 10 %\n" in shown
+    assert "  CPUs of the host busy              41 %  input_cpu_saturated from 90 %: no\n" in shown
+    assert f"{' ' * 43}input_few_workers under 60 %: yes\n" in shown
+    assert "not judged       6 GPU-side causes: waiting for data takes 34 % (from 5 %)\n" in shown
+    assert "below 4 %: healthy or a GPU-side cause\n" in shown
+    assert "from 39 %: another performance cause\n" in shown
+    assert "from its threshold: any hardware or progress cause\n" in shown
+    assert shown.count("\n") <= 20
+    assert "\nranks" not in shown
+    assert "\nGPUs" not in shown
+
+
+def test_a_reason_has_its_own_conditions_and_the_cause_without_them(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = said(capsys, server, "workers")
+    assert "  loader workers per CPU      0.25 to 0.5  under 0.7: yes\n" in shown
+    assert "  CPUs of the host busy              12 %  under 60 %: yes\n" in shown
+    assert "without its conditions: input_bound\n" in shown
+    assert "input_cpu_saturated from" not in shown
+
+
+def test_evidence_of_another_reason_is_hidden_or_too_young(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
+    found = document(capsys, server, "workers")
+    hidden, young, absent = (
+        cause_of(found, f"input_{name}") for name in ("disk_bound", "cpu_saturated", "single_thread")
+    )
+    assert hidden["result"] == "hidden"
+    assert hidden["reason"] == "its conditions hold, but input_few_workers comes first"
+    assert young["result"] == "evidence"
+    assert young["reason"] == "its conditions hold, but not yet for long"
+    assert (absent["result"], absent["reason"], absent["time_lost_ratio"]) == ("not_found", None, None)
+
+
+def test_alerts_that_fire_and_those_that_the_alert_on_the_verdict_mutes(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    assert "alerts TrainingInputFewWorkers (warning), TrainingScalingInefficient (muted)" in squeezed(
+        said(capsys, server, "workers")
+    )
+
+
+def test_a_healthy_run_has_what_it_loses_below_the_threshold(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = said(capsys, server, "fine")
+    assert "too small        input_bound 2 %: from 5 %\n" in shown
+    assert "hidden by it" not in shown
+    assert "not judged" not in shown
+    assert document(capsys, server, "fine")["following_verdict"] is None
+
+
+def test_a_run_without_verdict_has_the_reason(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
+    shown = squeezed(said(capsys, server, "young"))
+    assert "run young: insufficient_data since" in shown
+    assert "missing warmup (1 of 2 ranks): The run is young: most causes are judged five minutes after" in shown
+    assert "another verdict" not in shown
+
+
+def test_a_signal_that_is_missing_is_named_with_the_causes_that_read_it(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    series = {each["series"]: each["causes"] for each in document(capsys, server, "plain")["not_measured"]}
+    assert series["gpu:sm_active:ratio5m"] == ["small_batch", "launch_bound", "tensor_cores_unused"]
+    assert "host:cpu_busy:ratio1m" not in series
+    assert "gpu:sm_active:ratio5m" not in {each["series"] for each in document(capsys, server, "fine")["not_measured"]}
+    assert (
+        "to measure SMs active, for small_batch, launch_bound, tensor_cores_unused: needs GPM or DCGM's profiling"
+        in squeezed(said(capsys, server, "plain", "--all"))
+    )
+
+
+def test_ranks_and_gpus_with_other_verdicts_are_listed_worst_first(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = squeezed(said(capsys, server, "uneven"))
+    assert "ranks rank 0: straggler_hw 23 %; rank 1: thermal_throttle 23 %" in shown
+    assert "GPUs GPU 1 of uneven0:19400: thermal_throttle 24 %; GPU 0 of uneven0:19400: straggler_hw 23 %" in shown
+    assert "Rank 1, GPU 1 of uneven0:19400: slowed by heat." in shown
+    assert "its SM clock of its peers' 76 % under 90 %: yes" in shown
+    assert "not judged 6 GPU-side causes: one rank delays the others" in shown
+    assert "without its conditions: straggler_rank" in shown
+
+
+def test_a_hang_has_the_age_of_the_step_and_what_is_not_judged_meanwhile(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = said(capsys, server, "hung")
+    assert "before it healthy)" in squeezed(shown)
+    assert "  GPU busy in the standstill        100 %  from 95 %: yes\n" in shown
+    assert "missing late_step, standstill: most causes of slow progress are not judged" in squeezed(shown)
+    assert "without its conditions: stalled" in shown
+    assert cause_of(document(capsys, server, "hung"), "stalled")["conditions"][0]["highest"] == 3.2
+
+
+def test_a_cause_is_hidden_by_its_cost_or_by_its_tier(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
+    shown = squeezed(said(capsys, server, "saving"))
+    assert "hidden by it evaluation_overhead 12 %: costs less" in shown
+    assert "low_mfu 0 %: the tier performance comes before device" in shown
+    assert "too small callback_stall 3 %: from 5 %" in shown
+    assert "below 4 %: evaluation_overhead" in shown
+    order = [each["cause"] for each in document(capsys, server, "saving")["causes"]]
+    assert order[:4] == ["checkpoint_stall", "evaluation_overhead", "low_mfu", "callback_stall"]
+
+
+def test_a_run_that_has_ended_has_its_last_verdict(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
+    shown = squeezed(said(capsys, server, "ended"))
+    assert "checkpoint_stall since" in shown
+    assert "(5 min; before it insufficient_data) The run has ended: this was its last verdict, at" in shown
+    found = document(capsys, server, "ended")
+    assert (found["ended"], found["timestamp_seconds"]) == (True, server.end - 600)
+    assert cause_of(found, "checkpoint_stall")["time_lost_ratio"] == 0.27
+
+
+def test_an_earlier_time_has_the_verdict_of_that_time(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
+    arguments = ["workers", f"--prometheus.url={server.address}", f"--at={server.end - 900:.0f}"]
+    assert why.main(arguments) == 0
+    assert capsys.readouterr().out.startswith("run workers: input_bound since ")
+
+
+def test_several_runs_and_all_causes(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
+    shown = said(capsys, server, "plain", "vision/fine", "--all")
+    assert [line.split(":")[0] for line in shown.splitlines() if line.startswith("run ")] == ["run plain", "run fine"]
+    for cause in CAUSES.values():
+        assert shown.count(f"\n{cause.name} ") == (0 if cause.tier is None else 2), cause.name
+
+
+def test_an_unknown_run_is_refused_with_similar_names(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
+    address = f"--prometheus.url={server.address}"
+    assert why.main(["plane", address]) == 1
+    assert "did you mean plain?" in capsys.readouterr().err
+    assert why.main(["plain", address, "--at=20h"]) == 1
+    assert "try another time (--at)" in capsys.readouterr().err
