@@ -64,6 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and "filled" in item.fixturenames:
             item.add_marker(pytest.mark.slow)
+            # The first test of a process waits until the installation is filled: half a minute of two CPUs.
+            item.add_marker(pytest.mark.timeout(1200))
     seconds: dict[Path, float] = {}
     for item in items:
         for mark in item.iter_markers("slow"):

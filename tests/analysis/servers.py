@@ -83,7 +83,9 @@ def dripping(begun: bytes, drop: bytes = b"x") -> Callable[[socket.socket, threa
     """Return a handler that sends these bytes and then single bytes forever, each before a read would time out."""
 
     def drip(connection: socket.socket, over: threading.Event) -> None:
-        connection.recv(65_536)
+        if not connection.recv(65_536):
+            over.wait()  # the client has given up: Python's ssl leaks a socket that is reset before its handshake
+            return
         connection.sendall(begun)
         while not over.wait(0.01):
             connection.sendall(drop)

@@ -112,6 +112,7 @@ def apply(folder: Path, path: str, text: str) -> None:
 
 
 @pytest.mark.slow(45)
+@pytest.mark.timeout(900)
 def test_the_worked_example_adds_a_cause_with_five_edits(tmp_path: Path) -> None:
     for folder in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__", "recorded_trees")

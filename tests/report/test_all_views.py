@@ -38,6 +38,7 @@ from tests.scenarios.runner import EVALUATION_SECONDS
 from tests.shim.loops.__main__ import REPORTS
 from tests.simulation.verdicts import series_in
 
+pytestmark = pytest.mark.timeout(900)  # two real programs import PyTorch
 _LABELS = {"cluster": "east", "job": "stallscope", "instance": "node:19400"}
 _START = 1.0
 _AFTER_SECONDS = 120
@@ -109,7 +110,7 @@ def replay_program(name: str, take: Take, watch: Stopwatch, folder: Path) -> Non
     if find_spec("torch") is None:
         pytest.skip("torch is not installed: make frameworks")
     command = [sys.executable, "-m", "tests.shim.loops", "--exact", f"--keep={folder}", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
     program = folder / f"{name}-with"
     assert (program / "truth-0.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     truth = loads((program / "truth-0.json").read_text())

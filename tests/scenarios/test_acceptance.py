@@ -19,7 +19,7 @@ from tests.scenarios.cases import CASES
 from tests.scenarios.figures import Firing
 from tests.scenarios.story import From, Kernels
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HEALTHY = {"healthy", "compute_bound"}
 MINUTES = 60
 ACCEPTANCE = {case.name[:5]: replace(case, length=float(MINUTES)) for case in CASES if case.name.startswith("ac_")}

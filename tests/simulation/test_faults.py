@@ -293,6 +293,7 @@ def test_every_fault_names_signals_and_units_that_exist(story: Scenario) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_rules_find_the_causes(tmp_path: Path) -> None:
     """One of each kind: of a GPU, of one rank, of the host, of the job, and of two jobs."""
     names = ("nvlink_down", "straggler_input", "input_remote_latency", "restart_loop", "shared_unexpectedly")
