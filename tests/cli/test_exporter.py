@@ -140,7 +140,7 @@ def test_clients_can_not_fill_the_log_whatever_they_send(run: Run) -> None:
     report = {**json.loads(REPORT), "start": time.time(), "state": "failed", "failure": "Error"}
     address = exporter.logged(r"url=http://([^/]+)/")[1]
     with contextlib.closing(http.client.HTTPConnection(address, timeout=60)) as client:
-        for number in range(60):
+        for number in range(25):
             names = {"run": f"run-{number}", "session": f"session-{number}", "sent": time.time()}
             client.request("POST", "/api/v1/report", json.dumps({**report, **names}))
             answer = client.getresponse()
@@ -359,13 +359,13 @@ def test_it_exits_where_a_driver_call_hangs_and_names_the_gpu(run: Run, nvml_sta
 
 def test_slow_readings_that_come_back_are_no_reason_to_exit(run: Run, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.set_delay(2_000)
-    flags = ("--collector.nvidia", "--sampling.interval=100ms", "--sampling.exit-after-hang=2s")
+    flags = ("--collector.nvidia", "--sampling.interval=100ms", "--sampling.exit-after-hang=10s")
     exporter = run(*flags, environment=nvml_stand_in.environment)
     read_for = re.compile(r'^stallscope_exporter_source_reading_seconds_total\{source="nvidia"\} (\S+)', re.MULTILINE)
 
     def all_readings_together_took_longer_than_that(page: str) -> bool:
         found = read_for.search(page)
-        return found is not None and float(found[1]) > 3
+        return found is not None and float(found[1]) > 10
 
     exporter.eventually("metrics", all_readings_together_took_longer_than_that)
     assert exporter.process.poll() is None
@@ -501,7 +501,7 @@ def test_a_training_elsewhere_reports_over_tls_with_a_token_and_nobody_without(r
     address = exporter.logged(r"url=(https://\S+)/")[1]
     # Its usual second may be short for a machine with much to do.
     script = (
-        "import stallscope.shim.transport; stallscope.shim.transport._HTTP_TIMEOUT = 60.0; "
+        "from stallscope.shim.transport import transport; transport.__kwdefaults__['timeout'] = 60.0; "
         "import stallscope; run = stallscope.Run(name='afar'); run.step(); run.finish()"
     )
     environment = {"STALLSCOPE_ADDRESS": address, "STALLSCOPE_CA_FILE": str(authority.certificate)}

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -22,6 +21,7 @@ import pytest
 from stallscope.protocol.report import Report, parse
 from tests.cli.test_trace import exporter, page
 from tests.free_ports import free_port
+from tests.listener import Listener
 from tests.waiting import until
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks")
@@ -85,7 +85,7 @@ if __name__ == "__main__":
 class Programs:
     """A folder with programs, and the socket to which they report."""
 
-    def __init__(self, folder: Path, listener: socket.socket) -> None:
+    def __init__(self, folder: Path, listener: Listener) -> None:
         self.folder = folder
         self.listener = listener
         self.environment = {
@@ -104,32 +104,27 @@ class Programs:
         return name
 
     def python(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
+        with self.listener.reading():
+            return subprocess.run(
+                [sys.executable, *arguments],
+                cwd=self.folder,
+                env={**self.environment, **environment},
+                capture_output=True,
+                text=True,
+                timeout=280,
+                check=False,
+            )
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.python("-m", "stallscope", "run", *arguments, **environment)
 
     def reported(self) -> list[Report]:
-        reports = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                reports.append(parse(self.listener.recv(65536)))
-        return reports
+        return [parse(data) for data, _ in self.listener.received()]
 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(str(tmp_path / "report.sock"))
-        listener.setblocking(False)
+    with contextlib.closing(Listener(tmp_path / "report.sock")) as listener:
         yield Programs(tmp_path, listener)
 
 

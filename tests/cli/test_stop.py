@@ -51,7 +51,7 @@ def test_all_ranks_on_two_nodes_stop_before_the_same_step(tmp_path: Path, capsys
         until(lambda: [ranks_stepping(url) for url in urls] == [2, 1])
         assert stop.main(["job", "--exporter", urls[0], "--exporter", urls[1], "--json"]) == 0
         answers = json.loads(capsys.readouterr().out)
-        assert [job.wait(60) for job in jobs] == [0, 0, 0]
+        assert [job.wait(200) for job in jobs] == [0, 0, 0]
     assert {path.name: int(path.read_text()) for path in saved.iterdir()} == dict.fromkeys(
         ("0", "1", "2"), answers[0]["first_step"]
     )

@@ -29,7 +29,7 @@ from tests.free_ports import free_port
 from tests.terminal.pages import sample, text
 from tests.terminal.servers import exporter, speaking
 
-_PATIENCE = 30.0
+_PATIENCE = 120.0
 
 
 @contextmanager

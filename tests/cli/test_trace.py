@@ -21,7 +21,9 @@ from tests.waiting import until
 TRAINING = """
 import sys, time
 import stallscope
+from stallscope.shim.transport import transport
 
+transport.__kwdefaults__["timeout"] = 60.0  # a second may be short for a machine with much to do
 with stallscope.Run("job", rank=int(sys.argv[1]), world_size=3) as run:
     print("started", flush=True)
     while True:
@@ -92,7 +94,12 @@ def test_ranks_trace_the_same_steps_while_the_job_runs(tmp_path: Path, capsys: p
         until(lambda: ranks_stepping(url) == 3)
         assert trace.main(["job", "--steps", "3", "--exporter", url]) == 0
         assert "3 ranks will trace steps" in capsys.readouterr().out
-        until(lambda: [len(steps) for steps in traced(traces).values()] == [3, 3, 3])
+        # The first of these steps is 12 s away: reports over HTTP are 5 s apart.
+        until(
+            lambda: [len(steps) for steps in traced(traces).values()] == [3, 3, 3],
+            lambda: f"{traced(traces)}, not three of each rank",
+            seconds=200,
+        )
         steps = traced(traces)
         assert steps["rank0"] == steps["rank1"] == steps["rank2"]
         assert steps["rank0"][2] == steps["rank0"][0] + 2

@@ -30,9 +30,9 @@ JOB = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import stallscope
-import stallscope.shim.transport
+from stallscope.shim.transport import transport
 
-stallscope.shim.transport._HTTP_TIMEOUT = 60.0  # a second may be short for a machine with much to do
+transport.__kwdefaults__["timeout"] = 60.0  # a second may be short for a machine with much to do
 for batch in stallscope.track(range(5), run="vendored", samples_per_step=4):
     with stallscope.current().phase("forward"):
         pass

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -18,36 +17,40 @@ import pytest
 import stallscope
 from stallscope.protocol.report import Report, parse
 from stallscope.shim import lifetime
+from tests.listener import Listener
+
+CLOCK = Path(__file__).parent / "loops/helpers"
+"""Folder whose `sitecustomize` replaces the clocks of a Python."""
 
 
 @pytest.fixture
-def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     path = tmp_path / "report.sock"
     monkeypatch.setenv("STALLSCOPE_ADDRESS", f"unix://{path}")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(str(path))
-        listener.setblocking(False)
+    with contextlib.closing(Listener(path)) as listener:
         yield listener
 
 
-def received(exporter: socket.socket) -> list[Report]:
-    reports = []
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            data = exporter.recv(65536)
-            if data.startswith(b"{"):  # not the notice of a signal
-                reports.append(parse(data))
-    return reports
+def received(exporter: Listener) -> list[Report]:
+    """Return the reports that have arrived, without notices of signals."""
+    return [parse(data) for data, _ in exporter.received() if data.startswith(b"{")]
 
 
 def held_open() -> tuple[int, int]:
     return len(list(Path("/proc/self/fd").iterdir())), len(gc.callbacks)
 
 
-def play(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
-    )
+def play(script: str, exporter: Listener | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program whose clock moves only while it sleeps."""
+    with contextlib.nullcontext() if exporter is None else exporter.reading():
+        return subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            env={**os.environ, "PYTHONPATH": str(CLOCK), "SIMULATED_TIME": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
 
 LOOP = "import stallscope\nfor batch in stallscope.track(range(5), 'job'):\n    pass\n"
@@ -66,16 +69,17 @@ open("free", "w").write(repr(free))
 
 
 @pytest.mark.parametrize("closed", ["0<&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
-def test_the_numbers_of_closed_standard_streams_stay_free(closed: str, exporter: socket.socket, tmp_path: Path) -> None:
+def test_the_numbers_of_closed_standard_streams_stay_free(closed: str, exporter: Listener, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(LOOP + FREE_NUMBERS)
-    subprocess.run(["sh", "-c", f"{sys.executable} {program} {closed}"], cwd=tmp_path, timeout=120, check=True)
+    with exporter.reading():
+        subprocess.run(["sh", "-c", f"{sys.executable} {program} {closed}"], cwd=tmp_path, timeout=120, check=True)
     assert (tmp_path / "free").read_text() == repr([int(each[0]) for each in closed.split()])
     assert received(exporter)[-1].state == "finished"
 
 
-def test_a_program_that_ends_has_finished(exporter: socket.socket) -> None:
-    done = play(LOOP)
+def test_a_program_that_ends_has_finished(exporter: Listener) -> None:
+    done = play(LOOP, exporter)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     last = received(exporter)[-1]
     assert (last.run, last.state, last.gauges["step"]) == ("job", "finished", 5)
@@ -188,14 +192,14 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_that_ends_by_an_exception_or_a_status_has_failed(end: str, exporter: socket.socket) -> None:
+def test_a_program_that_ends_by_an_exception_or_a_status_has_failed(end: str, exporter: Listener) -> None:
     """How it ends for its user is tested in `tests/cli/test_endings.py`."""
     script, state = ENDS[end]
-    play(script)
+    play(script, exporter)
     assert received(exporter)[-1].state == state
 
 
-def last_states(exporter: socket.socket) -> dict[str, str]:
+def last_states(exporter: Listener) -> dict[str, str]:
     return {report.run: report.state for report in received(exporter)}
 
 
@@ -212,15 +216,13 @@ for trial in range(3):
     ("last", "state"),
     [("pass", "finished"), ("1 / 0", "failed"), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "running")],
 )
-def test_a_trial_of_a_sweep_has_finished_however_a_later_one_ends(
-    last: str, state: str, exporter: socket.socket
-) -> None:
-    play(SWEEP.replace("LAST", last))
+def test_a_trial_of_a_sweep_has_finished_however_a_later_one_ends(last: str, state: str, exporter: Listener) -> None:
+    play(SWEEP.replace("LAST", last), exporter)
     assert last_states(exporter) == {"trial-0": "finished", "trial-1": "finished", "trial-2": state}
 
 
-def test_a_trial_that_break_ends_has_finished_with_all_its_steps(exporter: socket.socket) -> None:
-    play(BROKEN_SWEEP + "import os\nos._exit(0)")
+def test_a_trial_that_break_ends_has_finished_with_all_its_steps(exporter: Listener) -> None:
+    play(BROKEN_SWEEP + "import os\nos._exit(0)", exporter)
     reports = {report.run: report for report in received(exporter)}
     assert {name: report.state for name, report in reports.items()} == {
         "trial-0": "finished",
@@ -230,19 +232,22 @@ def test_a_trial_that_break_ends_has_finished_with_all_its_steps(exporter: socke
     assert [reports[f"trial-{trial}"].gauges["step"] for trial in range(3)] == [10, 10, 10]
 
 
-def test_a_trial_has_finished_as_soon_as_the_next_one_begins(exporter: socket.socket) -> None:
-    play(LOOP.replace("job", "first") + LOOP.replace("job", "second") + "import os\nos._exit(0)")
+def test_a_trial_has_finished_as_soon_as_the_next_one_begins(exporter: Listener) -> None:
+    play(LOOP.replace("job", "first") + LOOP.replace("job", "second") + "import os\nos._exit(0)", exporter)
     assert last_states(exporter) == {"first": "finished", "second": "running"}
 
 
-def test_runs_whose_loops_alternate_go_on(exporter: socket.socket) -> None:
-    play("""
+def test_runs_whose_loops_alternate_go_on(exporter: Listener) -> None:
+    play(
+        """
         import stallscope
         for epoch in range(3):
             for name in ("generator", "critic"):
                 for batch in stallscope.track(range(5), name):
                     pass
-    """)
+    """,
+        exporter,
+    )
     reports = received(exporter)
     assert len({report.session for report in reports}) == 2
     last = {report.run: report for report in reports}
@@ -252,8 +257,9 @@ def test_runs_whose_loops_alternate_go_on(exporter: socket.socket) -> None:
     }
 
 
-def test_a_run_whose_loop_is_under_way_goes_on_beside_another(exporter: socket.socket) -> None:
-    play("""
+def test_a_run_whose_loop_is_under_way_goes_on_beside_another(exporter: Listener) -> None:
+    play(
+        """
         import os, stallscope
         for batch, other in zip(stallscope.track(range(5), "first"), stallscope.track(range(5), "second")):
             pass
@@ -261,38 +267,44 @@ def test_a_run_whose_loop_is_under_way_goes_on_beside_another(exporter: socket.s
             for other in stallscope.track(range(2), "third"):
                 pass
             os._exit(0)
-    """)
+    """,
+        exporter,
+    )
     assert last_states(exporter) == {"first": "finished", "second": "running", "third": "running"}
 
 
-def test_many_trials_leave_few_sockets_open(exporter: socket.socket) -> None:
-    done = play("""
+def test_many_trials_leave_few_sockets_open(exporter: Listener) -> None:
+    done = play(
+        """
         import os, stallscope
         for trial in range(40):
             for batch in stallscope.track(range(2), f"trial-{trial}"):
                 pass
         print(len(os.listdir("/proc/self/fd")))
-    """)
+    """,
+        exporter,
+    )
     assert int(done.stdout) < 40
 
 
-def test_a_loader_without_a_run_goes_to_the_run_that_trains(exporter: socket.socket) -> None:
-    play(LOOP.replace("job", "first") + "run = stallscope.Run('second')\n" + LOOP.replace(", 'job'", ""))
+def test_a_loader_without_a_run_goes_to_the_run_that_trains(exporter: Listener) -> None:
+    play(LOOP.replace("job", "first") + "run = stallscope.Run('second')\n" + LOOP.replace(", 'job'", ""), exporter)
     steps = {report.run: report.gauges["step"] for report in received(exporter)}
     assert steps == {"first": 5, "second": 5}
 
 
-def test_what_ended_a_program_is_told_by_its_type(exporter: socket.socket) -> None:
-    play(LOOP + "class OutOfMemoryError(RuntimeError):\n    pass\nraise OutOfMemoryError")
+def test_what_ended_a_program_is_told_by_its_type(exporter: Listener) -> None:
+    play(LOOP + "class OutOfMemoryError(RuntimeError):\n    pass\nraise OutOfMemoryError", exporter)
     last = received(exporter)[-1]
     assert (last.state, last.failure, last.counters["out_of_memory"]) == ("failed", "OutOfMemoryError", 1)
-    play(LOOP + "import sys\nsys.exit('no more')")
+    play(LOOP + "import sys\nsys.exit('no more')", exporter)
     last = received(exporter)[-1]
     assert (last.state, last.failure) == ("failed", "")
 
 
-def test_a_child_of_multiprocessing_tells_what_ended_it(exporter: socket.socket) -> None:
-    play("""
+def test_a_child_of_multiprocessing_tells_what_ended_it(exporter: Listener) -> None:
+    play(
+        """
         import multiprocessing, stallscope
         def train():
             for batch in stallscope.track(range(3), "job"):
@@ -301,20 +313,22 @@ def test_a_child_of_multiprocessing_tells_what_ended_it(exporter: socket.socket)
         child = multiprocessing.get_context("fork").Process(target=train)
         child.start()
         child.join()
-    """)
+    """,
+        exporter,
+    )
     last = received(exporter)[-1]
     assert last.state == "failed"
     # From Python 3.13 on, only its status is left by then.
     assert last.failure == ("LookupError" if sys.version_info < (3, 13) else "")
 
 
-def test_a_killed_program_says_no_last_word(exporter: socket.socket) -> None:
-    done = play(LOOP + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+def test_a_killed_program_says_no_last_word(exporter: Listener) -> None:
+    done = play(LOOP + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", exporter)
     assert done.returncode == -signal.SIGKILL
     assert received(exporter)[-1].state in ("starting", "running")
 
 
-def test_a_run_in_a_child_of_multiprocessing_ends_with_it(exporter: socket.socket) -> None:
+def test_a_run_in_a_child_of_multiprocessing_ends_with_it(exporter: Listener) -> None:
     script = """
         import multiprocessing, stallscope
         def train(rank, fail):
@@ -329,12 +343,12 @@ def test_a_run_in_a_child_of_multiprocessing_ends_with_it(exporter: socket.socke
         for child in children:
             child.join()
     """
-    play(script)
+    play(script, exporter)
     last = {report.rank: report.state for report in received(exporter)}
     assert last == {0: "finished", 1: "failed"}
 
 
-def test_a_forked_child_is_silent_and_the_parent_goes_on(exporter: socket.socket) -> None:
+def test_a_forked_child_is_silent_and_the_parent_goes_on(exporter: Listener) -> None:
     run = stallscope.Run("job", interval=0.0)
     before = len(received(exporter))
     assert before == 1
@@ -355,7 +369,7 @@ def test_a_forked_child_is_silent_and_the_parent_goes_on(exporter: socket.socket
     assert {report.pid for report in received(exporter)} == {os.getpid()}
 
 
-def test_a_run_begun_in_a_forked_child_speaks_for_itself(exporter: socket.socket) -> None:
+def test_a_run_begun_in_a_forked_child_speaks_for_itself(exporter: Listener) -> None:
     parent = stallscope.Run("parent")
     received(exporter)
     child = os.fork()
@@ -369,7 +383,7 @@ def test_a_run_begun_in_a_forked_child_speaks_for_itself(exporter: socket.socket
     parent.finish()
 
 
-def test_a_forked_worker_that_tracks_under_its_parent_s_name_is_silent(exporter: socket.socket) -> None:
+def test_a_forked_worker_that_tracks_under_its_parent_s_name_is_silent(exporter: Listener) -> None:
     parent = stallscope.Run("job")
     received(exporter)
     child = os.fork()
@@ -387,9 +401,10 @@ def test_a_forked_worker_that_tracks_under_its_parent_s_name_is_silent(exporter:
 
 @pytest.mark.parametrize(("daemon", "speaks"), [(True, False), (False, True)])
 def test_a_daemon_of_multiprocessing_is_a_worker_and_any_other_a_rank(
-    daemon: bool, speaks: bool, exporter: socket.socket
+    daemon: bool, speaks: bool, exporter: Listener
 ) -> None:
-    play(f"""
+    play(
+        f"""
         import multiprocessing, stallscope
         def work():
             for batch in stallscope.track(range(3), run="job"):
@@ -398,12 +413,14 @@ def test_a_daemon_of_multiprocessing_is_a_worker_and_any_other_a_rank(
         child = multiprocessing.get_context("fork").Process(target=work, daemon={daemon})
         child.start()
         child.join()
-    """)
+    """,
+        exporter,
+    )
     assert (len({report.session for report in received(exporter)}) == 2) is speaks
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_worker_that_imports_the_program_is_silent(method: str, exporter: socket.socket, tmp_path: Path) -> None:
+def test_a_worker_that_imports_the_program_is_silent(method: str, exporter: Listener, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -417,13 +434,14 @@ def test_a_worker_that_imports_the_program_is_silent(method: str, exporter: sock
                     pass
         """)
     )
-    subprocess.run([sys.executable, script], timeout=120, check=True)
+    with exporter.reading():
+        subprocess.run([sys.executable, script], timeout=120, check=True)
     reports = received(exporter)
     assert len({report.session for report in reports}) == 1
     assert reports[-1].gauges["step"] == 3
 
 
-def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporter: socket.socket) -> None:
+def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporter: Listener) -> None:
     stallscope.Run("job")
     gc.collect()  # descriptors of earlier tests could be closed later, between the two counts
     before = held_open()
@@ -466,7 +484,7 @@ def test_without_an_exporter_a_program_runs_quietly(tmp_path: Path, monkeypatch:
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
 
 
-def test_disabled_a_program_tells_nothing(exporter: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_a_program_tells_nothing(exporter: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STALLSCOPE_DISABLE", "1")
-    assert play(LOOP).returncode == 0
+    assert play(LOOP, exporter).returncode == 0
     assert received(exporter) == []

@@ -20,6 +20,7 @@ import stallscope
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.intake.stacks import Left
 from stallscope.protocol.stack_request import StackRequest
+from stallscope.protocol.stacks import Frame
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import stacks
 from tests.waiting import until
@@ -112,13 +113,17 @@ def test_the_line_of_a_standstill_reaches_the_exporter(intake: Intake, tmp_path:
     run.step()
     step()
     """
+
+    def own(left: Left) -> list[Frame]:
+        return [frame for frame in left.capture.stacks[0] if frame.file == str(tmp_path / "train.py")]
+
+    def is_there(left: Left) -> bool:  # an earlier stack is of a process that stalled before it came there
+        return line in (tmp_path / "train.py").read_text().splitlines()[own(left)[0].line - 1]
+
     with hanging(tmp_path, program):
-        capture = left(intake).capture
-    text = (tmp_path / "train.py").read_text().splitlines()
-    own = [frame for frame in capture.stacks[0] if frame.file == str(tmp_path / "train.py")]
-    assert capture.standstill
-    assert line in text[own[0].line - 1]
-    assert [frame.function for frame in own][-2:] == ["step", "<module>"]
+        found = left(intake, is_there)
+    assert found.capture.standstill
+    assert [frame.function for frame in own(found)][-2:] == ["step", "<module>"]
 
 
 def test_a_long_pause_in_python_leaves_a_stack_and_harms_nothing(intake: Intake, tmp_path: Path) -> None:
@@ -325,7 +330,7 @@ def test_hundreds_of_threads_deep_stacks_and_odd_names_leave_a_stack(intake: Int
     g(200)
     """
     with hanging(tmp_path, program):
-        capture = left(intake).capture
+        capture = left(intake, lambda left: left.capture.stacks[0][0].function == "g").capture
     assert {frame.function for frame in capture.stacks[0]} == {"g"}
     assert {frame.file for frame in capture.stacks[0]} == {"a\\nb\\0c\\udcff\\u202e.py"}
 
@@ -372,6 +377,7 @@ def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake,
         assert (status, answer["problem"]) == (202, "")
 
         def stacks() -> dict[str, Any] | None:
+            ask(intake, os.getuid(), samples=4, interval=0.05, ranks=[3])  # again, if the rank has stalled too long
             rank = ask(intake, os.getuid(), samples=0)[1]["ranks"][0]
             return rank if len(rank["samples"]) == 4 else None
 
@@ -389,8 +395,13 @@ def test_a_running_rank_finds_the_lines_that_its_owner_requests_after_the_stacks
         until(lambda: reported(intake), "no report")
         assert ask(intake, os.getuid(), samples=2, interval=0.05)[0] == 202
         until(lambda: ask(intake, os.getuid(), samples=1, lines=True)[0] == 202, "still refused")
-        until(lambda: read(intake)["lines"], "no lines arrived")
-        rank = read(intake)
+
+        def lines() -> dict[str, Any] | None:
+            ask(intake, os.getuid(), samples=1, lines=True)  # again, if the rank has stalled too long
+            rank = read(intake)
+            return rank if rank["lines"] else None
+
+        rank = until(lines, "no lines arrived")
     assert rank["lines"]["other"]["lines"][0][1] == "augment"
     assert rank["samples"] == []
 

@@ -170,7 +170,7 @@ def test_the_notice_reaches_an_exporter_that_was_restarted(path: Path) -> None:
         sys.stdin.readline()
         run.step()
         print(flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -191,7 +191,7 @@ def test_the_notice_reaches_an_exporter_that_was_restarted(path: Path) -> None:
 
 
 def test_many_ranks_that_are_ended_at_once_all_send_a_notice(exporter: socket.socket) -> None:
-    program = "import stallscope, time\nrun = stallscope.Run('job')\nprint(flush=True)\ntime.sleep(60)"
+    program = "import stallscope, time\nrun = stallscope.Run('job')\nprint(flush=True)\ntime.sleep(600)"
     ranks = []
     for _ in range(8):
         rank = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)

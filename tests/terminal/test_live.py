@@ -83,7 +83,7 @@ def screen(pilot: Pilot[None]) -> str:
 
 async def shown(pilot: Pilot[None], wanted: Callable[[str], object]) -> str:
     """Wait for a condition on the screen's text, and return the text."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not wanted(said := screen(pilot)):
         assert time.monotonic() < deadline, said
         await pilot.pause()
@@ -307,7 +307,7 @@ def test_a_terminal_without_unicode() -> None:
 def test_q_ends_it() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("q")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while pilot.app.is_running:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
