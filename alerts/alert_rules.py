@@ -56,6 +56,11 @@ _ODD_STACKS = f'printf "bottomk(3, rank:odd_stack:info{_THIS_RUN})" {_RUN_LABELS
 """Up to three ranks that differ from most ranks of a stalled run by the place in their code."""
 _STACKS = f'printf "topk(1, count by (location, function, call) (rank:stack:info{_THIS_RUN}))" {_RUN_LABELS} | query'
 """The place of most ranks of a stalled run."""
+_KNOWN_RANK = (
+    f'printf "bottomk(1, rank:odd_stack:info{_THIS_RUN} or run:culprit:info{_THIS_RUN[:-1]},cause=%q}})"'
+    f" {_RUN_LABELS} {_RUN_LABELS} $labels.cause | query"
+)
+"""A rank that the others wait for in a standstill, if one is known."""
 _PLACE = "{{ with .Labels.call }}{{ . }}{{ else }}{{ .Labels.function }}{{ end }} at {{ .Labels.location }}"
 
 _HOLDERS = (
@@ -178,6 +183,7 @@ PHRASES = {
     "culprit": (
         f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"
     ),
+    "unless_known": f"{{{{ with {_KNOWN_RANK} }}}}{{{{ else }}}}",
     "stacks": "`stallscope stacks {{ $labels.run }}`",
     "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",
     "slowed_or": root_or("hardware"),

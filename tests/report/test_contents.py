@@ -400,6 +400,17 @@ def test_a_rank_that_differed_by_its_stack_is_named_with_its_line(
     assert "While most ranks" not in words(report_of("broken"), "ranks")
 
 
+def test_the_recommendation_on_a_standstill_names_the_rank_that_differed_and_its_line(
+    server: Prometheus, run_of: FindRun, report_of: Report
+) -> None:
+    labels = {"rank": "3", "location": "job/dataset.py:12", "function": "load", "call": "read", "verdict": "lost"}
+    reported = Saying(server, "rank:odd_stack:info", Series(labels, 300.0))
+    document = build(of_run(server, run_of("broken")), reported, PRICES)
+    assert advice(document)[0].advice.startswith("Rank 3 is in read at job/dataset.py:12, unlike most ranks. ")
+    assert table(document, "ranks", "Ranks")[0]["Rank"] == "3"
+    assert "unlike most ranks" not in advice(report_of("broken"))[0].advice
+
+
 def test_dips_have_their_interval_in_steps_and_events_as_frequent(report_of: Report) -> None:
     (pause,) = part("saving").case.story.runs[0].work[0].state.pauses
     assert pause.phase == "checkpoint"

@@ -448,18 +448,24 @@ def stack(number: int, location: str, call: str) -> Story:
 
 
 @pytest.mark.parametrize(
-    ("odd", "suspect", "place"),
+    ("odd", "suspect", "search", "place"),
     [
         (
             "job/dataset.py:12",
             "The first suspect is rank 3 of node1:19400. ",
+            "",
             "Rank 3 is in read_sample at job/dataset.py:12, unlike most ranks.",
         ),
-        ("", "", "Stack of 4 of its ranks: in all_reduce at job/trainer.py:88."),
+        (
+            "",
+            "",
+            ", find the rank whose stack differs from the others",
+            "Stack of 4 of its ranks: in all_reduce at job/trainer.py:88.",
+        ),
     ],
 )
 def test_the_text_on_a_stall_names_the_rank_that_differs_and_its_line(
-    odd: str, suspect: str, place: str, rulebook: Rulebook
+    odd: str, suspect: str, search: str, place: str, rulebook: Rulebook
 ) -> None:
     story = exporter()
     for number in range(4):
@@ -474,9 +480,9 @@ def test_the_text_on_a_stall_names_the_rank_that_differs_and_its_line(
             "summary": "Training is stalled, but its processes are alive.",
             "description": (
                 "100 % of the ranks of run train have not completed a step for over a minute, and for far longer than "
-                f"their steps usually take. {suspect}{place} Before the job is killed, compare the stacks of all ranks "
-                "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
-                "whose stack differs from the others, then restart from the last checkpoint."
+                f"their steps usually take. {suspect}{place} Before the job is killed, save the stacks of all ranks "
+                f"(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder){search}, then "
+                "restart from the last checkpoint."
             ),
             "line": place,
             "lost": "",

@@ -230,6 +230,26 @@ def test_all_ranks_hang_in_a_collective_that_one_of_them_did_not_join(rulebook: 
 
 
 @pytest.mark.parametrize(
+    ("odd", "culprits"),
+    [
+        pytest.param([1], [1], id="in another collective, as the stack shows"),
+        pytest.param([1, 2], [], id="two, of which either may be to blame"),
+        pytest.param([], [], id="all in one collective"),
+    ],
+)
+def test_where_all_gpus_spin_the_only_rank_that_differs_by_its_stack_is_the_culprit(
+    rulebook: Rulebook, odd: list[int], culprits: list[int]
+) -> None:
+    story: Story = []
+    for number in range(5):
+        story += rank(number, gpus=((str(number), f"GPU-{number}"),), last_step=STOPPED)
+        story += gpu(number) + powered(steady(200), number)
+        story += stack(number, *(("metrics.py:46", "all_gather") if number in odd else ("train.py:88", "all_reduce")))
+    shown = [({**of_rank(number), **of_gpu(number), "cause": "hang_spin"}, 1) for number in culprits]
+    rulebook.check(story, {"count(rank:spinning:info)": [({}, 5)], "1 * run:culprit:info": shown})
+
+
+@pytest.mark.parametrize(
     ("story", "cause"),
     [
         pytest.param(rank(last_step=STOPPED) + HOT, "stalled", id="heat only slows"),
@@ -507,7 +527,7 @@ def test_a_stall_names_the_ranks_whose_process_is_gone(rulebook: Rulebook, other
             "line": "",
             "lost": "24.0 GPU-hours a day",
             "description": "100 % of the ranks of run train have not completed a step for over a minute, and for far "
-            f"longer than their steps usually take.{gone} Before the job is killed, compare the stacks of all ranks "
+            f"longer than their steps usually take.{gone} Before the job is killed, save the stacks of all ranks "
             "(`stallscope stacks train`, py-spy dump, or the collective library's flight recorder), find the rank "
             "whose stack differs from the others, then restart from the last checkpoint.",
             "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingStalled.md",

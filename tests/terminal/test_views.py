@@ -6,6 +6,7 @@ import pytest
 
 from stallscope.catalogue.metrics import FAMILIES, MetricType
 from stallscope.common.formatting import percent
+from stallscope.protocol.stacks import Place
 from stallscope.sampling.reading import Sample
 from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.gpu_lines import SORTS
@@ -16,8 +17,8 @@ from stallscope.view import observer
 from stallscope.view.model import Node
 from stallscope.view.observer import Observer
 from stallscope.view.phase_shares import PhaseShare
-from stallscope.view.verdicts import RunName, Verdict, Verdicts
-from tests.terminal.pages import node, page, rendered, sample
+from stallscope.view.verdicts import OddRank, RunName, Verdict, Verdicts
+from tests.terminal.pages import NOW, node, page, rendered, sample
 
 LATER = (1000, 1014, 1028, 1040)
 """Seconds of pages that are far enough apart for training rates."""
@@ -283,6 +284,24 @@ def test_names_from_outside_can_not_control_the_terminal(view: str) -> None:
     lines = [title(of, ""), *VIEWS[view](of, "number", 80)]
     assert any("evil" in plain(each) for each in lines)
     assert all(span.text.isprintable() for each in lines for span in each)
+
+
+def test_in_a_hang_the_rank_that_differs_comes_first_and_equal_ranks_share_a_row() -> None:
+    places = {number: Place("train.py:88", "step", "all_reduce") for number in (0, 1, 3)}
+    places[2] = Place("metrics.py:46", "report", "all_gather")
+    stopped = [sample(observer.LAST_STEP, ("resnet50", str(number)), NOW) for number in places]
+    stopped += [sample(observer.STEP, ("resnet50", str(number)), 1024) for number in places]
+    stacks = [sample(observer.STACK_INFO, ("resnet50", str(number), *place)) for number, place in places.items()]
+    left_out = [observer.LAST_STEP, observer.STEP]
+    found = observer.node_of(page(ranks=4, without=left_out, extra=[*stopped, *stacks]))
+    odd = (OddRank("2", places[2]),)
+    verdicts = VERDICTS._replace(runs={RunName("resnet50", ""): Verdict("hang_spin", 1.0, odd=odd)})
+    said = shown(screen(found, verdicts=verdicts), width=160, view="Runs")
+    first, second = [each.split("  ") for each in said.splitlines() if " train.py:88" in each or "differs from" in each]
+    assert "Rank 2 is in all_gather at metrics.py:46, unlike most ranks." in said
+    assert ("2" in first, "in all_gather at metrics.py:46" in " ".join(first)) == (True, True)
+    assert "3 ranks as rank 0" in second
+    assert "Phases" not in said
 
 
 def test_phases_fill_the_bar_and_are_named_once() -> None:

@@ -206,7 +206,7 @@ def test_a_run_without_steps_is_the_same_in_all_three() -> None:
         assert (json["samples_per_second"] is None) is (expected is not None)
         for text, rank_places in ((block, 1), (article.text, 1)):
             places = text.count("no step for 5 min 10 s")
-            assert places == (rank_places if expected is None else 3), text
+            assert places == (rank_places if expected is None else 2), text  # equal ranks share a row at a standstill
         assert ("per step" in block) is (expected is None)
         assert ("Step time" in article.text) is (expected is None)
 

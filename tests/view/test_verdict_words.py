@@ -7,8 +7,9 @@ import re
 import pytest
 
 from stallscope.catalogue.causes import CAUSES, MISSING, REMAINDERS
+from stallscope.protocol.stacks import Place
 from stallscope.view.verdict_words import line_sentence, phrase_of, root_words, words_of
-from stallscope.view.verdicts import CodeLine, Culprit, Verdict
+from stallscope.view.verdicts import CodeLine, Culprit, OddRank, Verdict
 from tests.known_names import rules
 
 HOT = Culprit("3", "b:9400", "1", "", "thermal_throttle")
@@ -26,7 +27,7 @@ def test_a_culprit_is_rank_gpu_node_and_root_cause_in_one_line() -> None:
         (HOT._replace(cause="lost"), "rank 3, GPU 1 of b:9400: GPU lost"),
         (HOT._replace(cause="nvlink_down"), "rank 3, GPU 1 of b:9400: NVLink down"),
         (HOT._replace(cause="straggler_rank"), "rank 3, GPU 1 of b:9400: slower than the others"),
-        (HOT._replace(cause="hang_spin"), "rank 3, GPU 1 of b:9400: not in the collective"),
+        (HOT._replace(cause="hang_spin"), "rank 3, GPU 1 of b:9400: not in the collective of the others"),
         (HOT._replace(cause="of_tomorrow"), "rank 3, GPU 1 of b:9400: of_tomorrow"),
         (HOT._replace(instance="a\nb"), "rank 3, GPU 1 of a\\nb: slowed by heat"),
     ],
@@ -55,6 +56,30 @@ def test_the_total_is_shown_only_if_it_differs() -> None:
     assert words_of(Verdict("thermal_throttle", 0.42, 0.425)).cost == "It costs 42 % of the GPU time."
     total = words_of(Verdict("thermal_throttle", 0.42, 0.5), with_gpus=False).cost
     assert total == "It costs 42 % of its time, all causes together 50 %."
+
+
+@pytest.mark.parametrize(
+    ("places", "line"),
+    [
+        ([], ""),
+        (
+            [Place("metrics.py:46", "report", "all_gather")],
+            "Rank 0 is in all_gather at metrics.py:46, unlike most ranks.",
+        ),
+        (
+            [Place("a.py:1", "f", ""), Place("b\n.py:2", "g", "")],
+            "Rank 0 is in f at a.py:1, unlike most ranks. Rank 1 is in g at b\\n.py:2, unlike most ranks.",
+        ),
+        (
+            [Place("a.py:1", "f", "")] * 5,
+            " ".join(f"Rank {number} is in f at a.py:1, unlike most ranks." for number in range(3))
+            + " 2 more ranks differ.",
+        ),
+    ],
+)
+def test_a_verdict_of_a_standstill_names_the_ranks_that_differ_with_their_lines(places: list[Place], line: str) -> None:
+    odd = tuple(OddRank(str(number), place) for number, place in enumerate(places))
+    assert words_of(Verdict("hang_spin", 1.0, odd=odd)).line == line
 
 
 SLOW = CodeLine("data_wait", "data/augment.py:41", "elastic > scipy.ndimage.map", 0.62, 4)

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from stallscope.clients.prometheus import Prometheus, PrometheusError, Series
+from stallscope.protocol.stacks import Place
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.view.verdicts import (
     USEFUL_SECONDS,
     WATCHED_SECONDS,
     CodeLine,
     Culprit,
+    OddRank,
     RunName,
     Verdict,
     Verdicts,
@@ -90,6 +92,7 @@ def test_the_displayed_runs_and_gpus_are_queried(watch: Make) -> None:
         'run:culprit:info{run=~"a|b\\\\.c"}',
         'count by (run, namespace, missing) (rank:missing:info{run=~"a|b\\\\.c"})',
         'run:code:ratio2m{run=~"a|b\\\\.c"}',
+        'rank:odd_stack:info{run=~"a|b\\\\.c"}',
         'run:verdict:ratio5m{run=~"a|b\\\\.c"}',
         'gpu:verdict:ratio5m{uuid=~"GPU-1|GPU-2"}',
     ]
@@ -142,6 +145,29 @@ def test_runs_of_one_name_with_different_culprits_have_none(watch: Make) -> None
     verdict = [series(0.2, run="resnet50", cause="straggler_hw")]
     culprits = [series(1, run="resnet50", **HOT), series(1, cluster="b", run="resnet50", **{**HOT, "rank": "0"})]
     assert after_query(watch(Scripted(run_verdict=verdict, run_culprit_info=culprits))).runs[RESNET].culprit is None
+
+
+def differs(rank: str, **labels: str) -> Series:
+    return series(1, run="resnet50", rank=rank, location=f"a.py:{rank}", function="f", call="all_gather", **labels)
+
+
+def test_a_verdict_of_a_standstill_has_the_ranks_that_differ_by_number(watch: Make) -> None:
+    watching = watch(
+        Scripted(
+            run_verdict=[series(1.0, run="resnet50", cause="hang_spin")],
+            rank_odd_stack_info=[differs("10"), differs("9"), series(1, run="other", rank="1")],
+        )
+    )
+    assert after_query(watching).runs[RESNET].odd == (
+        OddRank("9", Place("a.py:9", "f", "all_gather")),
+        OddRank("10", Place("a.py:10", "f", "all_gather")),
+    )
+
+
+def test_runs_of_one_name_in_two_clusters_have_no_ranks_that_differ(watch: Make) -> None:
+    verdict = [series(1.0, run="resnet50", cause="hang_spin")]
+    odd = [differs("1", cluster="a"), differs("2", cluster="b")]
+    assert not after_query(watch(Scripted(run_verdict=verdict, rank_odd_stack_info=odd))).runs[RESNET].odd
 
 
 LINE = {"run": "resnet50", "phase": "data_wait", "location": "data/augment.py:41", "function": "elastic"}

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from stallscope.intake.runs import Held
 from stallscope.protocol.report import StepSeconds
+from stallscope.protocol.stacks import Frame, Stack, place_of
 from stallscope.protocol.vocabulary import STEP_BUCKET_COUNT
 from stallscope.sampling.clock import ScriptedClock
+from stallscope.view.observer import STACK_INFO
+from stallscope.view.stack_groups import grouped
 from stallscope.view.verdicts import CodeLine, Culprit, RunName, Verdict, Verdicts
 from stallscope.web.status.history import MARK_SECONDS, History
+from tests.terminal.pages import sample
 from tests.web.status_page import NOW, Element, ScriptedVerdicts, held, ranks, shown
 
 
@@ -280,5 +284,37 @@ def test_a_prometheus_that_does_not_answer_is_told_with_the_age_of_what_is_shown
 
 def test_a_standstill_is_shown_with_the_rank_that_differs() -> None:
     where = "7 ranks wait in all_reduce at job/trainer.py:88; rank 3 is in <b>read</b> at job/dataset.py:12"
-    assert f"Standstill: {where}." in run(held(), stacks={"resnet50": where}).text
-    assert "Standstill" not in run(held(), stacks={"another": where}).text
+    assert f"Standstill: {where}." in run(held(), stacks={"resnet50": HANG}).text
+    assert "Standstill" not in run(held(), stacks={"another": HANG}).text
+
+
+def stack(number: int) -> Stack:
+    """Return the stack of a rank in a hang of eight."""
+    if number == 3:
+        return (Frame("/usr/lib/python3/x.py", 1, "<b>read</b>"), Frame("/job/dataset.py", 12, "load"))
+    return (Frame("/v/site-packages/torch/distributed/c.py", 9, "all_reduce"), Frame("/job/trainer.py", 88, "step"))
+
+
+HANG = grouped({number: [stack(number)] for number in range(8)})
+
+
+def hang(last_step: float) -> Element:
+    """Return the run of eight ranks, of which rank 3 is elsewhere, at a standstill if the last step is long ago."""
+    places = [sample(STACK_INFO, ("resnet50", str(number), *place_of(stack(number)))) for number in range(8)]
+    ranks = [held(rank=number, last_step=last_step) for number in range(8)]
+    return run(*ranks, samples=places, stacks={"resnet50": HANG})
+
+
+def test_in_a_hang_the_rank_that_differs_comes_first_and_equal_ranks_share_a_row() -> None:
+    odd, others = rows(hang(NOW - 600))
+    assert odd == (
+        "3 GPU 3 running, no step for 10 min, differs from most ranks 100 unknown in <b>read</b> at job/dataset.py:12"
+    )
+    assert others == ("7 ranks as rank 0 running, no step for 10 min 100 unknown in all_reduce at job/trainer.py:88")
+
+
+def test_the_phases_of_earlier_steps_are_shown_only_without_a_standstill() -> None:
+    assert "Where the time goes" not in hang(NOW - 600).text
+    article = hang(NOW - 1)
+    assert article.text.count("Where the time goes") == 2
+    assert len(rows(article)) == 8

@@ -753,9 +753,9 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training is stalled, but its processes are alive.",
                 """{share} of the ranks of run {run} have not completed a step for over a minute, and for far longer
-                than their steps usually take.{gone}{culprit}{place} Before the job is killed, compare the stacks of all
-                ranks ({stacks}, py-spy dump, or the collective library's flight recorder), find the rank whose stack
-                differs from the others, then restart from the last checkpoint.""",
+                than their steps usually take.{gone}{culprit}{place} Before the job is killed, save the stacks of all
+                ranks ({stacks}, py-spy dump, or the collective library's flight recorder){unless_known}, find the rank
+                whose stack differs from the others{end}, then restart from the last checkpoint.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -767,17 +767,16 @@ CAUSES: dict[str, Cause] = {
             "time",
             "progress",
             "Hung in a collective",
-            "Find the rank that isn't in the collective; dump the flight recorder, then restart.",
+            "Find out why a rank is not in the collective of the others; dump the flight recorder, then restart.",
             Alert(
                 "critical",
                 Found(),
                 "Training hangs in a collective operation.",
                 """{share} of the ranks of run {run} complete no step while GPUs spin: they are fully busy at low,
-                constant power, as in a collective operation that never completes.{gone} Find the rank whose GPU does
-                not spin: it is not in the collective.{culprit}{place} Save the stacks ({stacks}, py-spy dump) and the
-                flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE)
-                before the library's timeout kills the job, then restart from the last checkpoint, without that node
-                if it happens again.""",
+                constant power, as in a collective operation that never completes.{gone}{culprit}{place}{unless_known}
+                Find the rank whose GPU does not spin: it is not in the collective.{end} Save the stacks ({stacks},
+                py-spy dump) and the flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE) before the library's timeout kills
+                the job, then restart from the last checkpoint, without that node if it happens again.""",
                 wait="1m",
                 keep="5m",
             ),

@@ -360,7 +360,7 @@ class Exporter:
 
     def _look(self) -> ExporterState:
         from stallscope.collectors.gpu.source import GpuCollector
-        from stallscope.view.stack_groups import grouped, sentence
+        from stallscope.view.stack_groups import grouped
         from stallscope.web.status.exporter_state import ExporterState
 
         snapshot = self.sampler.snapshot
@@ -374,7 +374,7 @@ class Exporter:
                 for held in self.intake.registry.held
                 if held.report.failure
             },
-            stacks={run: sentence(grouped(ranks)) for run, ranks in self._standstills().items()},
+            stacks={run: grouped(ranks) for run, ranks in self._standstills().items()},
             closed_receivers=tuple(each.problem for each in self.intake.receivers if each.problem),
             reads_gpus=any(isinstance(source, GpuCollector) for source in list(self._running.values())),
             simulated=self.configuration.scenario,

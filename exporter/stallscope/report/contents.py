@@ -31,14 +31,14 @@ from stallscope.report import (
     utilisation,
 )
 from stallscope.report.affected import affected, listed, verdict_causes
-from stallscope.report.culprits import Blamed, code_lines, culprits
+from stallscope.report.culprits import Blamed, code_lines, culprits, odd_ranks
 from stallscope.report.document import Block, Document, Notice, Section, unavailable
 from stallscope.report.options import Options
 from stallscope.report.queries import Queries, Server
 from stallscope.report.subject import Subject
-from stallscope.view.verdicts import CodeLine
+from stallscope.view.verdicts import CodeLine, OddRank
 
-PARTS = 22
+PARTS = 23
 """Maximum number of calls of `progress` for a report."""
 
 _OPEN = frozenset({summary.KEY, recommendations.KEY, lost_time.KEY})
@@ -92,11 +92,13 @@ def build(
     verdicts = attempt("Verdicts of ranks and GPUs", lambda: verdict_causes(queries), lambda _: set())
     blamed: dict[str, Blamed] = {}
     lines: dict[str, CodeLine] = {}
+    odd: dict[str, tuple[OddRank, ...]] = {}
     if run is not None:
         blamed = attempt("Culprits", lambda: culprits(queries), lambda _: {})
         lines = attempt("Lines of code", lambda: code_lines(queries), lambda _: {})
+        odd = attempt("Places of ranks", lambda: odd_ranks(queries), lambda _: {})
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))
-    advice = recommendations.Evidence(lost, fired, where, verdicts, number, blamed, lines)
+    advice = recommendations.Evidence(lost, fired, where, verdicts, number, blamed, lines, odd)
 
     sections = [
         Section(

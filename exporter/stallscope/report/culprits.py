@@ -10,7 +10,7 @@ from stallscope.common.formatting import capitalised, duration, readable
 from stallscope.report.queries import Queries
 from stallscope.report.words import LONGEST_TEXT
 from stallscope.view.verdict_words import phrase_of, remedy_of
-from stallscope.view.verdicts import CodeLine, Culprit, code_line_of, culprit_of
+from stallscope.view.verdicts import CodeLine, Culprit, OddRank, code_line_of, culprit_of, odd_rank_of
 
 
 class Blamed(NamedTuple):
@@ -50,6 +50,21 @@ def culprits(queries: Queries) -> dict[str, Blamed]:
         if cause not in found or blamed.seconds > found[cause].seconds:
             found[cause] = blamed
     return found
+
+
+def odd_ranks(queries: Queries) -> dict[str, tuple[OddRank, ...]]:
+    """Return the ranks whose place in the code differed from most ranks' by verdict, those that differed longest first.
+
+    Empty if the server has no `rank:odd_stack:info`, as with older rules.
+    """
+    which = queries.subject.run_matchers
+    verdict = f'label_replace(run:verdict:ratio5m{{{which}}} >= bool 0, "verdict", "$1", "cause", "(.*)")'
+    judged = f"rank:odd_stack:info{{{which}}} * 0 + on ({RUN_LABELS}) group_left (verdict) {verdict}"
+    by = "rank, location, function, call, verdict"
+    found: dict[str, dict[OddRank, float]] = {}
+    for each in queries.instant(f"max by ({by}) ({queries.seconds_present(judged)})"):
+        found.setdefault(each.labels.get("verdict", ""), {})[odd_rank_of(each.labels)] = each.value
+    return {cause: tuple(sorted(ranks, key=lambda each: (-ranks[each], each))) for cause, ranks in found.items()}
 
 
 def code_lines(queries: Queries) -> dict[str, CodeLine]:

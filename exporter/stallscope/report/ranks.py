@@ -45,7 +45,10 @@ class Ranks:
     places: Mapping[str, Place]
     """By rank, in ascending order."""
     worst: tuple[str, ...]
-    """The most relevant ranks, as many as are shown: first those waited for, then those with the greatest loss."""
+    """The most relevant ranks, as many as are shown.
+
+    First those that differ from most ranks at a standstill, then those waited for, then those with the greatest loss.
+    """
     stragglers: tuple[Straggler, ...]
     """By the time that others waited for them, the longest first."""
     compared: bool
@@ -90,7 +93,12 @@ def ranks(queries: Queries, run: Run) -> Ranks:
         queries.by("rank", f"topk({number}, sum by (rank) (sum_over_time({record}{{{which}}}[{window}])))")
         for record in ("run_rank:straggler_score:ratio5m", "rank:verdict:ratio5m")
     )
-    worst = [*sorted(score, key=lambda rank: -score[rank]), *sorted(lost, key=lambda rank: -lost[rank])]
+    odd = queries.by("rank", f"max by (rank) ({queries.seconds_present(_odd(queries))})")
+    worst = [
+        *sorted(odd, key=lambda rank: -odd[rank]),
+        *sorted(score, key=lambda rank: -score[rank]),
+        *sorted(lost, key=lambda rank: -lost[rank]),
+    ]
     waited_for = queries.instant(
         queries.seconds_present(f"max by (rank, cause) (run_rank_cause:straggler:ratio5m{{{which}}})")
     )
@@ -155,7 +163,7 @@ def _gone(queries: Queries, found: Ranks) -> list[Block]:
 
 def standstill(queries: Queries, found: Ranks) -> list[Block]:
     """Report where ranks were in their code while most others waited at another place."""
-    differed = queries.seconds_present(f"rank:odd_stack:info{{{queries.subject.run_matchers}}}")
+    differed = queries.seconds_present(_odd(queries))
     said: list[tuple[float, str]] = []
     for each in queries.instant(f"topk({_NAMED}, max by (rank, location, function, call) ({differed}))"):
         place = f"{each.labels.get('call') or each.labels.get('function', '')} at {each.labels.get('location', '')}"
@@ -165,6 +173,11 @@ def standstill(queries: Queries, found: Ranks) -> list[Block]:
         return []
     places = "; ".join([words for _, words in sorted(said)])
     return [Notice("critical", f"While most ranks waited at another place of the code: {places}.")]
+
+
+def _odd(queries: Queries) -> str:
+    """Return PromQL for the ranks whose place in the code differs from most ranks' at a standstill."""
+    return f"rank:odd_stack:info{{{queries.subject.run_matchers}}}"
 
 
 def _table(queries: Queries, found: Ranks) -> Table:

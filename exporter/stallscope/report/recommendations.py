@@ -18,8 +18,8 @@ from stallscope.report.document import Block, Fact, Notice, Paragraph, Recommend
 from stallscope.report.lost_time import Loss, LostTime
 from stallscope.report.queries import Queries
 from stallscope.report.words import money, percent, plain, title_of
-from stallscope.view.verdict_words import line_sentence
-from stallscope.view.verdicts import CodeLine
+from stallscope.view.verdict_words import line_sentence, odd_sentence
+from stallscope.view.verdicts import CodeLine, OddRank
 
 KEY = "recommendations"
 TITLE = "What to change"
@@ -43,6 +43,8 @@ class Evidence(NamedTuple):
     """The culprit of a run by verdict."""
     lines: Mapping[str, CodeLine]
     """The line of code of a run by verdict."""
+    odd: Mapping[str, tuple[OddRank, ...]] = {}
+    """By verdict, the ranks whose place in the code differed from most ranks'."""
 
 
 def recommendations(queries: Queries, found: Evidence) -> tuple[Recommendation, ...]:
@@ -212,7 +214,9 @@ def _remedy(found: Evidence, cause: str) -> str:
     """Return the first thing to do about a cause, after its culprit and its line of code if they are known."""
     blamed = found.blamed.get(cause)
     remedy = CAUSES[cause].remedy if blamed is None else blamed.sentence
-    return f"{line_sentence(found.lines[cause])} {remedy}" if cause in found.lines else remedy
+    odd = odd_sentence(found.odd.get(cause, ()))
+    line = line_sentence(found.lines[cause]) if cause in found.lines else ""
+    return " ".join(part for part in (odd, line, remedy) if part)
 
 
 def _evidence(queries: Queries, found: Evidence, loss: Loss) -> str:

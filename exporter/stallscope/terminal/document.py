@@ -163,6 +163,7 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "culprit": verdict.culprit._asdict() if verdict.culprit is not None else None,
         "missing": list(verdict.missing),
         "line": _line(verdict.line),
+        "odd_ranks": [{"rank": each.rank, **each.place._asdict()} for each in verdict.odd],
     }
 
 

@@ -29,13 +29,16 @@ from stallscope.terminal.lines import (
     wrapped,
 )
 from stallscope.terminal.verdict_lines import verdict_lines
-from stallscope.view.model import Rank, Run, no_step_for
+from stallscope.view.model import RankRow, Run, no_step_for
 from stallscope.view.phase_shares import phase_shares
+from stallscope.view.stack_groups import at
 from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
 
 MAX_RANKS = 64
 """Maximum number of displayed ranks of one run."""
+_PLACE = 100
+"""Displayed characters of the place of a rank in its code."""
 _NAME = 128
 """Displayed characters of a name that has its own line."""
 
@@ -46,7 +49,7 @@ def run_block(run: Run, now: float, verdicts: Verdicts | None, width: int) -> li
     lines = flow(_run_head(run), width)
     lines += flow(_run_facts(run, now), width, indent)
     shares = phase_shares(run.phases)
-    if shares:
+    if shares and run.without_step is None:  # the phases of earlier steps don't explain a standstill
         drawn, unlabelled = phase_bar(shares, width - len(indent))
         since = "since the start" if run.since is None else f"in the last {whole_time(run.since)}"
         lines.append((Span(indent), *drawn))
@@ -109,20 +112,23 @@ def _run_verdict(run: Run, verdicts: Verdicts, width: int, indent: str) -> list[
     return wrapped(why_unjudged(run, verdicts), width, "quiet", indent)
 
 
-def rank_table(run: Run, now: float, width: int) -> list[Line]:
+def rank_table(run: Run, now: float, verdicts: Verdicts | None, width: int) -> list[Line]:
     """Return the ranks as a table."""
-    shown = run.shown(MAX_RANKS)
-    rows = [_rank_row(rank, now) for rank in shown]
+    verdict = None if verdicts is None else verdicts.runs.get(run.name)
+    odd = {int(each.rank) for each in verdict.odd if each.rank.isdecimal()} if verdict is not None else set()
+    shown = run.rows(MAX_RANKS, odd)
+    is_standstill = run.without_step is not None
+    rows = [_rank_row(row, now, is_standstill) for row in shown]
     columns = (
-        Column("Rank", right=True),
+        Column("Rank", right=not is_standstill),
         Column("GPU", right=True, dispensable=3),
         Column("State", least=6),
         Column("Step", right=True),
         Column("Step time", right=True, dispensable=1),
-        Column("Most time in", dispensable=2),
+        Column("Place in the code", least=24) if is_standstill else Column("Most time in", dispensable=2),
         Column("Report", right=True, dispensable=4),
     )
-    more = len(run.ranks) - len(shown)
+    more = len(run.ranks) - sum(row.alike for row in shown)
     hint = (
         [line(Span(f"  {count(more)} more ranks are not shown; the metrics contain all ranks.", "quiet"))]
         if more
@@ -131,18 +137,27 @@ def rank_table(run: Run, now: float, width: int) -> list[Line]:
     return [*table(columns, rows, width, "  "), *hint]
 
 
-def _rank_row(rank: Rank, now: float) -> tuple[Line, ...]:
+def _rank_row(row: RankRow, now: float, is_standstill: bool) -> tuple[Line, ...]:
+    rank = row.rank
     shares = phase_shares(rank.recent.phases)
     most = max(shares, key=lambda each: each.share, default=None)
+    if is_standstill:
+        where = or_dash(None if rank.place is None else readable(at(rank.place), _PLACE))
+    else:
+        where = (
+            or_dash(None) if most is None else (*bar(most.share, BAR), Span(f" {share(most.share)} {phase_name(most)}"))
+        )
     state, role = readable(rank.state, 24), "bad" if rank.state in ("lost", "failed") else ""
     if rank.without_step is not None:
         state, role = f"{state}, {no_step_for(rank.without_step)}", "warn"
+    if row.is_odd:
+        state, role = f"{state}, differs from most ranks", "bad"
     return (
-        line(str(rank.number)),
-        or_dash(", ".join(readable(each, 8) for each in rank.gpus if each) or None),
+        line(row.name),
+        or_dash(", ".join(readable(each, 8) for each in rank.gpus if each and row.alike == 1) or None),
         line(Span(state or "-", role)),
         or_dash(None if rank.step is None else count(rank.step)),
         or_dash(None if rank.step_seconds is None else duration(rank.step_seconds)),
-        or_dash(None) if most is None else (*bar(most.share, BAR), Span(f" {share(most.share)} {phase_name(most)}")),
+        where,
         or_dash(time_since(now, rank.last_push)),
     )

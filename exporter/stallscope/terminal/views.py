@@ -60,7 +60,7 @@ def gpus(screen: Screen, sort: str, width: int) -> list[Line]:
 
 def runs(screen: Screen, _sort: str, width: int) -> list[Line]:
     """Return runs with their ranks."""
-    lines = _by_run(screen, width, lambda run: rank_table(run, screen.now, width))
+    lines = _by_run(screen, width, lambda run: rank_table(run, screen.now, screen.verdicts, width))
     none = "No training run of that owner." if screen.owner else "No training run has reported yet."
     return [*(lines or wrapped(none, width, "quiet")), *_no_match(screen, width)]
 

@@ -5,12 +5,13 @@ A value that is not exported is None.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from stallscope.catalogue.metrics import GONE_STATES, OUTSIDE_PHASES, OWNER_LABELS
 from stallscope.common.formatting import duration
+from stallscope.protocol.stacks import Place
 from stallscope.view.verdicts import RunName
 
 Labels = Mapping[str, str]
@@ -155,6 +156,8 @@ class Rank:
     """Mean over all steps in seconds."""
     without_step: float | None
     """Seconds since the last step of a live rank, if that is far longer than a step."""
+    place: Place | None = None
+    """The place in its code, if the rank is at a standstill and left its stack."""
 
     @property
     def ended(self) -> bool:
@@ -171,6 +174,22 @@ class Rank:
     def per_second(self, work: float | None) -> float | None:
         """Return the recent work per second; None for a rank that makes no steps."""
         return None if self.ended or self.without_step is not None else self.recent.rate(work)
+
+
+class RankRow(NamedTuple):
+    """A row of a table of ranks."""
+
+    rank: Rank
+    """The first of the ranks."""
+    alike: int = 1
+    """Number of ranks that the row stands for."""
+    is_odd: bool = False
+    """True if its place in the code differs from most ranks'."""
+
+    @property
+    def name(self) -> str:
+        """The rank's number, or as `7 ranks as rank 0`."""
+        return f"{self.alike:,} ranks as rank {self.rank.number}" if self.alike > 1 else str(self.rank.number)
 
 
 @dataclass(frozen=True)
@@ -200,6 +219,21 @@ class Run:
         """Return up to `most` ranks by number, preferring failed, terminated and lost ranks."""
         first = sorted(self.ranks, key=lambda rank: rank.state not in GONE_STATES)[:most]
         return tuple(sorted(first, key=lambda rank: rank.number))
+
+    def rows(self, most: int, odd: Collection[int] = ()) -> tuple[RankRow, ...]:
+        """Return up to `most` rows of ranks by number.
+
+        At a standstill, equal ranks share a row: their place in the code, state and step are the same. The ranks `odd`
+        come first, because the others wait for them.
+        """
+        if self.without_step is None:
+            return tuple(RankRow(rank) for rank in self.shown(most))
+        equal: dict[object, list[Rank]] = {}
+        for rank in self.ranks:
+            equal.setdefault((rank.number in odd, rank.place, rank.state, rank.activity, rank.step), []).append(rank)
+        rows = [RankRow(ranks[0], len(ranks), ranks[0].number in odd) for ranks in equal.values()]
+        rows.sort(key=lambda row: (not row.is_odd, row.rank.state not in GONE_STATES, row.rank.number))
+        return tuple(rows[:most])
 
     @property
     def activities(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stallscope.catalogue.metrics import Family, MetricType, family
 from stallscope.clients.exposition import Page
+from stallscope.protocol.stacks import Place
 from stallscope.view.model import ENDED, Gpu, Host, Labels, Node, Owner, Rank, Recent, Source
 
 BUILD_INFO = family("stallscope_build_info")
@@ -65,6 +66,7 @@ STEP = family("stallscope_training_step")
 STEPS_PLANNED = family("stallscope_training_steps_planned")
 EPOCH = family("stallscope_training_epoch")
 LOSS = family("stallscope_training_loss")
+STACK_INFO = family("stallscope_training_stack_info")
 
 SOURCE_UP = family("stallscope_exporter_source_up")
 SOURCE_SUCCESS = family("stallscope_exporter_source_last_success_timestamp_seconds")
@@ -290,6 +292,10 @@ def _ranks(page: Samples, before: Mapping[RankKey, Counters], time: float | None
     for (run, rank, gpu), _ in page.by(RANK_GPU, "run", "rank", "gpu"):
         gpus.setdefault((run, rank), []).append(gpu)
     counters = counters_of(page)
+    places = {
+        (run, rank): Place(*place)
+        for (run, rank, *place), _ in page.by(STACK_INFO, "run", "rank", "location", "function", "call")
+    }
     ranks = []
     for labels, _ in page.samples(RANK_INFO):
         key = labels.get("run", ""), labels.get("rank", "")
@@ -318,6 +324,7 @@ def _ranks(page: Samples, before: Mapping[RankKey, Counters], time: float | None
                 recent=total if ended or key not in before else _recent(counters[key], before[key]),
                 mean_step=mean_step,
                 without_step=silence if silence is not None and silence >= longest and not ended else None,
+                place=places.get(key),
             )
         )
     return tuple(sorted(ranks, key=lambda rank: (rank.run, rank.number)))

@@ -89,9 +89,9 @@ def sentence(grouping: Grouping) -> str:
     parts = []
     if waiting is not None:
         verb = "wait" if len(waiting.ranks) > 1 else "waits"
-        parts.append(f"{several(len(waiting.ranks), 'rank')} {verb} {_at(waiting.place)}")
+        parts.append(f"{several(len(waiting.ranks), 'rank')} {verb} {at(waiting.place)}")
     parts += [
-        f"{named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {_at(group.place)}"
+        f"{named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {at(group.place)}"
         for group in others[:_MAX_SHOWN]
     ]
     if len(others) > _MAX_SHOWN:
@@ -107,14 +107,14 @@ def _over_samples(grouping: Grouping) -> str:
             [(0, -1), (0, -1), *[(count, rank) for rank, (count, _) in grouping.outside.items()]], reverse=True
         )[:2]
         if count >= _MIN_LEAD * max(next_count, 1):
-            text += f"; rank {rank} differs most often, in {count}, {_at(grouping.outside[rank][1])}"
+            text += f"; rank {rank} differs most often, in {count}, {at(grouping.outside[rank][1])}"
         return text
     alike: dict[tuple[int, Place], list[int]] = {}
     for rank in grouping.odd:
         alike.setdefault(grouping.outside[rank], []).append(rank)
     parts = [
         f"{named(ranks)} {'differ' if len(ranks) > 1 else 'differs'} from the others in {count} of {grouping.samples} "
-        f"samples, most often {_at(place)}"
+        f"samples, most often {at(place)}"
         for (count, place), ranks in sorted(alike.items(), key=lambda item: (-item[0][0], item[1]))
     ]
     if len(parts) > _MAX_SHOWN:
@@ -152,7 +152,8 @@ def is_waiting(stack: Stack) -> bool:
     return any(part in frame.file for frame in stack for part in _COLLECTIVES)
 
 
-def _at(place: Place) -> str:
+def at(place: Place) -> str:
+    """Return a place as `in all_reduce at job/trainer.py:88`."""
     return f"in {place.call or place.function} at {place.location}"
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from stallscope.catalogue.causes import CAUSES, MISSING, REMAINDERS, Severity
 from stallscope.common.formatting import capitalised, percent, readable
 from stallscope.view.model import Run
-from stallscope.view.verdicts import CodeLine, Culprit, Verdict, Verdicts
+from stallscope.view.stack_groups import at
+from stallscope.view.verdicts import CodeLine, Culprit, OddRank, Verdict, Verdicts
 
 ROOT_WORDS = {
     "straggler_rank": "slower than the others",
     "straggler_input": "waits for data",
     "straggler_hw": "its GPU is slower than the others'",
     "stalled": "at another place of its code than the others",
-    "hang_spin": "not in the collective",
+    "hang_spin": "not in the collective of the others",
     "hang_io": "waits for storage",
 }
 """Root causes whose title describes the run, worded for the rank."""
@@ -29,6 +30,8 @@ PHASE_WORDS = {
 }
 """Phases in words that follow a share; for others, the name of the phase."""
 
+_MAX_ODD = 3
+"""Maximum number of ranks that differ in a verdict."""
 _MOST = 0.5
 """Share of a phase from which a line has most of it."""
 
@@ -43,7 +46,7 @@ class VerdictWords(NamedTuple):
     culprit: str
     """A sentence with rank, GPU, node and root cause; empty if no rank is to blame."""
     line: str
-    """A sentence with the line of code in which the time passes; empty if it is unknown."""
+    """A sentence with the line of code in which the time passes, or a rank differs from most; empty if unknown."""
     remedy: str
     """A sentence: the remedy of the root cause if it is known, else of the verdict."""
     severity: Severity | None
@@ -74,7 +77,7 @@ def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], 
     if verdict.culprit is not None:
         culprit = f"{capitalised(phrase_of(verdict.culprit, name))}."
         remedy = remedy_of(verdict.culprit) or remedy
-    line = "" if verdict.line is None else line_sentence(verdict.line, name)
+    line = odd_sentence(verdict.odd, name) if verdict.line is None else line_sentence(verdict.line, name)
     return VerdictWords(cause.title, cost, culprit, line, remedy, cause.severity, cause.subject != "gpu")
 
 
@@ -108,6 +111,19 @@ def line_sentence(line: CodeLine, name: Callable[[str], str] = readable) -> str:
     phase = PHASE_WORDS.get(line.phase) or f"phase {name(line.phase)}"
     workers = f", with {line.workers} loader {'worker' if line.workers == 1 else 'workers'}" if line.workers else ""
     return f"{percent(line.share)} of {phase} is in {name(f'{line.location} {line.function}'.rstrip())}{workers}."
+
+
+def odd_sentence(odd: Sequence[OddRank], name: Callable[[str], str] = readable) -> str:
+    """Return a sentence such as `Rank 1 is in all_gather at metrics.py:46, unlike most ranks`, in the alerts' words.
+
+    Args:
+        odd: the ranks that differ from most ranks of a run at a standstill.
+        name: escapes a name from outside for output.
+    """
+    said = [f"Rank {name(each.rank)} is {name(at(each.place))}, unlike most ranks." for each in odd[:_MAX_ODD]]
+    if len(odd) > _MAX_ODD:
+        said.append(f"{len(odd) - _MAX_ODD} more ranks differ.")
+    return " ".join(said)
 
 
 def line_words(location: str, function: str, share: float, name: Callable[[str], str] = readable) -> str:

@@ -13,6 +13,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from stallscope.clients.expressions import any_of
+from stallscope.protocol.stacks import Place
 
 if TYPE_CHECKING:
     from stallscope.clients.prometheus import Series  # loads its library only if a server is configured
@@ -58,6 +59,13 @@ class CodeLine(NamedTuple):
     """Loader workers of a rank, for the phase `data_wait`; 0 if there are none."""
 
 
+class OddRank(NamedTuple):
+    """A rank of a run at a standstill whose place in the code differs from most ranks', as in `rank:odd_stack:info`."""
+
+    rank: str
+    place: Place
+
+
 class Verdict(NamedTuple):
     """A primary cause."""
 
@@ -72,6 +80,8 @@ class Verdict(NamedTuple):
     """Reasons for insufficient data, as in `rank:missing:info`; empty for a GPU, and if the verdict names a cause."""
     line: CodeLine | None = None
     """None for a GPU, and for a run whose verdict names no line of code."""
+    odd: tuple[OddRank, ...] = ()
+    """By rank; empty for a GPU, and for a run without a standstill."""
 
 
 class Verdicts(NamedTuple):
@@ -177,6 +187,7 @@ class VerdictWatch:
         for labels, _value in self._server.query(f"count by (run, namespace, missing) (rank:missing:info{matcher})"):
             missing.setdefault(_run_name(labels), set()).add(labels.get("missing", ""))
         lines = self._lines(matcher)
+        odd = _odd_ranks(self._server.query(f"rank:odd_stack:info{matcher}"))
         runs: dict[RunName, Verdict] = {}
         ambiguous = set()
         for name, cause, share in _shares(self._server.query(f"run:verdict:ratio5m{matcher}"), _run_name):
@@ -184,7 +195,13 @@ class VerdictWatch:
                 ambiguous.add(name)
             reasons = missing.get(name, set()) if cause == "insufficient_data" else ()
             runs[name] = Verdict(
-                cause, share, lost.get(name), culprits.get(name), tuple(sorted(reasons)), lines.get((name, cause))
+                cause,
+                share,
+                lost.get(name),
+                culprits.get(name),
+                tuple(sorted(reasons)),
+                lines.get((name, cause)),
+                odd.get(name, ()),
             )
         wanted = frozenset(names)
         return {name: runs[name] for name in runs.keys() & (wanted - ambiguous)}, wanted & ambiguous
@@ -249,6 +266,27 @@ def _culprits(series: Iterable[Series]) -> dict[RunName, Culprit]:
     for labels, _value in series:
         found.setdefault(_run_name(labels), set()).add(culprit_of(labels))
     return {name: next(iter(culprits)) for name, culprits in found.items() if len(culprits) == 1}
+
+
+def _odd_ranks(series: Iterable[Series]) -> dict[RunName, tuple[OddRank, ...]]:
+    """Return the ranks that differ by run, except for names of several runs, as in two clusters."""
+    found: dict[RunName, set[OddRank]] = {}
+    clusters: dict[RunName, set[str]] = {}
+    for labels, _value in series:
+        name = _run_name(labels)
+        found.setdefault(name, set()).add(odd_rank_of(labels))
+        clusters.setdefault(name, set()).add(labels.get("cluster", ""))
+    return {
+        name: tuple(sorted(ranks, key=lambda each: (len(each.rank), each)))
+        for name, ranks in found.items()
+        if len(clusters[name]) == 1
+    }
+
+
+def odd_rank_of(labels: Mapping[str, str]) -> OddRank:
+    """Read a rank that differs from the labels of a series of `rank:odd_stack:info`."""
+    place = Place(*(labels.get(name, "") for name in ("location", "function", "call")))
+    return OddRank(labels.get("rank", ""), place)
 
 
 def _run_name(labels: Mapping[str, str]) -> RunName:

@@ -11,6 +11,7 @@ from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sampling.sampler import CollectorStatus
 from stallscope.view.model import Labels
 from stallscope.view.observer import COUNT, STEP_SECONDS, SUM, WANTED, RankKey
+from stallscope.view.stack_groups import Grouping
 
 _MOST = 1e100
 """Beyond it sums and products would be infinite."""
@@ -28,8 +29,8 @@ class ExporterState(NamedTuple):
     statuses: tuple[CollectorStatus, ...]
     failures: Mapping[RankKey, str] = {}
     """Failure of a rank's process, if it reported one."""
-    stacks: Mapping[str, str] = {}
-    """For each run with ranks at a standstill, where these are in their code, as a sentence."""
+    stacks: Mapping[str, Grouping] = {}
+    """For each run with ranks at a standstill, these ranks by their places in the code."""
     closed_receivers: tuple[str, ...] = ()
     """For each receiver of training reports that is not open, the reason and what to do."""
     reads_gpus: bool = True

@@ -91,7 +91,7 @@ class StatusPage:
         look = self._look()
         now = time.time() if now is None else now
         node = node_of(SnapshotSamples(look.samples), before=self._history.before, time=look.at)
-        selection = select(runs_of(node.ranks))
+        selection = select(runs_of(node.ranks), {run: found.odd for run, found in look.stacks.items()})
         verdicts = None
         if self._verdicts is not None:
             asked_for = [gpu.uuid for gpu in shown_first(node.gpus)[:MAX_GPUS]]

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stallscope.common.formatting import count, duration, percent, progress, several, time_left, time_since, whole_time
-from stallscope.view.model import Node, Rank, Run, no_step_for
+from stallscope.view.model import Node, Rank, RankRow, Run, no_step_for
 from stallscope.view.phase_shares import KNOWN, phase_shares, title_of_share
+from stallscope.view.stack_groups import at, sentence
 from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
 from stallscope.web.status.exporter_state import ExporterState
@@ -21,6 +22,8 @@ _STATES: Mapping[str, str] = {"running": "good", "failed": "bad", "lost": "bad"}
 """How a state looks that is better or worse than any other."""
 _STACKS_LENGTH = 500
 """Characters of the sentence on stacks."""
+_PLACE_LENGTH = 300
+"""Characters of the place of a rank in its code."""
 _OWN_COLOURS = 3
 """Colours for phases that users name."""
 
@@ -40,7 +43,7 @@ def run_section(look: ExporterState, node: Node, selection: Selection, verdicts:
     return f'<section aria-labelledby="runs"><h2 id="runs">Training runs</h2>{body}{rest}</section>'
 
 
-def _article(run: Run, ranks: tuple[Rank, ...], look: ExporterState, node: Node, verdicts: Verdicts | None) -> str:
+def _article(run: Run, ranks: tuple[RankRow, ...], look: ExporterState, node: Node, verdicts: Verdicts | None) -> str:
     return (
         f'<article class="card run"><h3><span>{foreign(run.name.run, 128)}</span> {_states(run)}</h3>'
         f"<p>{_presence(run, look)}</p>{_judged(run, verdicts)}{_standstill(run, look)}{_progress(run)}"
@@ -60,7 +63,8 @@ def _judged(run: Run, verdicts: Verdicts | None) -> str:
 
 
 def _standstill(run: Run, look: ExporterState) -> str:
-    where = look.stacks.get(run.name.run, "")
+    found = look.stacks.get(run.name.run)
+    where = "" if found is None else sentence(found)
     return (
         f'<p class="verdict warn"><strong>Standstill:</strong> {foreign(where, _STACKS_LENGTH)}.</p>' if where else ""
     )
@@ -119,6 +123,8 @@ def _facts(run: Run, node: Node) -> str:
 
 
 def _phases(run: Run) -> str:
+    if run.without_step is not None:  # the phases of earlier steps don't explain a standstill
+        return ""
     shares = _shares(run.phases)
     if not shares:
         return '<p class="quiet">Phases: nothing was reported yet.</p>'
@@ -133,21 +139,24 @@ def _phases(run: Run) -> str:
     )
 
 
-def _ranks(run: Run, ranks: tuple[Rank, ...], look: ExporterState, node: Node) -> str:
+def _ranks(run: Run, ranks: tuple[RankRow, ...], look: ExporterState, node: Node) -> str:
     if len(run.ranks) == 1:
         return ""
-    rows = "".join(_rank_row(rank, look, node) for rank in ranks)
-    more = len(run.ranks) - len(ranks)
+    is_standstill = run.without_step is not None
+    rows = "".join(_rank_row(row, look, node, is_standstill) for row in ranks)
+    more = len(run.ranks) - sum(row.alike for row in ranks)
+    what = "Place in the code" if is_standstill else "Where the time goes"
     caption = f"Ranks, {more:,} more not shown" if more else "Ranks"
     return (
         f'<table class="small"><caption>{caption}</caption><thead><tr><th scope="col">Rank</th>'
-        '<th scope="col">Step, and its time</th><th scope="col">Where the time goes</th></tr></thead>'
+        f'<th scope="col">Step, and its time</th><th scope="col">{what}</th></tr></thead>'
         f"<tbody>{rows}</tbody></table>"
     )
 
 
-def _rank_row(rank: Rank, look: ExporterState, node: Node) -> str:
-    gpus = ", ".join(foreign(gpu) for gpu in rank.gpus[:2] if gpu)
+def _rank_row(row: RankRow, look: ExporterState, node: Node, is_standstill: bool) -> str:
+    rank = row.rank
+    gpus = ", ".join(foreign(gpu) for gpu in rank.gpus[:2] if gpu and row.alike == 1)
     gpu = f' <span class="none">GPU {gpus}</span>' if gpus else ""
     silence = 0.0 if node.time is None or rank.last_push is None else node.time - rank.last_push
     css = "quiet" if rank.without_step is not None and rank.state == "running" else _STATES.get(rank.state, "quiet")
@@ -158,15 +167,24 @@ def _rank_row(rank: Rank, look: ExporterState, node: Node) -> str:
         state += f', <span class="warn">silent for {duration(silence // 10 * 10)}</span>'
     elif failure := _failure(rank, look):
         state += f", {foreign(failure)}"
+    if row.is_odd:
+        state += ', <span class="bad">differs from most ranks</span>'
+    step_time = UNKNOWN_TEXT if rank.step_seconds is None else duration(rank.step_seconds)
+    return (
+        f'<tr><th scope="row">{row.name}{gpu}<span class="under">{state}</span></th>'
+        f"<td>{UNKNOWN_TEXT if rank.step is None else count(rank.step)}"
+        f'<span class="under">{step_time}</span></td><td>{_place(rank) if is_standstill else _time(rank)}</td></tr>'
+    )
+
+
+def _time(rank: Rank) -> str:
     shares = _shares(rank.recent.phases)
     most = max(shares, key=lambda share: share.share, default=None)
-    step_time = UNKNOWN_TEXT if rank.step_seconds is None else duration(rank.step_seconds)
-    time = f"{_bar_of(shares)}{foreign(most.name)} {percent(most.share)}" if most is not None else UNKNOWN_TEXT
-    return (
-        f'<tr><th scope="row">{rank.number}{gpu}<span class="under">{state}</span></th>'
-        f"<td>{UNKNOWN_TEXT if rank.step is None else count(rank.step)}"
-        f'<span class="under">{step_time}</span></td><td>{time}</td></tr>'
-    )
+    return UNKNOWN_TEXT if most is None else f"{_bar_of(shares)}{foreign(most.name)} {percent(most.share)}"
+
+
+def _place(rank: Rank) -> str:
+    return UNKNOWN_TEXT if rank.place is None else foreign(at(rank.place), _PLACE_LENGTH)
 
 
 def _shares(seconds: Mapping[str, float]) -> list[_Share]:

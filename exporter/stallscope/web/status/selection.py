@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from stallscope.view.model import Rank, Run
+from stallscope.view.model import RankRow, Run
 
 MAX_RUNS = 12
 MAX_RANKS_OF_A_RUN = 16
@@ -16,18 +16,23 @@ MAX_RANKS = 48
 class Selection(NamedTuple):
     """Contents of the page."""
 
-    runs: tuple[tuple[Run, tuple[Rank, ...]], ...]
-    """Runs with those of their ranks that there is room for, by number."""
+    runs: tuple[tuple[Run, tuple[RankRow, ...]], ...]
+    """Runs with those of their ranks that there is room for."""
     left_out: int
     """Number of runs above the limit."""
 
 
-def select(runs: Sequence[Run]) -> Selection:
-    """Choose the first runs, and of each run ranks in trouble before the others."""
+def select(runs: Sequence[Run], odd: Mapping[str, Collection[int]]) -> Selection:
+    """Choose the first runs, and of each run ranks in trouble before the others.
+
+    Args:
+        runs: all runs.
+        odd: by run, the ranks that differ from most ranks at a standstill.
+    """
     shown = []
     room = MAX_RANKS
     for run in runs[:MAX_RUNS]:
-        ranks = run.shown(max(1, min(room, MAX_RANKS_OF_A_RUN)))
+        ranks = run.rows(max(1, min(room, MAX_RANKS_OF_A_RUN)), odd.get(run.name.run, ()))
         room -= len(ranks)
         shown.append((run, ranks))
     return Selection(tuple(shown), max(0, len(runs) - MAX_RUNS))
