@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -215,12 +216,47 @@ def test_bash_completes_what_is_begun(line: str, offered: list[str], scripts: Pa
     assert (sorted(reported.stdout.split()), reported.stderr) == (sorted(offered), "")
 
 
+class Terminal(io.StringIO):
+    """A stream that pretends to be a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_written = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self.is_written.set()
+        return written
+
+
 class TestProgress:
     def test_nothing_is_shown_where_nobody_watches(self, capsys: pytest.CaptureFixture[str]) -> None:
         with progress("Reading", total=2) as advance:
             advance()
             advance(1)
         assert capsys.readouterr() == ("", "")
+
+    def test_without_the_library_for_bars_a_terminal_shows_what_is_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr("stallscope.cli._progress.SECONDS", 0.0)
+        for name in ("rich.console", "rich.progress"):
+            monkeypatch.setitem(sys.modules, name, None)
+        with progress("Reading resnet50"):
+            assert terminal.is_written.wait(60)
+        assert terminal.getvalue().startswith("Reading resnet50 …")
+
+    def test_with_quiet_a_terminal_shows_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with progress("Reading", total=1, quiet=True) as advance:
+            advance()
+        assert not terminal.getvalue()
 
     def test_a_bar_is_shown_on_a_terminal_and_only_on_standard_error(self) -> None:
         pytest.importorskip("rich")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stallscope.cli import _prometheus, _times
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
-from stallscope.cli._progress import progress
+from stallscope.cli._progress import add_flag, progress
 
 if TYPE_CHECKING:
     from stallscope.analysis.comparison import Comparison
@@ -56,6 +56,7 @@ def parser() -> Parser:
     made.add_argument("--namespace", help="namespace of the runs, if several namespaces have runs of these names")
     made.add_argument("--json", action="store_true", help="print one JSON document: seconds, shares from 0 to 1")
     _times.add_flags(made, since=_SINCE)
+    add_flag(made)
     _prometheus.add_flags(made)
     return made
 
@@ -118,7 +119,7 @@ def _compare(server: Prometheus, parsed: Any) -> Comparison:
         start, end = _times.span(parsed, server.now())
         texts: dict[tuple[str, str, str], str] = {}
         figures = []
-        with progress("Reading runs", total=len(parsed.runs)) as advance:
+        with progress("Reading runs", total=len(parsed.runs), quiet=parsed.quiet) as advance:
             for text in parsed.runs:
                 run = find_run(server, text, start, end, cluster=parsed.cluster, namespace=parsed.namespace)
                 same = texts.setdefault((run.cluster, run.namespace, run.name), text)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser, nearest
-from stallscope.cli._progress import progress
+from stallscope.cli._progress import add_flag, progress
 from stallscope.cli._prometheus import add_flags
 from stallscope.clients.address import VARIABLE, default_exporter
 from stallscope.common.formatting import readable
@@ -67,6 +67,7 @@ def parser() -> Parser:
         metavar="URL",
         help=f"URL of the exporter (default: the host of {_ADDRESS}, {DEFAULT_EXPORTER})",
     )
+    add_flag(made)
     add_flags(made, timeout=_TIMEOUT, servers="an exporter or Prometheus")
     return made
 
@@ -90,7 +91,9 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.exporter_url is None and not environment.get(_ADDRESS) and stack:
         environment[_ADDRESS] = stack.exporter.replace("http", "udp", 1)
     subject = _subject(parsed, environment, prometheus_named=named)
-    results = _examine([name for name in PARTS if name in (parsed.parts or PARTS)], subject, show=not parsed.json)
+    results = _examine(
+        [name for name in PARTS if name in (parsed.parts or PARTS)], subject, show=not parsed.json, quiet=parsed.quiet
+    )
     counts = Counter[str](each.finding.status for each in results)
     if parsed.json:
         print(json.dumps({"results": [_entry(each) for each in results], "counts": dict(counts)}, indent=2))
@@ -99,14 +102,14 @@ def main(arguments: Sequence[str]) -> int:
     return int(counts["failed"] > 0)
 
 
-def _examine(names: Sequence[str], subject: Subject, *, show: bool) -> list[Result]:
+def _examine(names: Sequence[str], subject: Subject, *, show: bool, quiet: bool) -> list[Result]:
     """Run the checks, and print the results of each part as soon as it is complete."""
     from stallscope.doctor.checkup import examined
     from stallscope.doctor.examination import PARTS as CHECKS
 
     results: list[Result] = []
     for name in names:
-        with progress(f"Checking {name}"):
+        with progress(f"Checking {name}", quiet=quiet):
             found = list(examined(CHECKS[name], subject))
         results += found
         if show:

@@ -14,7 +14,7 @@ from stallscope.cli import _prometheus, _times
 from stallscope.cli._durations import duration
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
-from stallscope.cli._progress import progress
+from stallscope.cli._progress import add_flag, progress
 from stallscope.common.formatting import readable
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def parser() -> Parser:
     made.add_argument("--namespace", help="namespace of the run, if several namespaces have a run of that name")
     made.add_argument("--json", action="store_true", help="print a summary of the files as one JSON document")
     _times.add_flags(made)
+    add_flag(made)
     _prometheus.add_flags(made)
     return made
 
@@ -88,12 +89,15 @@ def _write(parsed: Any) -> Export:
     from stallscope.common.whole_files import reason
 
     try:
-        with closing(_prometheus.client(parsed)) as server, _prometheus.one_line_errors():
+        with (
+            closing(_prometheus.client(parsed)) as server,
+            _prometheus.one_line_errors(),
+            progress(f"Reading {readable(parsed.run)}", total=1.0, quiet=parsed.quiet) as advance,
+        ):
             start, end = _times.span(parsed, server.now())
             run = find_run(server, parsed.run, start, end, cluster=parsed.cluster, namespace=parsed.namespace)
-            with progress(f"Reading {readable(run.name)}", total=1.0) as advance:
-                read = pieces(run, prometheus=server, start=start, end=end, step=parsed.step, advance=advance)
-                return export(read, parsed.out, parsed.format)
+            read = pieces(run, prometheus=server, start=start, end=end, step=parsed.step, advance=advance)
+            return export(read, parsed.out, parsed.format)
     except OSError as problem:
         raise _prometheus.CommandFailed(reason(problem, parsed.out)) from None
 

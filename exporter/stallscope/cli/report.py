@@ -20,7 +20,7 @@ from stallscope.cli import _prometheus, _times
 from stallscope.cli._durations import duration
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser, nearest
-from stallscope.cli._progress import progress
+from stallscope.cli._progress import add_flag, progress
 from stallscope.cli._prometheus import CommandFailed, one_line_errors
 from stallscope.common.formatting import readable
 from stallscope.common.whole_files import reason, whole_file
@@ -95,7 +95,7 @@ def parser() -> Parser:
         metavar="OWNER",
         help="GPU-hours held, busy, idle and lost by each user, namespace, team or run, with cost and savings",
     )
-    made.add_argument("--cluster", help="cluster of the run, node or owners, if there are several")
+    made.add_argument("--cluster", help="cluster of the subject, if there are several")
     made.add_argument("--namespace", metavar="NAME", help="its namespace, if several have a run of that name")
     made.add_argument(
         "--against",
@@ -155,6 +155,7 @@ def parser() -> Parser:
         metavar="DURATION",
         help="write the report again at this interval until the run has ended; an open page reloads itself",
     )
+    add_flag(made)
     _prometheus.add_flags(made)
     return made
 
@@ -267,7 +268,8 @@ def _write(server: Prometheus, parsed: Any) -> Document:
         if parsed.by is None:
             document, notebook = _of_subject(server, parsed, options)
         else:
-            document = _of_owners(server, parsed, options)
+            with progress("Querying Prometheus", quiet=parsed.quiet):
+                document = _of_owners(server, parsed, options)
     for part in document.incomplete:
         print(f"stallscope report: incomplete: {part}", file=sys.stderr)
     refresh = parsed.watch if document.live else None
@@ -282,7 +284,7 @@ def _of_subject(server: Prometheus, parsed: Any, options: Options) -> tuple[Docu
     from stallscope.analysis.over_time import require_rules
     from stallscope.report.contents import PARTS, build
 
-    with progress("Querying Prometheus", total=PARTS + 2) as advance:
+    with progress("Querying Prometheus", total=PARTS + 2, quiet=parsed.quiet) as advance:
         now = server.now()
         start, end = _times.span(parsed, now)
         subject = _subject(server, parsed, start, end)

@@ -13,7 +13,7 @@ from typing import Any
 
 from stallscope.cli import _flight_recorder, _nccl_ras, _rank_files, _requests, _stack_files
 from stallscope.cli._parser import Parser
-from stallscope.cli._progress import progress
+from stallscope.cli._progress import add_flag, progress
 from stallscope.cli._py_spy import Unreadable, threads_of
 from stallscope.clients.address import default_exporter
 from stallscope.common.address import Address, parse_address
@@ -119,6 +119,7 @@ def parser() -> Parser:
         help="folder of files with the stack of each rank, as text or JSON of py-spy dump or as text of faulthandler; "
         "the name of a file contains the rank, as in rank_3.txt",
     )
+    add_flag(made)
     _requests.add_flags(made, "show")
     return made
 
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
     nodes = [_Node(address, parsed) for address in parsed.exporter or [default_exporter()]]
     for node in nodes:
         node.begin()
-    _wait(nodes, "lines of code" if parsed.lines else "stacks")
+    _wait(nodes, "lines of code" if parsed.lines else "stacks", parsed.quiet)
     is_shown = (_show_lines if parsed.lines else _show_stacks)(parsed, nodes)
     for node in nodes:
         if node.problem:
@@ -376,12 +377,10 @@ class _Node:
         return _requests.post(self._address, _PATH, {**self._request, "samples": samples}, self._certificate, "stack")
 
 
-def _wait(nodes: Iterable[_Node], what: str) -> None:
+def _wait(nodes: Iterable[_Node], what: str, quiet: bool) -> None:
     waiting = [node for node in nodes if node.is_waiting()]
-    if waiting and not sys.stderr.isatty():  # where no progress bar is shown
-        seconds = max(node.deadline for node in waiting) - time.monotonic()
-        print(f"stallscope stacks: waiting up to {seconds:.0f} s for {what}", file=sys.stderr, flush=True)
-    with progress(f"Waiting for {what}") as advance:
+    seconds = max([node.deadline - time.monotonic() for node in waiting], default=0.0)
+    with progress(f"Waiting up to {seconds:.0f} s for {what}", quiet=quiet) as advance:
         while waiting := [node for node in waiting if node.is_waiting()]:
             time.sleep(_POLL_SECONDS)
             advance()
