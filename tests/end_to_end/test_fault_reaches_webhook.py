@@ -5,6 +5,7 @@ The whole way is real: exporter, Prometheus with the bundle's rules, Alertmanage
 
 from __future__ import annotations
 
+import platform
 import re
 import signal
 import urllib.request
@@ -40,17 +41,17 @@ def test_a_lost_gpu_reaches_the_webhook_with_its_name_and_what_to_do(tmp_path: P
     flags = ("--scenario=gpu_lost", "--scenario.onset=5", f"--alertmanager.webhook={webhook.url}", "--no-training-job")
     with started(tmp_path, *flags) as up:
         notification, alert = webhook.next_alert("GpuLost", seconds=300)
-        instance = f"127.0.0.1:{up.ports['exporter']}"
-        assert gpus_up(instance).get("0") == 1
+        address = f"127.0.0.1:{up.ports['exporter']}"
+        assert gpus_up(address).get("0") == 1
         up.process.send_signal(signal.SIGUSR1)  # as `stallscope up --end` does
         up.wait_for("the fault of scenario gpu_lost has ended", 60)
-        up.wait_until(lambda: gpus_up(instance) == {"1": 8}, "the GPU is not replaced", 60)
+        up.wait_until(lambda: gpus_up(address) == {"1": 8}, "the GPU is not replaced", 60)
     assert notification["status"] == alert["status"] == "firing"
     labels = alert["labels"]
     assert (labels["gpu"], labels["severity"], labels["cause"]) == ("5", "critical", "lost")
     assert labels["uuid"].startswith("GPU-simulated-")
     assert (labels["run"], labels["rank"]) == ("simulated-gpu-lost", "5")
-    assert labels["instance"] == instance
+    assert labels["instance"] == f"{platform.node()}:{up.ports['exporter']}"
     advice = alert["annotations"]["description"]
     assert "Drain the node" in advice
     assert "reboot" in advice

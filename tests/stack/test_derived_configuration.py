@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -70,7 +71,9 @@ def test_it_scrapes_the_exporter_and_sends_alerts_to_the_stacks_alertmanager(tmp
     configuration = derive(tmp_path)
     (job,) = configuration["scrape_configs"]
     assert job["job_name"] == "stallscope"
-    assert job["static_configs"] == [{"targets": ["127.0.0.1:29400"]}]
+    assert job["static_configs"] == [
+        {"targets": ["127.0.0.1:29400"], "labels": {"instance": f"{platform.node()}:29400"}}
+    ]
     assert configuration["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["127.0.0.1:29093"]}]}]
 
 

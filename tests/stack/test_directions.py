@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -90,7 +91,7 @@ def test_a_single_run_is_not_compared() -> None:
 
 def test_without_a_run_the_report_is_on_the_node() -> None:
     _top, report, _doctor = commands(replace(SETTINGS, training_job=False), SCENARIOS["underused"])
-    assert " report --instance 127.0.0.1:1 " in report
+    assert f" report --instance {platform.node()}:1 " in report
 
 
 @pytest.mark.parametrize("typed", [".venv/bin/stallscope", "/opt/with space/bin/stallscope"])

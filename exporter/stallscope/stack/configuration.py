@@ -108,7 +108,7 @@ def _at_this_machine(entry: dict[str, Any], port: Port) -> dict[str, Any]:
     """Return the scrape job with one static target in place of its service discovery."""
     intervals = ("scrape_interval", "scrape_timeout")
     kept = {key: value for key, value in entry.items() if not key.endswith("_sd_configs") and key not in intervals}
-    return {**kept, "static_configs": [{"targets": [_target(port)]}]}
+    return {**kept, "static_configs": [{"targets": [_target(port)], "labels": {"instance": port.instance}}]}
 
 
 def with_thresholds(file: Path, folder: Path, thresholds: Mapping[str, float]) -> Path:

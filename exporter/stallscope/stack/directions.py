@@ -36,7 +36,7 @@ def commands(settings: Settings, scenario: Scenario | None) -> list[str]:
     program = own_command()
     prometheus = f"--prometheus.url {settings.prometheus.url}"
     runs = [*([RUN] if settings.training_job else []), *([scenario.run] if scenario and scenario.run else [])]
-    subject = f"--run {runs[-1]}" if runs else f"--instance {settings.exporter.address}"
+    subject = f"--run {runs[-1]}" if runs else f"--instance {settings.exporter.instance}"
     return [
         f"{program} top --exporter.url {settings.exporter.url} {prometheus}",
         f"{program} report {subject} {prometheus}",

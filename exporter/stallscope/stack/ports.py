@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import platform
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,6 +37,11 @@ class Port(NamedTuple):
     def address(self) -> str:
         """Host and port."""
         return f"{ADDRESS}:{self.number}"
+
+    @property
+    def instance(self) -> str:
+        """The service's label `instance`, with the machine's name: a loopback address names no node."""
+        return f"{platform.node() or ADDRESS}:{self.number}"
 
 
 @contextmanager
