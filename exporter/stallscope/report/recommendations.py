@@ -25,6 +25,10 @@ KEY = "recommendations"
 TITLE = "What to change"
 _MOST = 10
 _SMALL = "The remaining loss led to no verdict: the rules consider it small."
+_LEAST = 0.01
+"""Smallest share of time that the remainder names."""
+_NAMED = 3
+"""Maximum number of causes that the remainder names."""
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -101,9 +105,37 @@ def blocks(found: Evidence, advised: tuple[Recommendation, ...]) -> list[Block]:
                 + (f" The tables below have {left} more." if left > 0 else "")
             )
         )
+        if rest := remainder(found.lost, {each.cause for each in advised}):
+            shown.append(Paragraph(rest))
     else:
         shown.append(_nothing(found.lost))
     return shown
+
+
+def remainder(lost: LostTime, advised: Collection[str]) -> str:
+    """Return a sentence on the lost time that no recommendation is about; empty if it is less than 1 %.
+
+    Args:
+        lost: the lost time.
+        advised: the causes of the recommendations.
+    """
+    total = _displayed(lost.share or 0.0)
+    covered = _displayed(sum(loss.share for loss in lost.losses if loss.cause in advised))
+    rest = round(total - covered, 3)
+    if not covered or rest < _LEAST:
+        return ""
+    others = [loss for loss in lost.losses if loss.cause not in advised and loss.share >= _LEAST]
+    named = ", ".join(f"{title_of(loss.cause)} {percent(loss.share)}" for loss in others[:_NAMED])
+    said = f"{named}; these led to no verdict or follow from the above" if named else "no cause has 1 % of the time"
+    return (
+        f"{percent(total)} of the {lost.unit} time was lost, {percent(covered)} to the causes above. "
+        f"The other {percent(rest)}: {said}."
+    )
+
+
+def _displayed(share: float) -> float:
+    """Round a share to the digits that are displayed, so that displayed shares add up."""
+    return float(percent(share).split()[-2]) / 100
 
 
 def _broken(found: Evidence) -> set[str]:
