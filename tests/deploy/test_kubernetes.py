@@ -21,6 +21,7 @@ from stallscope.shim.launchers import ranks
 from stallscope.shim.transport import Datagrams, transport
 from tests.deploy import pod_security
 from tests.deploy.rendering import FOLDERS, OVERLAYS, ROOT, STACKS, Object, container, kustomized, of_kind, only, run
+from tests.waiting import until
 
 VERSIONS = ("1.26", "1.29", "1.32", "1.34", "1.37")
 OPERATOR = "monitoring.coreos.com/v1"
@@ -455,7 +456,9 @@ class TestPrometheus:
         job = {"job_name": "stallscope", "relabel_configs": steps, "static_configs": targets}
         path = folder / "prometheus.yml"
         path.write_text(yaml.safe_dump({"scrape_configs": [job]}))
-        (found,) = json.loads(run("promtool", "check", "service-discovery", "--timeout=1s", str(path), "stallscope"))
+        command = ("promtool", "check", "service-discovery", "--timeout=1s", str(path), "stallscope")
+        # If the machine pauses, the time is over before promtool has its target.
+        (found,) = until(lambda: json.loads(run(*command)))
         labels: dict[str, str] = found["labels"] or {}
         return {key: value for key, value in labels.items() if not key.startswith("__")}
 
