@@ -160,7 +160,7 @@ def test_a_reloaded_driver_counts_from_zero_and_asks_for_a_new_init(
     nvml_stand_in: NvmlStandIn, converse: Callable[[str], Conversation]
 ) -> None:
     gpu = nvml_stand_in.gpu[0]
-    gpu.ecc_volatile[:], gpu.temperature = [5, 5], 77
+    gpu.ecc_volatile[:], gpu.temperature, gpu.energy_millijoules = [5, 5], 77, 10**12
     reading = converse("""
 for line in sys.stdin:
     if line == "init\\n":
