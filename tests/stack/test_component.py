@@ -46,7 +46,7 @@ def pid_in(component: Component) -> int:
 
 
 def test_a_running_program_has_not_ended(start: Start) -> None:
-    component = start("exec sleep 60")
+    component = start("exec sleep 600")
     assert component.running
     assert component.ended is None
 
@@ -91,7 +91,7 @@ def test_a_stop_ends_what_ignores_it(start: Start) -> None:
 
 
 def test_a_stop_ends_what_a_program_has_left_behind(start: Start) -> None:
-    component = start("sleep 60 & echo $!")
+    component = start("sleep 600 & echo $!")
     left_behind = pid_in(component)
     until(lambda: not component.running)
     stop_all([component])
@@ -101,7 +101,7 @@ def test_a_stop_ends_what_a_program_has_left_behind(start: Start) -> None:
 def test_a_program_can_be_interrupted_though_its_launcher_blocks_signals(start: Start) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        component = start("exec sleep 60")
+        component = start("exec sleep 600")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     component.signal(signal.SIGTERM)
@@ -112,8 +112,8 @@ def test_a_program_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
     launcher = f"""
 import pathlib, time
 from stallscope.stack.component import Component
-Component("the script", ["/bin/sh", "-c", "echo $$; exec sleep 60"], pathlib.Path({str(tmp_path / "log")!r})).start()
-time.sleep(60)
+Component("the script", ["/bin/sh", "-c", "echo $$; exec sleep 600"], pathlib.Path({str(tmp_path / "log")!r})).start()
+time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", launcher]) as process:
         component = Component("the script", [], tmp_path / "log")
