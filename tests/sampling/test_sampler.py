@@ -264,7 +264,7 @@ def test_a_reading_that_never_comes_back_is_marked_and_holds_up_nobody() -> None
             'stallscope_exporter_source_up{source="hanging"}': 0,
         }
         failures = 'stallscope_exporter_source_failures_total{source="hanging"}'
-        # If the machine pauses, the hang begins anew, and counts once more.
+        # After a pause of the machine, the hang begins again, and counts once more.
         until(lambda: (found := values(sampler)).items() >= marked.items() and found[failures] >= 1)
         well.value = 5
         until(lambda: values(sampler).get("stallscope_host_cpus") == 5)
