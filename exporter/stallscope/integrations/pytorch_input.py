@@ -16,11 +16,14 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from types import CodeType, FrameType
 from typing import Any
+
+import torch
 
 from stallscope.integrations.pytorch_batches import SCALARS, first_items, tensors, unobserved
 from stallscope.integrations.pytorch_indexing import Indexing
@@ -67,6 +70,7 @@ class _Call:
     began: float
     makes: bool
     inline: float
+    computed: float
     """Values of `InputCalls` when it began."""
 
 
@@ -111,15 +115,28 @@ class InputCalls:
         self._inline = 0.0
         """Seconds in which that code made a batch."""
         self._indexing = Indexing()
+        self._has_batch = False
+        self._graph: int | None = None
+        """The number of the next node of PyTorch's graph when the interval began, in a program without modules."""
+        self._computing_since: float | None = None
+        self._computed = 0.0
+        """Seconds of the forward pass, in such a program."""
 
     @property
     def drawing(self) -> bool:
         """True while a function that draws batches is being called."""
         return any(call.code in self.functions for call in self._open)
 
-    def begin(self) -> None:
-        """Begin an interval, at the end of a phase."""
+    def begin(self, *, has_batch: bool = False) -> None:
+        """Begin an interval, at the end of a phase.
+
+        Args:
+            has_batch: whether a data loader has returned the batch.
+        """
         self._began = self._mark = self._seconds()
+        self._has_batch = has_batch
+        self._graph = self._computing_since = None
+        self._computed = 0.0
         self.is_open = True
         self._makes = False
         self._inline = self._moved = 0.0
@@ -128,6 +145,8 @@ class InputCalls:
         if self._is_observed:
             self._events = 0
             self._indexing.begin()
+            if not self.has_modules:
+                self._graph = _next_node()
             sys.setprofile(self._hook)
 
     def end(self, *, computes_gradients: bool = False) -> None:
@@ -140,13 +159,18 @@ class InputCalls:
         self.is_open = False
         if self._began is None:
             return
-        if computes_gradients and not self.has_modules:
-            for returned in self._returned:
-                if returned.is_own:
-                    self.functions.add(returned.code)
-                    self._move(returned.seconds)
-            self._returned.clear()
-        self._settle(is_call=False)
+        if not computes_gradients or self.has_modules:
+            self._settle("end")
+            return
+        if self._graph is not None:
+            self._advance(self._seconds() - self._mark)
+        for returned in self._returned if not self._has_batch else ():
+            if returned.is_own:
+                self.functions.add(returned.code)
+                self._move(returned.seconds)
+        self._returned.clear()
+        self._compute(self._computed)
+        self._settle("gradients")
 
     def end_with_call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """End it where a module is called, and find out where the input came from."""
@@ -161,7 +185,7 @@ class InputCalls:
             self._newest = weakref.ref(inputs[0])
             if self._is_observed and not self._moved:
                 self._find(inputs)
-            self._settle(is_call=True)
+            self._settle("call")
         self._began = None
         self._returned.clear()
 
@@ -191,15 +215,28 @@ class InputCalls:
         """Book seconds as the wait for input."""
         raise NotImplementedError
 
-    def _settle(self, *, is_call: bool) -> None:
+    def _compute(self, seconds: float) -> None:
+        """Book seconds as the forward pass."""
+
+    def _settle(self, ended_by: str) -> None:
         self._began = None
+
+    def _advance(self, seconds: float) -> None:
+        """Add the seconds since the newest event to the forward pass, if it has begun: if PyTorch's graph has grown."""
+        if self._computing_since is None and _next_node() != self._graph:
+            self._computing_since = self._mark - seconds
+        if self._computing_since is not None:
+            self._computed += seconds
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         self._events += 1
         now = self._seconds()
         seconds = now - self._mark
         self._mark = now
-        if event == "c_return" or event == "c_exception":
+        is_built_in = event == "c_return" or event == "c_exception"
+        if self._graph is not None and not (is_built_in and _waits(argument)):
+            self._advance(seconds)
+        if is_built_in:
             if len(self._open) <= _DEEPEST_LOOP:
                 if self._makes or _library(argument) in sys.stdlib_module_names:
                     self._indexing.go_on(frame)
@@ -219,7 +256,7 @@ class InputCalls:
         if len(self._open) <= _DEEPEST_LOOP:
             self._indexing.reach(frame.f_back if event == "call" else frame, 0.0 if self._makes else seconds)
         if event == "call":
-            self._open.append(_Call(frame.f_code, now, self._makes, self._inline))
+            self._open.append(_Call(frame.f_code, now, self._makes, self._inline, self._computed))
             self._indexing.go_on(frame)
         elif argument.__name__ in _SOURCES and not isinstance(argument.__self__, Random):
             self._makes = True
@@ -245,6 +282,8 @@ class InputCalls:
         values = None if result is None else _values(result)
         if values is None:  # it may have kept what it drew
             return
+        if not values and self._computing_since is not None:  # all of it computed, waits included
+            self._computed = call.computed + now - max(call.began, self._computing_since)
         depth = len(self._open)
         while self._returned and self._returned[-1].depth > depth:
             self._returned.pop()
@@ -294,8 +333,9 @@ class LoopInput(InputCalls):
         self._intervals = 0
         self._cost = _SWITCH_COST
         """Seconds that observing the newest observed interval took, about."""
-        self._usual: dict[bool, tuple[float, float]] = {}
-        """Seconds of input and of all else in the newest observed interval, by whether a module's call ended it."""
+        self._forward = run.timeline.phase("forward")
+        self._usual: dict[str, tuple[float, float, float]] = {}
+        """Seconds of input, of the forward pass, and of all else in the newest observed interval, by what ended it."""
         self._stored: Phase | None = None
         """The checkpoint that the present interval follows."""
         self._stored_at = 0.0
@@ -366,18 +406,27 @@ class LoopInput(InputCalls):
             self._moved += seconds
             self.moves += 1
 
-    def _settle(self, *, is_call: bool) -> None:
+    def _compute(self, seconds: float) -> None:
+        timeline = self._timeline
+        timeline.snapshot()
+        seconds = min(seconds, self._other.seconds)
+        if seconds > 0.0:
+            timeline.move(self._other, self._forward, seconds)
+
+    def _settle(self, ended_by: str) -> None:
         """Learn from an interval that was observed; estimate what another one held."""
         elapsed = self._seconds() - (self._began or 0.0)  # without what was moved
         self._began = None
         if self._is_observed:
             if self._stored is None:
-                self._usual[is_call] = (self._moved, elapsed)
+                self._usual[ended_by] = (self._moved, self._computed, elapsed)
             return
-        moved, rest = self._usual.get(is_call, (0.0, 0.0))
-        if moved > 0.0:
-            is_unusual = elapsed > _UNUSUAL * (moved + rest)
-            self._move(moved if is_unusual else elapsed * moved / (moved + rest))
+        moved, computed, rest = self._usual.get(ended_by, (0.0, 0.0, 0.0))
+        usual = moved + computed + rest
+        if moved + computed > 0.0:
+            share = 1.0 if elapsed > _UNUSUAL * usual else elapsed / usual
+            self._move(share * moved)
+            self._compute(share * computed)
 
 
 class FirstInput(InputCalls):
@@ -393,11 +442,11 @@ class FirstInput(InputCalls):
         self._since = time.monotonic()
         self._spent = 0.0
 
-    def begin(self) -> None:
+    def begin(self, *, has_batch: bool = False) -> None:
         """Begin to observe, once more."""
         self._stop()
         self.seconds = 0.0
-        super().begin()
+        super().begin(has_batch=has_batch)
 
     def _is_due(self) -> bool:
         if self._is_observed:
@@ -425,6 +474,17 @@ def _unhook_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unhook_in_child)
+
+
+_next_node: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", int)  # noqa: SLF001
+"""Return the number that the next node of this thread's graph receives; always 0 in versions that do not have it."""
+
+
+def _waits(function: Any) -> bool:
+    """Return whether a built-in function waits for the device, or is neither of Python's language nor of a library."""
+    return function.__name__ in _DEVICE_WAITS or (
+        (library := _library(function)) in sys.stdlib_module_names and library != "builtins"
+    )
 
 
 def _library(function: Any) -> str:

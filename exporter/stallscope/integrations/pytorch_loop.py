@@ -300,6 +300,8 @@ class Loop:
         self._batches += 1
         self._of_one_batch = 0
         self._take(found, dimension)
+        if not self._input.has_modules:
+            self._begin_input()
 
     def fail_fetch(self, found: Pass, iterator: Any, error: BaseException) -> None:
         """End the wait without a batch."""
@@ -900,6 +902,7 @@ class Loop:
             found is None
             or not self._batches
             or not self._is_training(found)
+            or not self._input.has_modules  # else the forward pass is to be found
             or self._called
             or self._updates is not None
             or self._capture is not None
@@ -956,7 +959,7 @@ class Loop:
             return function(*arguments, **options)
         if self._updates is not None and self._updates.are_made_by(arguments, options):
             return self.backward(function, arguments, options)
-        self._input.end()
+        self._input.end(computes_gradients=True)
         if all(found.predicted for found in self._fetched):
             self._prove()
         with self._backward:
@@ -1129,10 +1132,12 @@ class Loop:
         timeline = self._timeline
         if self._steady is not None and self._steady.is_replaying:
             return
-        if self._batches or not timeline.looping or timeline.current.name != "other" or self.run.claimed_by:
+        if self._batches and (self._input.has_modules or not timeline.steps):
+            return
+        if not timeline.looping or timeline.current.name != "other" or self.run.claimed_by:
             return
         if self._wait.occurrences <= self._waits + self._input.moves:  # else the program times its own waits
-            self._input.begin()
+            self._input.begin(has_batch=self._batches > 0)
 
     def _enter(self, phase: Phase) -> Span | None:
         phase.__enter__()

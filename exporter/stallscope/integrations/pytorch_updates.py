@@ -107,13 +107,22 @@ def with_readable_inputs(arguments: tuple[Any, ...], options: dict[str, Any]) ->
 def computes_update(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Return whether `torch.autograd.grad` is called for parameters, and not for forces or equations.
 
-    If it is called for tensors that are not parameters, several of them count as weights.
+    If it is called for tensors that are not parameters, several of them count as weights. `torch.func` always keeps the
+    graph; its outermost gradients may be an update.
     """
     inputs = arguments[1] if len(arguments) > 1 else options.get("inputs", ())
-    if options.get("create_graph"):
-        return False
     several = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if options.get("create_graph") and not all(_is_outermost(each) for each in several):
+        return False
     return len(several) > 1 or any(isinstance(each, torch.nn.Parameter) for each in several)
+
+
+def _is_outermost(tensor: Any) -> bool:
+    """Return whether a tensor is an input of the outermost `torch.func.grad`."""
+    functions: Any = getattr(torch._C, "_functorch", None)  # noqa: SLF001
+    if not hasattr(functions, "is_gradtrackingtensor"):
+        return False
+    return bool(functions.is_gradtrackingtensor(tensor) and functions.maybe_get_level(tensor) == 1)
 
 
 def _state(gradient: Any) -> tuple[int, int]:

@@ -26,7 +26,8 @@ for step in range(12):
     # A loop without modules begins with its first gradients.
     with truth("data_wait" if step else "initialization"):
         x, y = sample_batch()
-    loss = (predict(x) - y).pow(2).mean()
+    with truth("forward" if step else "initialization"):
+        loss = (predict(x) - y).pow(2).mean()
     with truth("backward"):
         loss.backward()
     with torch.no_grad():
