@@ -133,7 +133,7 @@ def misses_steps() -> bool:
 
 
 def observe_checkpoints(_: float) -> None:
-    """Observe the modules that write and read checkpoints, of which another was imported."""
+    """Observe the modules that write and read checkpoints or make pipeline stages, of which another was imported."""
     if _patches is not None:
         _patches.observe_checkpoints()
 

@@ -19,6 +19,7 @@ from stallscope.integrations.pytorch_before import Before
 from stallscope.integrations.pytorch_forward import ModuleCalls
 from stallscope.integrations.pytorch_loop import Loop
 from stallscope.integrations.pytorch_updates import computes_update, with_readable_inputs
+from stallscope.shim import pipeline
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
 """`torch.compiler.is_compiling`. `Patches` refuses versions of PyTorch without it."""
@@ -167,10 +168,18 @@ class Patches:
             self._replace(torch.cuda.CUDAGraph, "capture_end", functools.partial(self._capture, False))
             self._replace(torch.cuda.CUDAGraph, "replay", self._replay)
         self._observed: set[tuple[str, str]] = set()
+        self._observes_stages = False
         self.observe_checkpoints()
 
     def observe_checkpoints(self) -> None:
-        """Observe the functions that write and read checkpoints, of all modules that are imported by now."""
+        """Observe the functions that write and read checkpoints, of all modules that are imported by now.
+
+        Also the making of pipeline stages.
+        """
+        base = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None)
+        if base is not None and not self._observes_stages:
+            self._observes_stages = True
+            self._replace(base, "__init__", self._make_stage)
         for name, functions in _PHASES.items():
             module = sys.modules.get(name)
             for function, phase in functions.items() if module is not None else ():
@@ -346,6 +355,13 @@ class Patches:
         def observed(model: Any, *arguments: Any, **options: Any) -> None:
             original(model, *arguments, **options)
             self.reduced.add(model)
+
+        return observed
+
+    def _make_stage(self, original: Callable[..., None]) -> Callable[..., None]:
+        def observed(stage: Any, *arguments: Any, **options: Any) -> None:
+            original(stage, *arguments, **options)
+            pipeline.note(stage)
 
         return observed
 

@@ -25,6 +25,7 @@ AFTER_IMPORT = {
         (
             "torch.distributed.checkpoint",
             "torch.distributed.checkpoint.state_dict",
+            "torch.distributed.pipelining.stage",
             "safetensors.torch",
             "accelerate.accelerator",
             "lightning.pytorch.trainer.trainer",

@@ -9,7 +9,7 @@ from math import inf, isfinite
 
 from stallscope.common.standard_library import standard_library
 from stallscope.protocol import vocabulary
-from stallscope.shim import devices, identity, launchers, lifetime, stacks, termination, worker_samples
+from stallscope.shim import devices, identity, launchers, lifetime, pipeline, stacks, termination, worker_samples
 from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.hot_lines import HotLines
 from stallscope.shim.overhead import costs
@@ -674,6 +674,7 @@ class Run:
             **(info or {}),
         }
         self._info = {key: label(known[key], vocabulary.MAX_LABEL_LENGTH) for key in vocabulary.INFO_KEYS}
+        self._seeks_stage = not self._info["pipeline_stage"]
         self._restarts = 0 if self.is_scripted else launchers.restarts(os.environ)
         self._seeks_gpus = gpus is None
         self._gpu_position = devices.gpu_position()
@@ -681,6 +682,13 @@ class Run:
         if gpus is None:
             self._find_gpus()
         self._precision = _precision(precision)
+
+    def _find_stage(self) -> None:
+        """Find the pipeline stage until steps are counted: by then the program has divided its ranks."""
+        if stage := pipeline.stage():
+            self._info["pipeline_stage"] = stage
+            self._heading = ""
+        self._seeks_stage = not stage and not self.timeline.steps
 
     def _succeed(self) -> None:
         """End the run whose place this one takes, as a notebook's cell that runs again leaves one behind."""
@@ -859,6 +867,8 @@ class Run:
         if not self._info["framework"] and (framework := identity.framework()):
             self._info["framework"] = framework
             self._heading = ""
+        if self._seeks_stage:
+            self._find_stage()
         if self._seeks_gpus and (position := devices.gpu_position()) != self._gpu_position:
             self._gpu_position = position  # the program may only now have chosen its device
             self._find_gpus()

@@ -13,7 +13,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FILES = ("pytorch_loops.py", "pytorch_steady_loops.py", "pytorch_gpu.py", "accelerate_loops.py")
+FILES = (
+    "pytorch_loops.py",
+    "pytorch_steady_loops.py",
+    "pytorch_pipeline.py",
+    "pytorch_gpu.py",
+    "accelerate_loops.py",
+)
 
 
 def names_in(file: str) -> list[str]:
