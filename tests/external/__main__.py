@@ -1,5 +1,7 @@
 """`make external`: replay recordings of trainings that were measured elsewhere, and compare with the published answers.
 
+Dumps of hangs, in the folder `flight-recorder` next to recordings, are read as `stallscope stacks` reads them.
+
 python -m tests.external                       ../shared/external and the casebook in tests/external/cases
 python -m tests.external FOLDER                every recording of a folder
 python -m tests.external --write               the same as without arguments; replaces the table of alerts/VERDICTS.md
@@ -14,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.external import convert
+from tests.external import convert, hangs
 from tests.external.errors import ExternalError
 from tests.external.judge import judged, trials
 from tests.external.recording import Recording, read
@@ -57,6 +59,14 @@ def replay(folder: Path | None, minutes: float, *, write: bool = False) -> int:
     paths = [path for place in ((wanted,) if folder else (wanted, CASES)) for path in recordings_in(place)]
     found: list[Recording] = []
     problems = 0
+    stuck: list[hangs.Hang] = []
+    try:
+        for hang in hangs.hangs_in(wanted):
+            stuck.append(hang)
+            print("\n".join(hangs.lines(hang)) + "\n", flush=True)
+    except ExternalError as error:
+        print(error, file=sys.stderr)
+        problems += 1
     for path in paths:
         recording = _usable(path)
         if recording is None:
@@ -68,10 +78,16 @@ def replay(folder: Path | None, minutes: float, *, write: bool = False) -> int:
         for finding in judged(trials(group), minutes=minutes):
             findings.append(finding)
             print("\n".join(lines(finding)) + "\n", flush=True)
+    known = [hang for hang in stuck if hang.is_right is not None]
+    of_hangs = f"{sum(hang.is_right is True for hang in known)} of {len(known)} conclusions about hangs are right"
     if findings:
         print("\n".join(summary(findings)))
+    if known:
+        print(of_hangs)
     if write and findings:
-        _write("\n".join(table(findings)), "\n".join(summary(findings)).partition("\n")[0])
+        right = "\n".join(summary(findings)).partition("\n")[0]
+        rows = [*table(findings), *hangs.table(stuck)]
+        _write("\n".join(rows), f"{right}; {of_hangs}" if known else right)
     return 1 if problems else 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.external import kineto, megatron_log, mlperf_storage, operation_trace, step_log
+from tests.external import hangs, kineto, megatron_log, mlperf_storage, operation_trace, step_log
 from tests.external.__main__ import CASES, main
 from tests.external.errors import ExternalError
 from tests.external.judge import judged, trials
@@ -211,3 +211,38 @@ def test_a_log_of_megatron_without_ranks_is_an_error(tmp_path: Path) -> None:
     path.write_text("(min, max) time across ranks (ms):\n    forward-compute ...: (1.00, 2.00)\n")
     with pytest.raises(ExternalError, match="--timing-log-option all"):
         megatron_log.converted([path])
+
+
+def dump(folder: Path, rank: int, launched: int) -> None:
+    """Write the dump of a rank that waits in its newest operation, or that launched one less."""
+    entries = [
+        {
+            "record_id": number,
+            "pg_name": ["0", "default_pg"],
+            "collective_seq_id": number,
+            "profiling_name": "nccl:all_reduce",
+            "time_created_ns": 1_700_000_000_000_000_000 + number,
+            "input_sizes": [[4]],
+            "state": "completed" if number < 3 else "scheduled",
+        }
+        for number in range(1, launched + 1)
+    ]
+    group = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    (folder / f"dump_{rank}.json").write_text(json.dumps({"version": "2.4", "pg_config": group, "entries": entries}))
+
+
+def test_a_hang_is_right_if_exactly_the_published_ranks_stand_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other", "unpublished"):
+        folder = tmp_path / hangs.FOLDER / name
+        folder.mkdir(parents=True)
+        for rank in range(3):
+            dump(folder, rank, 2 if rank == 1 else 3)
+    answers = tmp_path / "answers.json"
+    published = {"source": "a paper", "statement": "a rank was stopped"}
+    answers.write_text(json.dumps({"one": {**published, "ranks": [1]}, "other": {**published, "ranks": [1, 2]}}))
+    monkeypatch.setattr(hangs, "ANSWERS", answers)
+    found = list(hangs.hangs_in(tmp_path))
+    assert [hang.is_right for hang in found] == [True, False, None]
+    assert [row.split("|")[-2].strip() for row in hangs.table(found)] == ["right", "**wrong**"]
