@@ -106,7 +106,7 @@ def _run(text: str, folder: Path, workdir: str, settings: Mapping[str, str]) -> 
         env={**clean, **settings},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, f"{moved}\n{done.stdout}{done.stderr}"

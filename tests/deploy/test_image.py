@@ -28,6 +28,7 @@ from tests.deploy.dockerfile import DOCKERFILE, ROOT
 from tests.free_ports import free_port
 from tests.waiting import until
 
+pytestmark = pytest.mark.timeout(900)  # the image's steps install packages
 USER = 65532
 LOCKS = ("deploy/requirements-exporter.lock", "deploy/requirements-build.lock")
 HOST = re.compile(r"https?://|(?:^|[\s=])[\w-]+\.[\w.-]+/\S+:\S+|--(?:extra-)?index|--find-links")

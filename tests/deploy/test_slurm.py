@@ -304,7 +304,7 @@ def node_exporter(scenario: str, folder: Path, log: str = "log") -> Iterator[str
     """Start an exporter of the node with simulated GPUs, and yield its URL."""
     number = free_port()
     command = [sys.executable, "-m", "stallscope", "exporter", f"--web.listen-address=127.0.0.1:{number}"]
-    command += ["--report.unix-socket=", "--report.udp-address=", "--sampling.interval=200ms"]
+    command += ["--report.unix-socket=", "--report.udp-address=", "--sampling.interval=2s"]
     command += [f"--simulation.scenario={scenario}", "--simulation.onset=1s", "--simulation.host"]
     with (folder / log).open("w") as out, subprocess.Popen(command, stderr=out) as process:
         try:

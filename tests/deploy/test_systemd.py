@@ -22,6 +22,7 @@ from stallscope.configuration import load
 from tests.free_ports import free_port
 from tests.waiting import until
 
+pytestmark = pytest.mark.timeout(900)  # the script builds and installs packages
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
@@ -65,7 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the root folder after the script has installed into it."""
     folder = tmp_path_factory.mktemp("root")
     environment = {**os.environ, "DESTDIR": str(folder), "PYTHON": sys.executable}
-    subprocess.run(["sh", str(FOLDER / "install.sh")], env=environment, check=True, capture_output=True, timeout=280)
+    subprocess.run(["sh", str(FOLDER / "install.sh")], env=environment, check=True, capture_output=True, timeout=840)
     return folder
 
 
