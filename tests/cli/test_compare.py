@@ -65,11 +65,12 @@ def changed(run: str, change: Callable[[str, list[float | None]], list[float | N
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def filled_once() -> Iterator[tuple[str, float]]:
+    """A server and the time after its last samples."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     with prometheus() as running:
-        start = time.time() - 30 * SCRAPES
+        end = time.time()
         everything = [series for run, figures in RUNS.items() for series in reported(run, figures)]
         everything += changed("young", lambda _, values: [*[None] * (SCRAPES - 6), *values[-6:]])
         everything += changed(
@@ -81,8 +82,16 @@ def server() -> Iterator[str]:
         )
         for cluster, run in zip(TWINS, ("two-gpus", "real-data"), strict=True):
             everything += reported("twins", RUNS[run], cluster=cluster)
-        write([running.port], everything, start, SCRAPES)
-        yield running.address
+        write([running.port], everything, end - 30 * SCRAPES, SCRAPES)
+        yield running.address, end
+
+
+@pytest.fixture
+def server(filled_once: tuple[str, float], monkeypatch: pytest.MonkeyPatch) -> str:
+    """A server whose time does not go on: it returns the last samples for five more minutes, and windows would grow."""
+    address, end = filled_once
+    monkeypatch.setattr(Prometheus, "now", lambda _: end)
+    return address
 
 
 def answer(capsys: pytest.CaptureFixture[str], server: str, *arguments: str) -> str:

@@ -70,10 +70,20 @@ def test_ctrl_c_ends_a_recording_early_and_leaves_a_valid_file(url: str, tmp_pat
     assert any(name.startswith("stallscope_build_info{") for name in pages[0])
 
 
-def test_the_exporters_pages_are_recorded_once_a_second(client: ExporterClient, tmp_path: Path) -> None:
+def test_the_exporters_pages_are_recorded_once_a_second(
+    client: ExporterClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(_record_pages, "time", clock)
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            clock.seconds += timeout or 0.0
+            return False
+
     file = tmp_path / "file"
     with file.open("wb") as out:
-        done = _record_pages.write_pages(out, client, {"start": 0.0}, duration=2.0, stop=threading.Event())
+        done = _record_pages.write_pages(out, client, {"start": 0.0}, duration=2.0, stop=Stop())
     assert done == (3, 0, "")
     assert [round(page.time) for page in Recording(file).pages()] == [0, 1, 2]
 
@@ -253,6 +263,8 @@ class Clock:
 
     def __call__(self) -> float:
         return self.seconds
+
+    monotonic = __call__
 
 
 def playback(folder: Path, clock: Clock, *, begin: float) -> Playback:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stallscope.cli import report
-from stallscope.clients.prometheus import PrometheusError
+from stallscope.clients.prometheus import Prometheus, PrometheusError
 from stallscope.common.installation import install_command
 from stallscope.replay.series import Series
 from tests.filled_prometheus import write
@@ -55,9 +55,10 @@ def namesakes() -> Iterator[Series]:
 
 
 @contextmanager
-def filled() -> Iterator[str]:
+def filled() -> Iterator[tuple[str, float]]:
+    """A server and the time of its last samples."""
     with prometheus() as running:
-        start = time.time() - 30 * (SCRAPES - 1)
+        end = time.time()
         without_gpu = [each for each in reported("cpu", "running") if each.name != "run:gpus:count"]
         held = [
             Series("owner:gpus_held:sum", {"namespace": "vision", "user": user}, [gpus] * SCRAPES)
@@ -70,14 +71,22 @@ def filled() -> Iterator[str]:
             *without_gpu,
             *namesakes(),
         ]
-        write([running.port], everything, start, SCRAPES)
-        yield running.address
+        write([running.port], everything, end - 30 * (SCRAPES - 1), SCRAPES)
+        yield running.address, end
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with filled() as address:
-        yield address
+def filled_once() -> Iterator[tuple[str, float]]:
+    with filled() as found:
+        yield found
+
+
+@pytest.fixture
+def server(filled_once: tuple[str, float], monkeypatch: pytest.MonkeyPatch) -> str:
+    """A server whose time does not go on: it returns the last samples for five more minutes, and hours would grow."""
+    address, end = filled_once
+    monkeypatch.setattr(Prometheus, "now", lambda _: end)
+    return address
 
 
 @pytest.fixture
@@ -182,7 +191,6 @@ def test_a_run_without_a_gpu_has_a_share_but_no_gpu_hours(server: str, here: Pat
     assert report.main(["--prometheus.url", server, "--out", "it.md"]) == 0
     rows = {line.split(" | ")[0]: line for line in (here / "it.md").read_text(encoding="utf-8").splitlines()}
     hours, lost, share = (cell.strip() for cell in rows["| resnet50"].split("|")[-4:-1])
-    # Prometheus returns the last samples for five more minutes, by which the hours grow until the report is made.
     assert float(hours.removesuffix(" h")) == pytest.approx(1.0, abs=0.17)
     assert float(lost.removesuffix(" h")) == pytest.approx(0.25, abs=0.05)
     assert share == "25 %"
@@ -329,7 +337,7 @@ def test_watching_keeps_the_last_good_report_while_the_server_is_gone(
 ) -> None:
     pages: list[str] = []
     with ExitStack() as until_gone:
-        address = until_gone.enter_context(filled())
+        address, _ = until_gone.enter_context(filled())
 
         def sleep(seconds: float) -> None:
             assert 0 < seconds <= 60

@@ -69,7 +69,9 @@ def test_a_gpu_that_is_put_in_is_seen_though_only_a_new_session_shows_it(new_mac
     machine.notice_hardware()
     new = machine.uuid(3)
     assert before.state(new) is None
-    page = machine.until_healthy()
+    page = machine.until_healthy(
+        lambda page: all(page.get("busy_seconds_total", uuid=uuid) is not None for uuid in uuids)
+    )
     assert page.get("power_watts", uuid=new) == NEW_WATTS
     for uuid in uuids:
         assert (page.get("busy_seconds_total", uuid=uuid) or 0.0) >= (

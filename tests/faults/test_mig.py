@@ -19,20 +19,24 @@ def states(page: Page, uuids: list[str]) -> list[str | None]:
 
 def test_instances_come_and_go_with_names_of_their_own(machine: Machine) -> None:
     gpu, whole, others = machine.node.gpu[1], machine.uuid(1), [machine.uuid(index) for index in (0, 2, 3)]
-    before = machine.until_healthy()
-    assert before.get("busy_seconds_total", uuid=whole) is not None
+    before = machine.until_healthy(lambda page: page.get("busy_seconds_total", uuid=whole) is not None)
 
     gpu.cut(("1g.10gb", 10 * GIBIBYTE), ("1g.10gb", 10 * GIBIBYTE), ("3g.40gb", 40 * GIBIBYTE))
     machine.node.raise_mig_change(1)
     first = parts(machine, 1)
     assert not before.series("up", uuid=first[0])
-    page = machine.until(lambda page: states(page, [*first, whole]) == ["up"] * 4)
+    page = machine.until(
+        lambda page: (
+            states(page, [*first, whole]) == ["up"] * 4
+            and page.get("power_watts", uuid=whole) is not None  # power is the board's
+            and page.get("memory_total_bytes", uuid=first[2]) is not None
+        )
+    )
     assert [page.series("up", uuid=uuid)[0][0] for uuid in first] == [
         {"gpu": "1", "uuid": uuid, "mig": profile}
         for uuid, profile in zip(first, ("1g.10gb", "1g.10gb", "3g.40gb"), strict=True)
     ]
     assert page.get("memory_total_bytes", uuid=first[2]) == 40 * GIBIBYTE
-    assert page.get("power_watts", uuid=whole) is not None, "power is the board's"
     assert page.get("power_watts", uuid=first[0]) is None, (
         "a value of the whole GPU is never reported for a MIG instance"
     )

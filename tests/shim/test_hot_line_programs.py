@@ -18,7 +18,7 @@ QUICK = ("transform_in_workers", "process_pool", "checkpoint", "nanogpt")
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks")
 @pytest.mark.slow(60)
 def test_the_planted_line_is_the_first() -> None:
-    short = ("--window", "1", "--burst", "2", "--jobs", str(len(QUICK)), "--lines")
+    short = ("--window", "1", "--burst", "2", "--patience", "120", "--jobs", str(len(QUICK)), "--lines")
     command = [sys.executable, "-m", "tests.shim.hot_lines", *short, *QUICK]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

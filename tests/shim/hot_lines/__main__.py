@@ -22,6 +22,9 @@ def main() -> int:
     parser.add_argument("names", metavar="NAME", nargs="*", help="parts of the names of programs (default: all)")
     parser.add_argument("--window", type=float, default=10.0, help="seconds of loss before a burst (default: 10)")
     parser.add_argument("--burst", type=float, default=10.0, help="seconds of a burst (default: 10)")
+    parser.add_argument(
+        "--patience", type=float, default=0.0, help="run each program until its line is the first, at most this long"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time (default: 2)")
     parser.add_argument("--lines", action="store_true", help="also print the lines that were found")
     parser.add_argument("--write", action="store_true", help="write the table into the shim's README")
@@ -33,8 +36,10 @@ def main() -> int:
     ]
     if not programs:
         parser.error("no program has such a name")
-    children.LIMIT = 120.0
-    found = measure(programs, window=arguments.window, burst=arguments.burst, jobs=arguments.jobs)
+    children.LIMIT = 120.0 + arguments.patience
+    found = measure(
+        programs, window=arguments.window, burst=arguments.burst, jobs=arguments.jobs, patience=arguments.patience
+    )
     table = "| program | phase | planted line | place | share of the phase |\n|---|---|---|---|---|\n"
     table += "".join(f"{_row(each)}\n" for each in found)
     print(table, end="")

@@ -57,7 +57,7 @@ class Ended(NamedTuple):
     """How a child ended."""
 
     exit_code: int | None
-    """None where it was killed for taking too long."""
+    """None where it was killed, in most cases for taking too long."""
     seconds: float
     payloads: tuple[bytes, ...]
     """Reports, in order."""
@@ -90,13 +90,19 @@ def warm_up(programs: Sequence[Path]) -> None:
     torch.load(file)
 
 
-def run(tasks: Sequence[Task], jobs: int, ended: Callable[[Task, Ended], object]) -> None:
+def run(
+    tasks: Sequence[Task],
+    jobs: int,
+    ended: Callable[[Task, Ended], object],
+    is_enough: Callable[[Task, Sequence[bytes]], bool] = lambda _task, _payloads: False,
+) -> None:
     """Run all tasks, several at a time.
 
     Args:
         tasks: what to run; each folder is made.
         jobs: number of children at a time.
         ended: called when a task has ended.
+        is_enough: called with the reports of a task so far; the task is killed once this returns true.
     """
     waiting = deque(tasks)
     running: list[_Child] = []
@@ -105,7 +111,7 @@ def run(tasks: Sequence[Task], jobs: int, ended: Callable[[Task, Ended], object]
             running.append(_Child(waiting.popleft()))
         select.select([child.listener for child in running], [], [], 0.02)
         for child in tuple(running):
-            if (outcome := child.poll()) is not None:
+            if (outcome := child.poll(is_enough)) is not None:
                 running.remove(child)
                 ended(child.task, outcome)
 
@@ -126,12 +132,12 @@ class _Child:
         if self._pid == 0:
             _be_program(task)
 
-    def poll(self) -> Ended | None:
+    def poll(self, is_enough: Callable[[Task, Sequence[bytes]], bool]) -> Ended | None:
         self._receive()
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         seconds = time.monotonic() - self._began
         if pid == 0:
-            if seconds < LIMIT:
+            if seconds < LIMIT and not is_enough(self.task, self._payloads):
                 return None
             os.killpg(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
