@@ -69,6 +69,9 @@ _HOLDERS = (
 )
 """Up to three holders of a GPU in the namespace and with the user of the alert."""
 
+_XID = "gpu:xid_hw:timestamp_seconds{instance=%q,gpu=%q,uuid=%q,cluster=%q}"
+"""The hardware errors of the GPU."""
+
 _CULPRIT_PLACE = (
     "rank {{ .Labels.rank }}{{ with .Labels.gpu }}, GPU {{ . }}{{ end }}{{ with .Labels.mig }} MIG {{ . }}{{ end }}"
     " of {{ .Labels.instance }}"
@@ -178,6 +181,10 @@ PHRASES = {
         "{{ if .slurm_job }}Slurm job {{ .slurm_job }}{{ else if .container }}container {{ .container }}{{ end }}"
         "{{ if and .user (or .slurm_job .container) }} of {{ end }}{{ with .user }}{{ . }}{{ end }}"
         "{{ end }}{{ else }}an unknown process{{ end }}{{ end }}.{{ end }}{{ end }}"
+    ),
+    "began": (
+        f'{{{{ range printf "topk(1, group by (xid) (last_over_time({_XID}[10m])))" $labels.instance $labels.gpu '
+        "$labels.uuid $labels.cluster | query }} It began as hardware error Xid {{ .Labels.xid }} (GpuXidHw).{{ end }}"
     ),
     "unused": "{{ if $labels.unused }} The GPU is not in use.{{ end }}",
     "culprit": (

@@ -128,6 +128,20 @@ def test_eight_lost_gpus_under_a_run_are_one_page(audience: Audience) -> None:
     assert len(page["alerts"]) == 8
 
 
+@pytest.mark.parametrize(
+    ("seconds", "errors"),
+    [pytest.param(28, [], id="before the group notifies"), pytest.param(120, [(["GpuXidHw"], [])], id="later")],
+)
+def test_a_hardware_error_that_becomes_a_loss_is_not_reported_as_resolved(
+    seconds: int, errors: list[tuple[list[str], list[str]]]
+) -> None:
+    error, lost = on_gpu("GpuXidHw", xid="79"), on_gpu("GpuLost")
+    ends = seconds + 30  # the rules end it after one evaluation with a lost GPU
+    story = [Moment(0, (error,)), Moment(seconds, (error, lost)), Moment(ends, (lost,)), Moment(1200, ())]
+    sent = [(sorted(each.firing), sorted(each.resolved)) for each in calculated(story)]
+    assert sent == [*errors, (["GpuLost"], []), ([], ["GpuLost"])]
+
+
 def test_two_runs_are_two_matters(audience: Audience) -> None:
     notifications = audience.watch([Moment(0, (on_run("TrainingStalled"), on_run("TrainingStalled", run="gpt")))])
     assert sorted(each["groupLabels"]["run"] for each in notifications) == ["bert", "gpt"]

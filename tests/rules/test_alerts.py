@@ -39,6 +39,7 @@ LOST = {"alertname": "GpuLost", "severity": "critical"}
 HOST_FULL = {"alertname": "HostCpuSaturated", "severity": "info"}
 UNDERUSED = {"alertname": "GpuUnderused", "severity": "warning"}
 IN_RUN = {"run": "train"}
+XID = "stallscope_gpu_xid_last_timestamp_seconds"
 REJECTED = "stallscope_exporter_reports_rejected_total"
 OOM_KILL_SEVERITY = '{{ if or (not $labels.run) (eq $labels.job_class "experiment") }}info{{ else }}critical{{ end }}'
 
@@ -422,18 +423,31 @@ def test_the_text_on_a_cause_that_is_not_the_verdict_names_the_line_of_its_own_p
     )
 
 
-def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops(rulebook: Rulebook) -> None:
+@pytest.mark.parametrize(
+    ("before", "began"),
+    [
+        pytest.param([], "", id="at once"),
+        pytest.param(
+            [series(XID, f"_x{scrapes(46)} {60 * 46}+0x30", **TARGET, gpu="0", uuid="GPU-0", mig="", xid="79")],
+            " It began as hardware error Xid 79 (GpuXidHw).",
+            id="after an error",
+        ),
+    ],
+)
+def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops_and_the_alert_before_it(
+    rulebook: Rulebook, before: Story, began: str
+) -> None:
     url = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/"
     rulebook.check_text(
-        exporter() + rank(3) + gpu(up=until(48), idle=None),
+        exporter() + rank(3) + gpu(up=until(48), idle=None) + before,
         "GpuLost",
         {**TARGET, "gpu": "0", "uuid": "GPU-0", "run": "train", "rank": "3", "severity": "critical", "cause": "lost"},
         {
             "summary": "GPU is lost: it cannot be read any more.",
             "description": (
                 "GPU 0 (GPU-0) of node1:19400 can no longer be read: all of its time (100 %) is lost, and run train, "
-                "which has rank 3 on it, cannot continue. Drain the node, read the kernel log for Xid 79, and reboot; "
-                "if the GPU is lost again, reseat or replace it."
+                f"which has rank 3 on it, cannot continue.{began} Drain the node, read the kernel log for Xid 79, and "
+                "reboot; if the GPU is lost again, reseat or replace it."
             ),
             "lost": "24.0 GPU-hours a day",
             "runbook_url": url + "GpuLost.md",

@@ -1182,9 +1182,8 @@ CAUSES: dict[str, Cause] = {
                 ),
                 "GPU is lost: it cannot be read any more.",
                 """{gpu} can no longer be read: all of its time ({share}) is lost{{ if $labels.run }}, and run
-                {run}, which has rank {rank} on it, cannot continue{{ end }}.{unused} Drain the node, read the kernel
-                log
-                for Xid 79, and reboot; if the GPU is lost again, reseat or replace it.""",
+                {run}, which has rank {rank} on it, cannot continue{{ end }}.{unused}{began} Drain the node, read the
+                kernel log for Xid 79, and reboot; if the GPU is lost again, reseat or replace it.""",
                 wait="30s",
                 keep="2m",
             ),
