@@ -58,7 +58,12 @@ def test_the_notebook_makes_the_report_of_its_run(server: Prometheus, tmp_path: 
     text = notebook.written(late, server.name, options).decode()
     cells = nbformat.reads(text, 4)  # type: ignore[no-untyped-call]
     client = nbclient.NotebookClient(
-        cells, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        cells,
+        startup_timeout=240,
+        timeout=240,
+        iopub_timeout=240,  # by default, output that is late by four seconds is left out
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     )
     client.execute()
     shown = [output["data"] for cell in cells.cells for output in cell.get("outputs", ()) if "data" in output]
