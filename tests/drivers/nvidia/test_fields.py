@@ -27,6 +27,7 @@ def test_all_counters_come_with_one_call(driver_process: DriverProcess, nvml_sta
 
 def test_bytes_received_and_sent_are_told_apart(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
+    gpu.pcie_received_rate = gpu.pcie_transmitted_rate = gpu.nvlink_received_rate = gpu.nvlink_transmitted_rate = 0.0
     gpu.accrued_pcie_received, gpu.accrued_pcie_transmitted = 2e12, 1e12
     gpu.accrued_nvlink_received, gpu.accrued_nvlink_transmitted = 4e15, 3e15
     counters = driver_process.evaluate("gpu.read('counters')")
@@ -41,7 +42,7 @@ def test_links_that_are_counted_one_by_one_are_summed(
 ) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.nvlink_per_link_only, gpu.absent_from_model = 1, 0
-    gpu.accrued_nvlink_received = 18e12
+    gpu.nvlink_received_rate, gpu.accrued_nvlink_received = 0.0, 18e12
     assert 17.9e12 < driver_process.evaluate("gpu.read('counters')")["nvlink_receive_bytes_total"] < 18.1e12
     assert driver_process.evaluate("gpu.served")["nvlink_receive_bytes_total"] == "nvmlDeviceGetFieldValues(204)"
 
