@@ -24,6 +24,7 @@ from stallscope.catalogue.causes import (
     Subject,
     Value,
 )
+from stallscope.catalogue.conditions import general_of
 from stallscope.common.bundle import RUNBOOKS
 from stallscope.view.verdict_words import PHASE_WORDS, ROOT_WORDS, root_words
 
@@ -280,6 +281,21 @@ and on ({labels})
   {firing(cause)}"""
 
 
+def while_general(cause: Cause, shape: Loss) -> str:
+    """Return the PromQL that keeps the alert on a reason while the loss goes on without evidence of one; empty if none.
+
+    Otherwise a run whose reason shows now and then would be reported again and again.
+    """
+    general = general_of(cause.name)
+    if general is None:
+        return ""
+    return f"""
+or on ({RUN})
+  run_cause:time_lost:ratio5m{{cause="{general}"}} >= {threshold(shape.warning)} * {threshold("clear_ratio")}
+and on ({RUN})
+  {firing(cause)}"""
+
+
 def cleared_late(series: str, name: str, cause: Cause, labels: str) -> str:
     """Return the PromQL of an alert with one level, which clears below that level times the clearing ratio."""
     return f"""\
@@ -318,7 +334,7 @@ def condition(cause: Cause, alert: Alert) -> str:
     shape = alert.shape
     lost = f'run_cause:time_lost:ratio5m{{cause="{cause.name}"}}'
     if isinstance(shape, Loss):
-        return levels(lost, lost, cause, shape, "", RUN)
+        return levels(lost, lost, cause, shape, "", RUN) + while_general(cause, shape)
     if isinstance(shape, Straggler):
         straggler = f'run_rank_cause:straggler:ratio5m{{cause="{cause.name}"}}'
         both = Loss("straggler_warning", "straggler_high", window="3m")

@@ -128,6 +128,12 @@ def test_eight_lost_gpus_under_a_run_are_one_page(audience: Audience) -> None:
     assert len(page["alerts"]) == 8
 
 
+def test_a_reason_for_waiting_that_comes_and_goes_is_one_notification() -> None:
+    reason, wait = on_run("TrainingInputCpuSaturated"), on_run("TrainingInputBound")
+    story = [Moment(1200 * number, (reason, wait) if number % 2 else (reason,)) for number in range(4)]
+    assert [(each.status, each.firing) for each in calculated(story)] == [("firing", {"TrainingInputCpuSaturated"})]
+
+
 @pytest.mark.parametrize(
     ("seconds", "errors"),
     [pytest.param(28, [], id="before the group notifies"), pytest.param(120, [(["GpuXidHw"], [])], id="later")],

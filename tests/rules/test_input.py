@@ -448,6 +448,17 @@ def test_each_sub_cause_has_its_alert_alone(rulebook: Rulebook) -> None:
     )
 
 
+def test_the_alert_on_a_reason_lasts_as_long_as_its_wait_goes_on_without_evidence(rulebook: Rulebook) -> None:
+    """The wait's own alert, which the reason's alert mutes, joins it. A run that never had a reason gets none."""
+    host = {"job": "stallscope", "instance": "run:19400"}
+    story = [each for each in node("run") if "cpu_seconds_total" not in each[0] or "host" not in each[0]]
+    for mode, before, after in (("user", 63, 10), ("idle", 1, 54)):
+        story.append(series("stallscope_host_cpu_seconds_total", growing_then(20, before, after), mode=mode, **host))
+    reason = {**firing("TrainingInputCpuSaturated"), "run": "run"}
+    wait = {**firing("TrainingInputBound"), "run": "run"}
+    rulebook.check_firing([*story, *node("alone")], [reason, wait, {**wait, "run": "alone"}], at="55m")
+
+
 def test_throttling_is_told_of_after_fifteen_minutes(rulebook: Rulebook) -> None:
     story = node("quota", throttled=0.4)  # judged from 300 s on
     rulebook.check_firing(story, [], at="14m")
