@@ -102,15 +102,17 @@ def _missing() -> Panel:
 
 def _causes() -> Panel:
     share = f"max by ({BY_RUN}, cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
+    floor = f"({share} >= bool 0) * on (cause) group_left () max by (cause) (stallscope:verdict_floor:ratio)"
     return table(
         "All causes, costliest first",
-        "Every cause that costs GPU time now, with its remedy. One cause may hide others: fix the first, then look "
-        "again.",
-        [Query(with_remedy(with_runbook(share)), table=True)],
+        "Every cause that costs GPU time now, the share from which it may be the verdict, and its remedy. One cause "
+        "may hide others: fix the first, then look again. The command stallscope why explains the verdict.",
+        [Query(with_remedy(with_runbook(expression)), table=True) for expression in (share, floor)],
         columns={
             "run": "Run",
             "cause": "Verdict",
-            "Value": "Lost",
+            "Value #A": "Lost",
+            "Value #B": "Verdict from",
             "remedy": "What to change",
             "runbook": "Runbook",
         },
@@ -120,6 +122,13 @@ def _causes() -> Panel:
             *columns(),
             by_name("Run", custom__width=100),
             by_name("Lost", unit="percentunit", decimals=1, custom__width=70),
+            by_name(
+                "Verdict from",
+                unit="percentunit",
+                decimals=0,
+                custom__width=80,
+                mappings=texts({"0": Text("any")}),
+            ),
             _runbook_column(),
         ],
         no_value="No loss.",

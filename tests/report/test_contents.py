@@ -334,6 +334,16 @@ def test_every_cause_considered_has_the_thresholds_of_its_verdict_and_of_its_ale
     assert rows[CAUSES["stalled"].title]["Alert from"] is None
 
 
+def test_the_last_verdict_is_explained_by_the_values_beside_its_thresholds(report_of: Report) -> None:
+    rows = {row["Signal"]: row for row in table(report_of("waiting"), "why", "Values")}
+    assert rows["loader workers per CPU"] == {
+        "Signal": "loader workers per CPU",
+        "Value": "0.125",
+        "Threshold": "under 0.7: yes",
+    }
+    assert rows["time lost to it"]["Threshold"] == "from 5 %, alert from 10 %"
+
+
 def test_a_cause_above_its_threshold_is_not_reported_as_below_it(server: Prometheus, run_of: FindRun) -> None:
     most = Series({"cause": "comm_bound"}, 0.3)
     document = build(of_run(server, run_of("saving")), Saying(server, r"^max by \(cause\) \(max_over", most), PRICES)
@@ -634,7 +644,7 @@ def test_a_run_unknown_to_the_rules_is_not_blamed_on_missing_rules(server: Prome
 
 
 def test_a_failed_section_says_so_and_the_others_are_complete(server: Prometheus, run_of: FindRun) -> None:
-    failing = Partly(server, "host:cpu_busy", PrometheusError("http://prometheus: no answer within 60 s"))
+    failing = Partly(server, "host:cpu_busy:ratio5m", PrometheusError("http://prometheus: no answer within 60 s"))
     document = build(of_run(server, run_of("waiting")), failing)
     assert "no answer within 60 s" in words(document, "hosts")
     assert document.incomplete == ("Hosts: http://prometheus: no answer within 60 s",)
@@ -653,7 +663,7 @@ def test_recommendations_do_not_need_alerts_and_affected_ranks(server: Prometheu
 
 
 def test_failures_are_listed_even_if_the_query_for_missing_data_fails(server: Prometheus, run_of: FindRun) -> None:
-    failing = Partly(server, "source_up|host:cpu_busy", PrometheusError("too many samples"))
+    failing = Partly(server, "source_up|host:cpu_busy:ratio5m", PrometheusError("too many samples"))
     document = build(of_run(server, run_of("waiting")), failing)
     assert words(document, "missing") == "Hosts: too many samples Missing data: too many samples"
     assert advice(document)[0].cause == "input_few_workers"

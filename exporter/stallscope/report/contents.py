@@ -29,6 +29,7 @@ from stallscope.report import (
     summary,
     timeline,
     utilisation,
+    why,
 )
 from stallscope.report.affected import affected, listed, verdict_causes
 from stallscope.report.culprits import Blamed, code_lines, culprits, odd_ranks
@@ -151,7 +152,7 @@ def _parts(
     ]
     run = queries.subject.run
     if run is not None:
-        parts.append((considered, lambda: considered.blocks(queries, lost)))
+        parts += [(why, lambda: why.blocks(queries)), (considered, lambda: considered.blocks(queries, lost))]
     if run is not None and found is not None:
         parts += [
             (steps, lambda: steps.blocks(queries, found)),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LOOKBACK = 86_400.0
 """Seconds before the time in question in which verdicts are searched."""
+_STEP = 30.0
+"""Seconds to which the start of a verdict is exact."""
 _STALE = 300.0
 """Seconds without a sample after which Prometheus no longer returns a series."""
 _GPU = "cluster, job, instance, gpu, uuid, mig"
@@ -44,8 +46,8 @@ class Server(Protocol):
     def query(self, expression: str, at: float | None = None) -> Sequence[Series]:
         """Evaluate an expression at one time."""
 
-    def samples(self, selector: str, start: float, end: float) -> Sequence[RangeSeries]:
-        """Return the raw samples of series."""
+    def query_range(self, expression: str, start: float, end: float, step: float) -> Sequence[RangeSeries]:
+        """Evaluate an expression over a range."""
 
 
 class Measured(NamedTuple):
@@ -188,7 +190,7 @@ def explain(server: Server, run: tuple[str, str, str], matchers: str, instances:
     Raises:
         PrometheusError: the server gave no valid response.
     """
-    history = _history(server.samples(f"run:verdict:ratio5m{{{matchers}}}", at - LOOKBACK, at))
+    history = _history(server.query_range(f"run:verdict:ratio5m{{{matchers}}}", at - LOOKBACK, at, _STEP))
     ended = bool(history) and at - history[-1][0] > _STALE
     moment = history[-1][0] if ended else at
     found = _Recorded(server, matchers, instances, moment)
