@@ -39,7 +39,7 @@ from stallscope.report.queries import Queries, Server
 from stallscope.report.subject import Subject
 from stallscope.view.verdicts import CodeLine, OddRank
 
-PARTS = 23
+PARTS = 24
 """Maximum number of calls of `progress` for a report."""
 
 _OPEN = frozenset({summary.KEY, recommendations.KEY, lost_time.KEY})
