@@ -1,6 +1,7 @@
 """Leave out the rules that a story does not need: promtool takes 0.1 ms per rule and step, even for one without input.
 
 A rule is left out if it can't record anything from the story's series, or if nothing that the story expects reads it.
+Alerts whose text is not expected have none: promtool would write it at every step, with all its queries.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,30 +73,55 @@ def with_needed_rules(document: Mapping[str, Any], folder: Path) -> Mapping[str,
         document: the test file.
         folder: where to put the copies.
     """
-    wanted = [selector for test in document["tests"] for selector in _wanted(test)]
-    if not all(selector.metric for selector in wanted):
-        return document  # They may select any series.
+    tests = document["tests"]
+    texts = {check["alertname"] for test in tests for check in test.get("alert_rule_test", ())}
+    expressions = [check["expr"] for test in tests for check in test.get("promql_expr_test", ())]
+    series = [each["series"] for test in tests for each in test.get("input_series", ())]
     paths = [Path(path) for path in document["rule_files"]]
+    return {**document, "rule_files": list(map(str, needed_files(paths, series, expressions, texts, folder)))}
+
+
+def needed_files(
+    paths: Sequence[Path], series: Iterable[str], expressions: Iterable[str], texts: Collection[str], folder: Path
+) -> list[Path]:
+    """Write copies of rule files that hold only what is needed, and return their paths.
+
+    Args:
+        paths: the rule files.
+        series: the input, with labels.
+        expressions: queries of what the rules record.
+        texts: names of the alerts whose labels and annotations are read.
+        folder: where to put the copies.
+    """
     rules = [rule for path in paths for rule in rules_of(path)]
-    series = (each["series"] for test in document["tests"] for each in test.get("input_series", ()))
-    needed = set(read(fed(rules, series), wanted))
+    expressions = [*expressions, *(f'ALERTS{{alertname="{name}"}}' for name in texts)]
+    wanted = {selector for each in expressions for selector in _named(names_in(each).selectors, each, rules)}
+    needed = set(read(fed(rules, series), wanted, texts))
     folder.mkdir(exist_ok=True)
     copies = []
     for number, path in enumerate(paths):
-        sources = [rule.source for rule in rules_of(path) if rule in needed]
+        sources = [
+            {key: value for key, value in rule.source.items() if key != "annotations" or rule.source["alert"] in texts}
+            for rule in rules_of(path)
+            if rule in needed
+        ]
         if sources:
             (group,) = groups_of(path)
             copy = folder / f"{number}-{path.name}"
             copy.write_text(json.dumps({"groups": [{**group, "rules": sources}]}), encoding="utf-8")
-            copies.append(str(copy))
-    return {**document, "rule_files": copies}
+            copies.append(copy)
+    return copies
 
 
-def _wanted(test: Mapping[str, Any]) -> Iterator[Selector]:
-    for check in test.get("promql_expr_test", ()):
-        yield from names_in(check["expr"]).selectors
-    for check in test.get("alert_rule_test", ()):
-        yield from names_in(f'ALERTS{{alertname="{check["alertname"]}"}}').selectors
+def _named(selectors: Iterable[Selector], expression: str, rules: Sequence[Rule]) -> Iterator[Selector]:
+    """Yield the selectors by name; those without a name for each recorded name that may match."""
+    patterns = _PATTERN.findall(expression)
+    for selector in selectors:
+        if selector.metric:
+            yield selector
+        else:
+            names = {name for rule in rules for name in rule.records}
+            yield from (Selector(name) for name in names if not patterns or re.fullmatch("|".join(patterns), name))
 
 
 def fed(rules: Sequence[Rule], series: Iterable[str]) -> list[Rule]:
@@ -143,8 +169,14 @@ def _metrics(rule: Rule) -> set[str]:
     return {selector.metric for selector in rule.reads}
 
 
-def read(rules: Sequence[Rule], selectors: Iterable[Selector]) -> list[Rule]:
-    """Return the rules whose series the selectors read, directly or through other rules, in their order."""
+def read(rules: Sequence[Rule], selectors: Iterable[Selector], texts: Collection[str]) -> list[Rule]:
+    """Return the rules whose series the selectors read, directly or through other rules, in their order.
+
+    Args:
+        rules: all of them.
+        selectors: what is read.
+        texts: names of the alerts whose texts count as well.
+    """
     recorders = defaultdict(list)
     for rule in rules:
         for name in rule.records:
@@ -158,5 +190,6 @@ def read(rules: Sequence[Rule], selectors: Iterable[Selector]) -> list[Rule]:
             if rule not in found and selects(selector, rule.labels):
                 found.add(rule)
                 matching = (Selector(name) for name in recorders if re.fullmatch(rule.reads_matching, name))
-                new |= {*rule.reads, *rule.in_texts, *matching} - done
+                in_texts = rule.in_texts if rule.labels.get("alertname") in texts else ()
+                new |= {*rule.reads, *in_texts, *matching} - done
     return [rule for rule in rules if rule in found]

@@ -92,8 +92,19 @@ def test_an_alert_needs_the_alerts_that_silence_it(tmp_path: Path) -> None:
     assert "GpuIdle" in needed(tmp_path, [GPU, RANK], alerts=["RankWaits"])
 
 
-def test_a_query_of_any_name_needs_everything(tmp_path: Path) -> None:
-    assert len(needed(tmp_path, [], '{__name__=~".+"}')) == len(RULES)
+def test_a_text_that_is_not_expected_is_not_written_and_needs_nothing(tmp_path: Path) -> None:
+    alert = 'ALERTS{alertname="GpuIdle"}'
+    assert needed(tmp_path, [GPU, RANK], alert) == ["bound:ratio", "gpu:idle:ratio", "GpuIdle"]
+    assert "annotations" not in (tmp_path / "rules" / "0-all.yml").read_text()
+    needed(tmp_path, [GPU, RANK], alerts=["GpuIdle"])
+    assert "annotations" in (tmp_path / "rules" / "0-all.yml").read_text()
+
+
+def test_a_query_of_a_pattern_of_names_needs_all_that_record_them(tmp_path: Path) -> None:
+    power = 'other_power_watts{gpu="0"}'
+    assert len(needed(tmp_path, [GPU, RANK, power], '{__name__=~".+"}')) == len(RULES)
+    found = needed(tmp_path, [GPU, RANK], '{__name__=~"rank:wait:.+|ALERTS_.*"}')
+    assert found == [*CONSTANTS, "gpu:idle:ratio", "rank:wait:ratio", "GpuIdle", "RankWaits", "NoExporter"]
 
 
 def test_groups_and_files_keep_their_order_and_settings(tmp_path: Path) -> None:

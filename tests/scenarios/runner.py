@@ -5,6 +5,7 @@ Many cases go into one run, distinguished by their `cluster` label. This also pr
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from types import MappingProxyType
 from stallscope.replay import rule_engine
 from stallscope.replay.rule_engine import Said
 from stallscope.replay.series import Series
+from tests.rules.needed import needed_files
 from tests.rules.rulebook import GROUPS, RULE_FILES, tool
 
 EVALUATION_SECONDS = 30
@@ -44,14 +46,16 @@ def evaluate(
     groups: Sequence[str] = GROUPS,
     evaluation_seconds: int = EVALUATION_SECONDS,
 ) -> Said:
-    """Evaluate all rules of the bundle, or those of other files, as `rule_engine.evaluate` does."""
-    return rule_engine.evaluate(
-        series,
-        expressions,
-        promtool=tool("promtool"),
-        rule_files=rule_files,
-        groups=groups,
-        scrape_seconds=EVALUATION_SECONDS,
-        evaluation_seconds=evaluation_seconds,
-        words=words,
-    )
+    """Evaluate the rules of the bundle, or of other files, as `rule_engine.evaluate` does: those that are needed."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = [rule_engine.selector(each.name, each.labels) for each in series]
+        return rule_engine.evaluate(
+            series,
+            expressions,
+            promtool=tool("promtool"),
+            rule_files=needed_files(rule_files, names, expressions, words, Path(folder)),
+            groups=groups,
+            scrape_seconds=EVALUATION_SECONDS,
+            evaluation_seconds=evaluation_seconds,
+            words=words,
+        )
