@@ -64,6 +64,15 @@ def test_every_phase_has_its_line_whatever_the_verdict_is(rulebook: Rulebook) ->
     rulebook.check_percent(story, OF_PHASE, expected)
 
 
+def test_a_line_of_a_compute_phase_hides_no_line_of_a_custom_phase(rulebook: Rulebook) -> None:
+    """Compute phases are sampled on request."""
+    target = {"run": "train", "rank": "0", "job": "stallscope", "instance": "node1:19400"}
+    story = [*WAITING, code("model.py:9", growing(0.3), phase="forward"), code("log.py:3", growing(0.02), phase="log")]
+    story += [series("stallscope_training_phase_seconds_total", growing(0.1), phase="log", **target)]
+    labels = {"run": "train", "function": "elastic", "phase": "log", "location": "log.py:3"}
+    rulebook.check_percent(story, OF_PHASE, [(labels, 20)])
+
+
 def test_a_healthy_run_has_no_line(rulebook: Rulebook) -> None:
     story = [*rank(wait=0.02), *gpu(idle=0.02), code("data/augment.py:41", growing(0.02))]
     rulebook.check(story, {LINE: []})
