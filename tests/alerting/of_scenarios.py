@@ -26,21 +26,21 @@ from tests.simulation.verdicts import START, pages_of, series_in, with_short_war
 
 FILE = Path(__file__).with_suffix(".json")
 NAMES = tuple(name for name, story in SCENARIOS.items() if not story.coupled and name != "repaired")
-UNREACHED = frozenset({"checkpoint_stall", "evaluation_overhead", "goodput_low", "gpu_mem_leak", "small_batch"})
-"""Scenarios whose alert needs more time, or more GPUs, than are simulated."""
+UNREACHED = frozenset({"gpu_mem_leak"})
+"""Scenarios whose alert needs more time than is simulated: a leak shows after two and a half hours."""
 _SECONDS = {
     "callback_stall": (1500, 1500),
     "clocks_limited": (2100, 0),
-    "evaluation_overhead": (1800, 0),
-    "checkpoint_stall": (1800, 0),
-    "goodput_low": (3000, 1500),
+    "evaluation_overhead": (3000, 0),
+    "checkpoint_stall": (3000, 0),
+    "goodput_low": (6600, 0),
     "gpu_mem_headroom": (2700, 1500),
     "gpu_mem_leak": (4500, 1500),
     "idle_allocated": (4500, 0),
     "long_init": (1800, 0),
     "packing_candidate": (2700, 1500),
     "scaling_inefficient": (2400, 0),
-    "small_batch": (1800, 0),
+    "small_batch": (1200, 0),
     "step_outliers": (1500, 1500),
     "step_time_drift": (2400, 1500),
     "tensor_cores_unused": (2400, 0),
@@ -48,6 +48,8 @@ _SECONDS = {
 """Seconds from the start to the end of the fault, and from there to the end of the simulation."""
 _ALL_GPUS = ("input_bound", "input_too_many_workers")
 """Scenarios that load the host's CPUs by the number of ranks."""
+_POLL_SECONDS = {"small_batch": 3.0}
+"""Seconds between polls, where steps are so short that rare polls find a GPU less busy than it is."""
 
 
 class Timeline(NamedTuple):
@@ -141,7 +143,7 @@ def _pages(name: str, start: int, end: int) -> Sequence[str]:
                 seconds=end - start,
                 onset=60.0,
                 gpus=8 if name in _ALL_GPUS else 4,
-                poll_seconds=EVALUATION_SECONDS / 2,
+                poll_seconds=_POLL_SECONDS.get(name, EVALUATION_SECONDS / 2),
                 report_interval=EVALUATION_SECONDS / 6,
                 start=START + start,
             )

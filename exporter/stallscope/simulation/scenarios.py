@@ -420,13 +420,13 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ),
     (
         "checkpoint_stall",
-        "A checkpoint of 3 s every quarter of a minute blocks the training.",
+        "A checkpoint of 3 s every quarter of a minute blocks the training; the alert comes after 35 minutes.",
         _load(pause=Pause("checkpoint", 3.0, 12.0), lines=program.SAVING),
     ),
     (
         "evaluation_overhead",
-        "An evaluation of 25 s every minute and a half.",
-        _load(pause=Pause("evaluation", 25.0, 90.0), lines=program.EVALUATING),
+        "An evaluation of 40 s after every minute and a half of training; the alert comes after 35 minutes.",
+        _load(pause=Pause("evaluation", 40.0, 90.0), lines=program.EVALUATING),
     ),
     (
         "callback_stall",
