@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stallscope.shim.own_work import OwnWork
+from stallscope.shim.slow_steps import SlowSteps
 from tests.rules.rulebook import TARGET, Rulebook, Story, gpu, growing, rank, series
 
 SHARE = "run:uneven_work:ratio5m"
@@ -105,6 +106,49 @@ def test_uneven_work_explains_slow_steps(rulebook: Rulebook) -> None:
         ]
         found = f'count by (run, cause) ({COST}{{cause=~"uneven_work|step_outliers"}})'
         rulebook.check(story, {found: [({"run": "train", "cause": cause}, 1) for cause in causes]})
+
+
+def _counted(own: Floats, run: str) -> Story:
+    """Return what the shim counts of steps with this own work of each rank."""
+    length = own.max(axis=1) + 0.05
+    rate = 1 / float(length.mean())
+    slow = SlowSteps()
+    for place, seconds in enumerate(length):
+        slow.durations.append(float(seconds))
+        if place % 10 == 9:
+            slow.judge()
+    story: Story = []
+    for number in range(own.shape[1]):
+        counted = OwnWork()
+        for work, whole in zip(own[:, number], length, strict=True):
+            counted.add(float(work), float(whole))
+        share = float(own[:, number].sum() / length.sum())
+        totals = {"own": counted.seconds, "uneven": counted.uneven, "even": counted.even}
+        story += member(
+            number,
+            {"backward": 0.6 * share, "communication": 1 - share},
+            {key: rate * total / STEPS for key, total in totals.items()},
+            run=run,
+            steps=rate,
+        )
+        for name, total in {"slow_steps": slow.count, "slow_step_excess_seconds": slow.excess}.items():
+            growth = growing(rate * total / STEPS)
+            story.append(series(f"stallscope_training_{name}_total", growth, **TARGET, run=run, rank=str(number)))
+    return story
+
+
+def test_rare_pauses_are_no_uneven_work(rulebook: Rulebook) -> None:
+    draw = np.random.default_rng(40)
+    paused = 1 + 0.01 * draw.standard_normal((STEPS, 8))
+    paused[7::13, :] += 1.5 * np.eye(8)[draw.integers(8, size=len(paused[7::13]))]  # one rank in each 13th step
+    worlds = {
+        "paused": (paused, "step_outliers"),
+        "uneven": (_lognormal(draw, 8, 0.4), "uneven_work"),
+        "uneven, of 2": (_lognormal(draw, 2, 0.5), "uneven_work"),
+    }
+    story = [each for run, (own, _) in worlds.items() for each in _counted(own, run)]
+    found = f'count by (run, cause) ({COST}{{cause=~"uneven_work|step_outliers"}})'
+    rulebook.check(story, {found: [({"run": run, "cause": cause}, 1) for run, (_, cause) in worlds.items()]})
 
 
 def test_an_old_shim_has_no_counters_and_keeps_its_verdict(rulebook: Rulebook) -> None:
