@@ -447,6 +447,26 @@ def test_a_part_of_the_machine_that_is_not_there_costs_nothing_on_the_page(sampl
     assert "source_readings" not in sampler.page(openmetrics=False, gzip=False).decode()
 
 
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (NotPresent("no GPU so far"), "source scripted: found on this machine"),
+        (RuntimeError("no answer"), "source scripted answers again"),
+    ],
+)
+def test_only_a_source_that_failed_answers_again(
+    problem: Exception, said: str, sampler: Sampler, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    source = ScriptedSource()
+    source.problem = problem
+    sampler.add(source)
+    sampler.run_round()
+    source.problem = None
+    sampler.run_round()
+    assert caplog.messages[-1] == said
+
+
 def test_a_source_that_can_not_tell_its_parts_is_down_until_it_can(
     sampler: Sampler, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -97,7 +97,7 @@ class Owners(Collector):
         occupancies = self.environment.occupancies.current()
         self._remember({uuid: each.identity for uuid, each in occupancies.items()})
         if not self._identities:
-            raise NotPresent("no GPU that could be held")
+            raise NotPresent("no GPU so far")
         pids = frozenset(process.pid for each in occupancies.values() for process in each.processes)
         self._pods_due = self._pods_due or bool(pids - self._pids)
         self._query_kubelet(now)

@@ -179,5 +179,7 @@ class Reader:
             _logger.info("source %s: not on this machine: %s", self.name, after)
         elif after is not None:
             _logger.warning("source %s failed: %s: %s", self.name, type(after).__name__, after)
+        elif isinstance(before, NotPresent):
+            _logger.info("source %s: found on this machine", self.name)
         elif before is not None:
             _logger.info("source %s answers again", self.name)
