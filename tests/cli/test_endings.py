@@ -416,12 +416,12 @@ def play(arguments: tuple[str, ...], ending: Ending, folder: Path, **variables: 
         assert process.stdout is not None
         assert process.stderr is not None
         if ending.reads < 0:
-            output, errors = process.communicate("p number\nc\n", timeout=120)
+            output, errors = process.communicate("p number\nc\n", timeout=280)
         else:
             output = "".join(process.stdout.readline() for _ in range(ending.reads))
             process.stdout.close()
             errors = process.stderr.read()
-        status = process.wait(timeout=120)
+        status = process.wait(timeout=280)
     kept = "".join(line for line in errors.splitlines(keepends=True) if not line.startswith("stallscope run: "))
     return Ended(status, NOT_COMPARED.sub("", output), NOT_COMPARED.sub("", kept))
 

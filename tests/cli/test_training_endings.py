@@ -13,7 +13,7 @@ from tests.cli.test_endings import Ending, environment_of, intake, play
 from tests.cli.test_run_command import needs_torch
 from tests.free_ports import free_port
 
-pytestmark = needs_torch
+pytestmark = [needs_torch, pytest.mark.timeout(900)]  # the first import of PyTorch also compiles it
 
 TRAIN = """
 def train(steps=6, **options):
@@ -136,7 +136,7 @@ def test_ranks_of_a_torchrun_that_is_terminated(tmp_path: Path) -> None:
             while started.poll() is None and not all((tmp_path / f"begun{rank}").exists() for rank in range(2)):
                 pass
             started.send_signal(signal.SIGTERM)
-            started.communicate(timeout=120)
+            started.communicate(timeout=280)
         running.stop(timeout=60)
         running.run_housekeeping()
         assert [each.state for each in running.registry.held] == ["terminated"] * 2
