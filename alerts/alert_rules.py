@@ -1,4 +1,4 @@
-"""Generate the alerts on causes, alerts/*.yml, from the rows in `stallscope/catalogue/causes.py`.
+"""Generate the alerts on causes, alerts/*.yml, from the rows in `stallscope/model/catalogue/causes.py`.
 
 Run by `make generate`; a test fails when a committed file differs from the output. Alerts without a cause are written
 by hand in alerts/stallscope.yml, except the alert on the number of thresholds.
@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from stallscope.catalogue.causes import (
+from stallscope.model.catalogue.causes import (
     CAUSES,
     Alert,
     Cause,
@@ -24,9 +24,9 @@ from stallscope.catalogue.causes import (
     Subject,
     Value,
 )
-from stallscope.catalogue.conditions import general_of
+from stallscope.model.catalogue.conditions import general_of
 from stallscope.common.bundle import RUNBOOKS
-from stallscope.view.verdict_words import PHASE_WORDS, ROOT_WORDS, root_words
+from stallscope.model.view.verdict_words import PHASE_WORDS, ROOT_WORDS, root_words
 
 _TOP = Path(__file__).parents[1]
 FOLDER = _TOP / "alerts"
@@ -77,7 +77,7 @@ _CULPRIT_PLACE = (
     "rank {{ .Labels.rank }}{{ with .Labels.gpu }}, GPU {{ . }}{{ end }}{{ with .Labels.mig }} MIG {{ . }}{{ end }}"
     " of {{ .Labels.instance }}"
 )
-"""Place of a culprit, in the format of `place_of` in `stallscope/view/verdict_words.py`."""
+"""Place of a culprit, in the format of `place_of` in `stallscope/model/view/verdict_words.py`."""
 
 _ROUNDED = {
     "humanizePercentage": 'printf "%.2f" | humanizePercentage | reReplaceAll "%" " %"',
@@ -498,7 +498,7 @@ def cause_file(name: str) -> str:
     rules = "\n".join(rule(cause, alert) for cause, alert in found if alert)
     return f"""\
 # {_HEADERS[name]}
-# Generated from `stallscope/catalogue/causes.py` by `make generate`; do not edit.
+# Generated from `stallscope/model/catalogue/causes.py` by `make generate`; do not edit.
 groups:
   - name: stallscope-alerts-{name.replace("_", "-")}
     rules:

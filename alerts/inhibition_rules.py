@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from alerts.alert_rules import between
-from stallscope.catalogue.causes import CAUSES, EVERYTHING, PERFORMANCE, SLOW_ALERTS, Cause, Straggler, muted_alerts
+from stallscope.model.catalogue.causes import CAUSES, EVERYTHING, PERFORMANCE, SLOW_ALERTS, Cause, Straggler, muted_alerts
 
 _ALERTS = Path(__file__).parents[1] / "alerts"
 CONFIGURATION = _ALERTS / "alertmanager.yml"
 PAGE = _ALERTS / "README.md"
-_RULES_BEGIN = "  # -- Generated from `stallscope/catalogue/causes.py` by `make generate`; do not edit.\n"
+_RULES_BEGIN = "  # -- Generated from `stallscope/model/catalogue/causes.py` by `make generate`; do not edit.\n"
 _RULES_END = "  # -- End of the generated rules.\n"
-_TABLE_BEGIN = "<!-- Generated from stallscope/catalogue/causes.py by make generate; do not edit. -->\n"
+_TABLE_BEGIN = "<!-- Generated from stallscope/model/catalogue/causes.py by make generate; do not edit. -->\n"
 _TABLE_END = "<!-- End of the generated rows. -->\n"
 
 _ON_RUN = ("cluster, namespace, run", "run")

@@ -17,7 +17,7 @@ from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, table, text, time_series
 from grafana.builders.phases import shares
 from grafana.builders.query import Query
-from stallscope.catalogue.causes import PHASE_COLOURS
+from stallscope.model.catalogue.causes import PHASE_COLOURS
 
 LABELS = "cluster, namespace, run"
 BASE = f'{NAMESPACE}, run="$base"'

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stallscope.catalogue.metrics import BELOW_LEVELS, UTILIZATION_BUCKETS
-from stallscope.drivers.signals import SIGNALS
+from stallscope.model.catalogue.metrics import BELOW_LEVELS, UTILIZATION_BUCKETS
+from stallscope.node.drivers.signals import SIGNALS
 
 FOLDER = Path(__file__).parents[1] / "prometheus" / "rules"
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.replay.series import Series
+from stallscope.lab.replay.series import Series
 from tests.installation import PARTS, Part, moved, recorded_before, series
 from tests.known_names import READ
 from tests.prometheus_server import Server, prometheus

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stallscope.replay.series import Series
+from stallscope.lab.replay.series import Series
 from tests.rules.rulebook import GROUPS
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stallscope.catalogue.metrics import FAMILIES, Family
+from stallscope.model.catalogue.metrics import FAMILIES, Family
 from tests.promql_names import Matcher, Selector, names_in
 from tests.rules.layers import groups_of
 from tests.rules.rulebook import CANONICAL_FILES, RULE_FILES

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stallscope import configuration as configuration_module
+from stallscope.node import configuration as configuration_module
 from stallscope.common.address import Address
-from stallscope.configuration import Configuration, ConfigurationError, load, parse_duration
-from stallscope.intake.service import IntakeSettings
+from stallscope.node.configuration import Configuration, ConfigurationError, load, parse_duration
+from stallscope.node.intake.service import IntakeSettings
 
 SOURCES = {"disk": "Physical disks.", "nvidia": "NVIDIA GPUs through NVML."}
 

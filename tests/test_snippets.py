@@ -21,9 +21,9 @@ import yaml
 
 import stallscope
 from deploy.generate import STACK_ALERTMANAGER
-from stallscope.cli import commands
+from stallscope.tools.cli import commands
 from stallscope.common.thresholds import with_values
-from stallscope.web.http.configuration_file import read_web_configuration
+from stallscope.node.web.http.configuration_file import read_web_configuration
 from tests.deploy.kubernetes_tools import program
 from tests.web.certificates import Authority, needs_openssl
 
@@ -303,7 +303,7 @@ def check_own(arguments: list[str], snippet: Snippet) -> None:
     if name in PASSED_ON:
         end = next((at for at, word in enumerate(rest) if word in ("--", "train.py", "torchrun", "python")), len(rest))
         rest = rest[:end]
-    parser = importlib.import_module(f"stallscope.cli.{name}").parser()
+    parser = importlib.import_module(f"stallscope.tools.cli.{name}").parser()
     flags = {flag for action in parser._actions for flag in action.option_strings}
     used = {word.partition("=")[0] for word in rest if word.startswith("-")}
     assert used <= flags, f"{snippet}: {name} has no {sorted(used - flags)}"

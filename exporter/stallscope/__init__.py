@@ -20,24 +20,24 @@ from stallscope.common.version import __version__
 
 TYPE_CHECKING = False  # importing typing would take longer than all of the shim
 if TYPE_CHECKING:
-    from stallscope.integrations.tensorboard import sync_tensorboard
-    from stallscope.shim.lifetime import current
-    from stallscope.shim.loader import track
-    from stallscope.shim.run import Run
-    from stallscope.shim.stopping import on_stop
-    from stallscope.shim.tracing.recording import span
-    from stallscope.shim.tracing.trace import trace
+    from stallscope.training.integrations.tensorboard import sync_tensorboard
+    from stallscope.training.shim.lifetime import current
+    from stallscope.training.shim.loader import track
+    from stallscope.training.shim.run import Run
+    from stallscope.training.shim.stopping import on_stop
+    from stallscope.training.shim.tracing.recording import span
+    from stallscope.training.shim.tracing.trace import trace
 
 __all__ = ["Run", "__version__", "current", "on_stop", "span", "sync_tensorboard", "trace", "track"]
 
 _PLACES = {
-    "Run": "stallscope.shim.run",
-    "current": "stallscope.shim.lifetime",
-    "on_stop": "stallscope.shim.stopping",
-    "span": "stallscope.shim.tracing.recording",
-    "sync_tensorboard": "stallscope.integrations.tensorboard",
-    "trace": "stallscope.shim.tracing.trace",
-    "track": "stallscope.shim.loader",
+    "Run": "stallscope.training.shim.run",
+    "current": "stallscope.training.shim.lifetime",
+    "on_stop": "stallscope.training.shim.stopping",
+    "span": "stallscope.training.shim.tracing.recording",
+    "sync_tensorboard": "stallscope.training.integrations.tensorboard",
+    "trace": "stallscope.training.shim.tracing.trace",
+    "track": "stallscope.training.shim.loader",
 }
 
 

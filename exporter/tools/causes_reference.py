@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stallscope.catalogue.causes import CAUSES, CODES, REMAINDERS, Cause
-from stallscope.view.verdict_words import in_sentence, root_words
+from stallscope.model.catalogue.causes import CAUSES, CODES, REMAINDERS, Cause
+from stallscope.model.view.verdict_words import in_sentence, root_words
 
 _TOP = Path(__file__).parents[2]
 PAGE = _TOP / "alerts" / "CAUSES.md"
@@ -33,7 +33,7 @@ def page() -> str:
         "# Causes",
         "",
         (
-            "Generated from `stallscope/catalogue/causes.py` by `make generate`; do not edit. The third column is "
+            "Generated from `stallscope/model/catalogue/causes.py` by `make generate`; do not edit. The third column is "
             "the cause's precedence as a verdict: hardware comes first, then progress, then the performance cause that "
             "costs most, "
             "then the classes of the device side, then GPU use. A cause that is never a verdict has only its alert. "
@@ -70,7 +70,7 @@ def rules() -> str:
         f'          label_replace(vector({code}), "cause", "{name}", "", "")'
         for name, code in sorted(CODES.items(), key=lambda item: item[1])
     )
-    return f"""# Generated from `stallscope/catalogue/causes.py` by `make generate`; do not edit.
+    return f"""# Generated from `stallscope/model/catalogue/causes.py` by `make generate`; do not edit.
 groups:
   - name: stallscope-causes
     interval: 1m

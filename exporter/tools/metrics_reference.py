@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stallscope.analysis.columns import COLUMNS, IDENTITY, Column, Kind
-from stallscope.catalogue.metrics import (
+from stallscope.model.analysis.columns import COLUMNS, IDENTITY, Column, Kind
+from stallscope.model.catalogue.metrics import (
     EXPORTER_FAMILIES,
     GPU_FAMILIES,
     HOST_FAMILIES,
@@ -79,7 +79,7 @@ def page() -> str:
         "# Metrics",
         "",
         (
-            "Generated from `stallscope/catalogue/metrics.py` by `make generate`; do not edit. Names, labels and "
+            "Generated from `stallscope/model/catalogue/metrics.py` by `make generate`; do not edit. Names, labels and "
             "units are frozen: they are added to, never renamed. The last column is the module under "
             "`exporter/stallscope/` that "
             "fills the family."
@@ -111,8 +111,8 @@ def frames_page() -> str:
         "# Columns of data frames",
         "",
         (
-            "Generated from `stallscope/analysis/columns.py` by `make generate`; do not edit. These are the columns "
-            "that `stallscope.analysis.frames` returns and `stallscope frames` writes. [METRICS.md](METRICS.md) "
+            "Generated from `stallscope/model/analysis/columns.py` by `make generate`; do not edit. These are the columns "
+            "that `stallscope.model.analysis.frames` returns and `stallscope frames` writes. [METRICS.md](METRICS.md) "
             "describes the series."
         ),
         "",

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from grafana.builders import Json
 from grafana.builders.bands import OTHER_COLOUR
 from grafana.builders.field import DEFAULT_PORT, Override, Text, by_name, fixed_colours, patterns, texts
-from stallscope.catalogue.causes import CAUSES, CODES, REMAINDERS, colour_of
-from stallscope.view.verdict_words import ROOT_WORDS, root_words
+from stallscope.model.catalogue.causes import CAUSES, CODES, REMAINDERS, colour_of
+from stallscope.model.view.verdict_words import ROOT_WORDS, root_words
 
 TITLES: dict[str, str] = {
     **{name: title for name, (title, _remedy) in REMAINDERS.items()},

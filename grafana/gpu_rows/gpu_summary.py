@@ -19,7 +19,7 @@ from grafana.builders.verdicts import (
     with_runbook,
 )
 from grafana.gpu_rows.gpu_queries import CURVE, NAME, ONE, PLACE, PLACE_LINKS, ROWS, TO_RANK, TO_RUN
-from stallscope.catalogue.causes import CAUSES
+from stallscope.model.catalogue.causes import CAUSES
 
 ALERTS = firing('cluster=~"$cluster", instance=~"$instance", gpu=~"$gpu|"')
 """Alerts of the GPUs and of their nodes, which have no GPU."""

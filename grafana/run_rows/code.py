@@ -22,7 +22,7 @@ from grafana.run_rows.run_queries import (
     TO_COMPARE,
     of_gpus,
 )
-from stallscope.catalogue.causes import PHASE_COLOURS
+from stallscope.model.catalogue.causes import PHASE_COLOURS
 
 _BY_PHASE = f"{BY_RUN}, phase"
 

@@ -7,7 +7,7 @@ from grafana.builders.field import fixed_colours, limit_line, second_axis
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query
 from grafana.run_rows.run_queries import RANK_HERE
-from stallscope.catalogue.causes import colour_of
+from stallscope.model.catalogue.causes import colour_of
 
 
 def _allocator() -> Panel:

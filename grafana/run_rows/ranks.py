@@ -22,7 +22,7 @@ from grafana.run_rows.run_queries import (
     worst,
 )
 from grafana.run_rows.spread import spread
-from stallscope.catalogue.causes import colour_of
+from stallscope.model.catalogue.causes import colour_of
 
 
 def _stragglers() -> Panel:

@@ -33,7 +33,7 @@ from grafana.run_rows.run_queries import (
     RUN_HERE,
     TO_COMPARE,
 )
-from stallscope.catalogue.causes import MISSING
+from stallscope.model.catalogue.causes import MISSING
 
 _OF_NODES = f'{HOST}, run=""'
 ALERTS = f"({firing(RUN)} or ({firing(_OF_NODES)} and on (cluster, instance) run_node:known:info{{{RUN_HERE}}}))"

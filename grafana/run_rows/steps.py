@@ -9,7 +9,7 @@ from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query, threshold
 from grafana.run_rows.run_queries import RANK_HERE, TO_COMPARE, of_gpus
 from grafana.run_rows.spread import spread
-from stallscope.catalogue.causes import colour_of
+from stallscope.model.catalogue.causes import colour_of
 
 
 def _step_time() -> Panel:

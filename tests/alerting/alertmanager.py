@@ -15,7 +15,7 @@ import pytest
 import requests
 import yaml
 
-from stallscope.stack.programs import find_programs
+from stallscope.lab.stack.programs import find_programs
 from tests.free_ports import free_port
 from tests.waiting import until
 

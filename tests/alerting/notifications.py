@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stallscope.replay.rule_engine import in_seconds
+from stallscope.lab.replay.rule_engine import in_seconds
 from tests.alerting.alertmanager import Configuration, Labels
 
 _MATCHER = re.compile(r'\s*(\w+)\s*(=~|!~|!=|=)\s*"(.*)"\s*')

@@ -15,9 +15,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.replay.rule_engine import Answers
-from stallscope.replay.series import Series
-from stallscope.simulation.scenarios import SCENARIOS, CoolingFailure, GpuLoss, HardwareFault
+from stallscope.lab.replay.rule_engine import Answers
+from stallscope.lab.replay.series import Series
+from stallscope.lab.simulation.scenarios import SCENARIOS, CoolingFailure, GpuLoss, HardwareFault
 from tests.alerting.alertmanager import Labels, bundled
 from tests.alerting.notifications import Sent, notifications
 from tests.known_names import READ

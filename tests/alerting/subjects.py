@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stallscope.catalogue.causes import CAUSES
+from stallscope.model.catalogue.causes import CAUSES
 from tests.alerting.alertmanager import Labels
 
 SEVERITIES: dict[str, str] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stallscope.catalogue.causes import CAUSES
-from stallscope.catalogue.causes import muted_alerts as muted_by
+from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.catalogue.causes import muted_alerts as muted_by
 from tests.alerting.alertmanager import (
     Alert,
     Alertmanager,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from stallscope.simulation.scenarios import scenario
-from stallscope.stack.components import build_components
-from stallscope.stack.ports import Port
-from stallscope.stack.programs import find_programs
-from stallscope.stack.settings import Settings
+from stallscope.lab.simulation.scenarios import scenario
+from stallscope.lab.stack.components import build_components
+from stallscope.lab.stack.ports import Port
+from stallscope.lab.stack.programs import find_programs
+from stallscope.lab.stack.settings import Settings
 from tests.known_names import rules
 from tests.prometheus_server import Server, prometheus
 from tests.rules.rulebook import ROOT

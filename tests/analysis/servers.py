@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from stallscope.clients.prometheus import PrometheusError, RangeSeries
+from stallscope.model.clients.prometheus import PrometheusError, RangeSeries
 from tests.free_ports import free_port
 from tests.handled import handled, reply
 from tests.waiting import until

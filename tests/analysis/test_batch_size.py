@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.analysis.batch_size import Measured, StudyError, study_batch_sizes
+from stallscope.model.analysis.batch_size import Measured, StudyError, study_batch_sizes
 
 SMALL = Measured(4, 4 / 250)
 LARGE = Measured(512, 512 / 3500)

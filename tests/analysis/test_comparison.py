@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from stallscope.analysis.comparison import UNEXPLAINED, Against, compare
-from stallscope.analysis.run_figures import RunFigures
-from stallscope.analysis.scaling import scaling
+from stallscope.model.analysis.comparison import UNEXPLAINED, Against, compare
+from stallscope.model.analysis.run_figures import RunFigures
+from stallscope.model.analysis.scaling import scaling
 
 SMALL = RunFigures("batch 4", 900, gpus=1, batch=4, samples=250, step_seconds=4 / 250, time_lost=0.9)
 SMALL = replace(SMALL, lost={"small_batch": 0.9})

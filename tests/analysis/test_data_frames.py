@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stallscope.analysis import Frames, frames, pieces
-from stallscope.analysis.runs import RunError, UnknownRunError
-from stallscope.clients.prometheus import Prometheus
-from stallscope.replay.series import Series
+from stallscope.model.analysis import Frames, frames, pieces
+from stallscope.model.analysis.runs import RunError, UnknownRunError
+from stallscope.model.clients.prometheus import Prometheus
+from stallscope.lab.replay.series import Series
 from tests.analysis.scrapes import (
     BUSY,
     DATA_WAIT,
@@ -337,5 +337,5 @@ def test_values_of_a_story_are_read_back(held: Held) -> None:
 
 def test_importing_the_package_loads_no_library() -> None:
     heavy = "{'pandas', 'numpy', 'requests', 'pyarrow'} & set(sys.modules)"
-    program = f"import sys, stallscope.view.verdicts; sys.exit(', '.join({heavy}) or 0)"
+    program = f"import sys, stallscope.model.view.verdicts; sys.exit(', '.join({heavy}) or 0)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

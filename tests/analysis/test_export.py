@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from stallscope.analysis import Frames, pieces
-from stallscope.analysis.data_frames import NAMES
-from stallscope.analysis.export import FORMATS, export
+from stallscope.model.analysis import Frames, pieces
+from stallscope.model.analysis.data_frames import NAMES
+from stallscope.model.analysis.export import FORMATS, export
 from tests.analysis.scrapes import SCRAPES, of_gpu, of_host, of_rank, scraped
 
 WORDS = ("instance", "phase", "gpu", "uuid", "mig", "name")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.analysis.ranges import ATTEMPTS, Ranges, SplittableQuery, joined, natural_step
-from stallscope.clients.prometheus import PrometheusError, RangeSeries
+from stallscope.model.analysis.ranges import ATTEMPTS, Ranges, SplittableQuery, joined, natural_step
+from stallscope.model.clients.prometheus import PrometheusError, RangeSeries
 from tests.analysis.servers import LimitedServer
 
 NODES = ("a", "b", "c", "d", "e")

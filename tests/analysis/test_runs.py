@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stallscope.analysis.runs import (
+from stallscope.model.analysis.runs import (
     AmbiguousRunError,
     Claim,
     NoDataError,
@@ -18,7 +18,7 @@ from stallscope.analysis.runs import (
     find_run,
     run_names,
 )
-from stallscope.replay.series import Series
+from stallscope.lab.replay.series import Series
 from tests.analysis.scrapes import INTERVAL, SCRAPES, Held, gauge, of_rank, scraped
 
 LATE = range(17, 45)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.analysis.scaling import scaling
+from stallscope.model.analysis.scaling import scaling
 
 
 def test_the_articles_two_gpus_scale_at_87_percent() -> None:

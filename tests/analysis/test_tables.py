@@ -7,8 +7,8 @@ from array import array
 import numpy as np
 import pytest
 
-from stallscope.analysis.tables import Increases, Table, Track, at
-from stallscope.clients.prometheus import RangeSeries
+from stallscope.model.analysis.tables import Increases, Table, Track, at
+from stallscope.model.clients.prometheus import RangeSeries
 
 
 def counted(*samples: tuple[float, float], **labels: str) -> RangeSeries:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stallscope.catalogue.metrics import (
+from stallscope.model.catalogue.metrics import (
     ACTIVITIES,
     CLOCKS,
     FAMILIES,

@@ -23,7 +23,7 @@ from tests.benchmarks.reading_back import RUN, Size
 MONTH = Size(512, 720)
 _INTO_MEMORY = """
 import json, sys, warnings
-from stallscope.analysis import frames
+from stallscope.model.analysis import frames
 warnings.simplefilter("ignore")
 run = frames(sys.argv[1], prometheus=sys.argv[2], start=float(sys.argv[3]))
 files = [{"rows": len(frame), "bytes": int(frame.memory_usage().sum())} for _, frame in run.items()]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.analysis.columns import COLUMNS
+from stallscope.model.analysis.columns import COLUMNS
 from tests.benchmarks.cluster import HOUR, Cluster
 from tests.benchmarks.processes import finished
 from tests.benchmarks.remote_write import RemoteWriter

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import stallscope
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.sampling.clock import ScriptedClock
 
 RANKS_A_RUN = 64
 _PHASES = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "logging")

@@ -29,9 +29,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge, Histogram, push_to_gateway
 
 import stallscope
-from stallscope.shim import worker_samples
-from stallscope.shim.hot_lines import Burst
-from stallscope.shim.timeline import STEP_BUCKETS
+from stallscope.training.shim import worker_samples
+from stallscope.training.shim.hot_lines import Burst
+from stallscope.training.shim.timeline import STEP_BUCKETS
 
 _STEPS = 10_000
 _ROUNDS = 21

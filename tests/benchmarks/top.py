@@ -19,8 +19,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stallscope.clients.exporter import ExporterClient
-from stallscope.view.observer import wanted
+from stallscope.model.clients.exporter import ExporterClient
+from stallscope.model.view.observer import wanted
 from tests.benchmarks.exporters import await_everything, busy_node, ours
 from tests.benchmarks.processes import SERVER_PROCESSOR, cpu_seconds, finished, proportional_memory, repeatedly, running
 from tests.nvml_library.stand_in import NvmlStandIn

@@ -28,7 +28,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Histogram
 
 import stallscope
-from stallscope.shim.timeline import STEP_BUCKETS
+from stallscope.training.shim.timeline import STEP_BUCKETS
 
 _PAIRS = 500
 _ALONE = 200

@@ -60,7 +60,7 @@ def table() -> str:
 
 def measure(torch: Any, length: float) -> Cost:
     """Measure a loop with steps of about this many seconds."""
-    pytorch: Any = import_module("stallscope.integrations.pytorch")
+    pytorch: Any = import_module("stallscope.training.integrations.pytorch")
     batch = 8
     while (usual := _block(torch, batch, _LEAST_STEPS)) < 0.8 * length:
         batch = int(batch * min(max(length / usual, 1.2), 3.0))

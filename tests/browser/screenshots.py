@@ -16,8 +16,8 @@ from typing import Literal
 from PIL import Image
 from playwright.sync_api import Browser
 
-from stallscope.cli import report
-from stallscope.report import lost_time
+from stallscope.tools.cli import report
+from stallscope.tools.report import lost_time
 from tests.browser import chromium
 from tests.end_to_end.up_process import started
 from tests.filled_prometheus import filled_prometheus

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stallscope.catalogue.metrics import FAMILIES
+from stallscope.model.catalogue.metrics import FAMILIES
 from stallscope.common.address import Address
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reading import Distribution, Sample
-from stallscope.sampling.sampler import Sampler
-from stallscope.view.verdicts import RunName, Verdict, Verdicts, VerdictWatch
-from stallscope.web.application import REFRESH_SECONDS, Application
-from stallscope.web.http.server import Server
-from stallscope.web.status.exporter_state import ExporterState
-from stallscope.web.status.history import POINT_SECONDS, POINTS, History
-from stallscope.web.status.page import StatusPage
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.reading import Distribution, Sample
+from stallscope.node.sampling.sampler import Sampler
+from stallscope.model.view.verdicts import RunName, Verdict, Verdicts, VerdictWatch
+from stallscope.node.web.application import REFRESH_SECONDS, Application
+from stallscope.node.web.http.server import Server
+from stallscope.node.web.status.exporter_state import ExporterState
+from stallscope.node.web.status.history import POINT_SECONDS, POINTS, History
+from stallscope.node.web.status.page import StatusPage
 from tests.web.status_page import BUSY, NOW, ScriptedVerdicts, gpu, held, look, status
 
 PHASES = {

@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from stallscope.report import html
+from stallscope.tools.report import html
 from tests.browser import chromium
 from tests.report import example
 

@@ -9,7 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from stallscope.web.status.exporter_state import ExporterState
+from stallscope.node.web.status.exporter_state import ExporterState
 from tests.browser import chromium
 from tests.browser.site import Site, busy_node, flood, hostile_node, nothing, site
 from tests.waiting import until

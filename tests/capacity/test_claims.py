@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capacity.claims import Claims, ClaimsFailed, shared_folder
+from stallscope.tools.capacity.claims import Claims, ClaimsFailed, shared_folder
 
 GPU = "GPU-57a1d000-0000-4000-8000-000000000000"
 

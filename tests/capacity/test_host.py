@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capacity.host import host, processor_time
+from stallscope.tools.capacity.host import host, processor_time
 
 CORES = os.cpu_count() or 1
 

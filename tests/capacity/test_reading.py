@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capacity.gpu import GpuNow
-from stallscope.capacity.reading import read
-from stallscope.drivers.device import (
+from stallscope.tools.capacity.gpu import GpuNow
+from stallscope.tools.capacity.reading import read
+from stallscope.node.drivers.device import (
     Activity,
     DeviceLost,
     DriverError,
@@ -117,7 +117,7 @@ def test_processes_are_told_with_their_user_name_and_ancestors(tmp_path: Path) -
 
 
 def test_gpus_in_trouble_hide_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stallscope.capacity.reading.run_concurrently", giving_up_on("1"))
+    monkeypatch.setattr("stallscope.tools.capacity.reading.run_concurrently", giving_up_on("1"))
     still = threading.Event()
     hanging = ScriptedDevice(1, identity=lambda: still.wait(60))
     lost = ScriptedDevice(2, memory=DeviceLost("gpu_lost", "it fell off the bus"))

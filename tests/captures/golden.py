@@ -6,8 +6,8 @@ import logging
 import sys
 from pathlib import Path
 
-from stallscope.cli.record import replay
-from stallscope.drivers.nvidia.capture import read
+from stallscope.tools.cli.record import replay
+from stallscope.node.drivers.nvidia.capture import read
 
 CAPTURES = Path(__file__).parent
 

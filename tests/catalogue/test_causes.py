@@ -10,7 +10,7 @@ import pytest
 
 from alerts import alert_rules, inhibition_rules
 from exporter.tools import causes_reference
-from stallscope.catalogue.causes import CAUSES, CODES, EVERYTHING, PERFORMANCE, REMAINDERS, Cause, Domain
+from stallscope.model.catalogue.causes import CAUSES, CODES, EVERYTHING, PERFORMANCE, REMAINDERS, Cause, Domain
 
 ROOT = Path(__file__).parents[2]
 

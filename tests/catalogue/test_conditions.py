@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue.causes import CAUSES, Domain
-from stallscope.catalogue.conditions import CONDITIONS, GENERAL, GPU_SIDE, SIGNALS, Condition, general_of
+from stallscope.model.catalogue.causes import CAUSES, Domain
+from stallscope.model.catalogue.conditions import CONDITIONS, GENERAL, GPU_SIDE, SIGNALS, Condition, general_of
 
 RULES = Path(__file__).parents[2] / "prometheus" / "rules"
 ALL = [(cause, each) for cause, conditions in CONDITIONS.items() for each in conditions]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue.metrics import FAMILIES, GPU_FAMILIES, UNITS, Family, MetricType
+from stallscope.model.catalogue.metrics import FAMILIES, GPU_FAMILIES, UNITS, Family, MetricType
 
 TESTS = Path(__file__).parents[1]
 FROZEN = TESTS / "frozen_names.txt"

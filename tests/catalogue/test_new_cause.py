@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue.causes import CAUSES, Cause
+from stallscope.model.catalogue.causes import CAUSES, Cause
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("alerts", "deploy", "exporter", "grafana", "prometheus", "tests")
-ROWS = "exporter/stallscope/catalogue/causes.py"
+ROWS = "exporter/stallscope/model/catalogue/causes.py"
 CASES = "tests/scenarios/cases"
 GENERATED = (
     "alerts/CAUSES.md",
@@ -35,7 +35,7 @@ MOST = 0.8
 """Share of a domain's causes that a file must name to count as a list of them."""
 STORIES = re.compile(
     r"tests/rules/test_(?!bundle)\w+\.py|tests/scenarios/cases/.+|tests/hardware/day/planted\.py"
-    r"|exporter/stallscope/simulation/scenarios\.py"
+    r"|exporter/stallscope/lab/simulation/scenarios\.py"
 )
 """Tests and demonstrations of single causes, to which a new cause may add one of its own."""
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stallscope.cli import doctor, main
+from stallscope.tools.cli import doctor, main
 from stallscope.common.local_stack import LocalStack, announced
-from stallscope.doctor.examination import PARTS
+from stallscope.tools.doctor.examination import PARTS
 from tests.doctor.test_exporter import page
 from tests.doctor.web_servers import Served, serving
 from tests.free_ports import free_port
@@ -78,7 +78,7 @@ def test_a_prometheus_that_nobody_named_may_be_missing(
     exporter: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setattr("stallscope.clients.address.LOCAL", nowhere)
+    monkeypatch.setattr("stallscope.model.clients.address.LOCAL", nowhere)
     monkeypatch.setenv("STALLSCOPE_DISABLE", "1")
     main(["doctor", "--exporter.url", exporter.url, "--json"])
     reported = {(each["part"], each["status"]) for each in json.loads(capsys.readouterr().out)["results"]}

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from stallscope.intake.service import Intake, IntakeSettings
+from stallscope.node.intake.service import Intake, IntakeSettings
 
 BEGIN = "import stallscope\nfor _ in stallscope.track(range(3), 'job'):\n    pass\n"
 """A run of three steps that is open until the program ends."""

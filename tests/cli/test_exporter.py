@@ -23,10 +23,10 @@ from typing import ClassVar
 import bcrypt
 import pytest
 
-from stallscope.cli.exporter import Exporter
-from stallscope.collectors.base import Collector, Environment
-from stallscope.configuration import load
-from stallscope.sampling.reading import Sample
+from stallscope.tools.cli.exporter import Exporter
+from stallscope.node.collectors.base import Collector, Environment
+from stallscope.node.configuration import load
+from stallscope.node.sampling.reading import Sample
 from tests.analysis.servers import answering, talking
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
@@ -501,7 +501,7 @@ def test_a_training_elsewhere_reports_over_tls_with_a_token_and_nobody_without(r
     address = exporter.logged(r"url=(https://\S+)/")[1]
     # Its usual second may be short for a machine with much to do.
     script = (
-        "from stallscope.shim.transport import transport; transport.__kwdefaults__['timeout'] = 60.0; "
+        "from stallscope.training.shim.transport import transport; transport.__kwdefaults__['timeout'] = 60.0; "
         "import stallscope; run = stallscope.Run(name='afar'); run.step(); run.finish()"
     )
     environment = {"STALLSCOPE_ADDRESS": address, "STALLSCOPE_CA_FILE": str(authority.certificate)}

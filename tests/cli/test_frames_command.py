@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from stallscope.cli import frames
+from stallscope.tools.cli import frames
 from stallscope.common.installation import install_command
-from stallscope.replay.series import Series
+from stallscope.lab.replay.series import Series
 from tests.analysis.scrapes import SCRAPES, of_gpu, of_host, of_rank, scraped, there
 
 
@@ -143,6 +143,6 @@ def test_a_wrong_command_line_is_refused(line: list[str], words: str, capsys: py
 
 def test_without_a_library_it_says_what_to_install(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "stallscope.analysis.export", raising=False)
+    monkeypatch.delitem(sys.modules, "stallscope.model.analysis.export", raising=False)
     said = folder.refusal("--run", "resnet50")
     assert said == f"stallscope frames needs pyarrow: {install_command('analysis')}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.cli import stacks
+from stallscope.tools.cli import stacks
 
 Shown = pytest.CaptureFixture[str]
 SECOND = 10**9

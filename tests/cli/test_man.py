@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from stallscope.cli import commands, main
-from stallscope.cli.man import page
-from stallscope.cli.report import parser
+from stallscope.tools.cli import commands, main
+from stallscope.tools.cli.man import page
+from stallscope.tools.cli.report import parser
 
 
 def test_the_page_has_every_command_with_its_flags(capsys: pytest.CaptureFixture[str]) -> None:

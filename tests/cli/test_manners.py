@@ -16,9 +16,9 @@ from typing import NoReturn
 
 import pytest
 
-from stallscope.cli import GROUPS, commands, main
-from stallscope.cli._progress import progress
-from stallscope.cli.completion import SHELLS
+from stallscope.tools.cli import GROUPS, commands, main
+from stallscope.tools.cli._progress import progress
+from stallscope.tools.cli.completion import SHELLS
 
 EXPORTER = Path(__file__).parents[2] / "exporter"
 COMMANDS = tuple(commands())
@@ -56,7 +56,7 @@ def test_help_is_at_most_eighty_columns_wide(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     if name:
-        shown = importlib.import_module(f"stallscope.cli.{name}").parser().format_help()
+        shown = importlib.import_module(f"stallscope.tools.cli.{name}").parser().format_help()
     else:
         assert main(["--help"]) == 0
         shown = capsys.readouterr().out
@@ -64,10 +64,10 @@ def test_help_is_at_most_eighty_columns_wide(
 
 
 def test_help_of_all_commands_loads_no_library_and_no_command() -> None:
-    shown = python("import sys; from stallscope.cli import main; main(['--help']); print(*sys.modules)")
+    shown = python("import sys; from stallscope.tools.cli import main; main(['--help']); print(*sys.modules)")
     loaded = set(shown.stdout.split())
-    assert "stallscope.cli" in loaded
-    assert not loaded & {"argparse", "json", "logging", *EXTRAS, *(f"stallscope.cli.{name}" for name in COMMANDS)}
+    assert "stallscope.tools.cli" in loaded
+    assert not loaded & {"argparse", "json", "logging", *EXTRAS, *(f"stallscope.tools.cli.{name}" for name in COMMANDS)}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -79,7 +79,7 @@ def test_help_has_usage_examples_and_exit_statuses(
         assert ended([name, "--help"]) == ended(["help", name]) == 0
         first, _, second = capsys.readouterr().out.partition("usage: ")[2].partition("usage: ")
         assert first == second
-    reported = importlib.import_module(f"stallscope.cli.{name}").parser().format_help()
+    reported = importlib.import_module(f"stallscope.tools.cli.{name}").parser().format_help()
     assert reported.startswith(f"usage: stallscope {name}")
     assert "\nExit status:" in reported
     assert "\nexamples:\n  # " in reported
@@ -100,9 +100,9 @@ def test_every_parser_is_there_without_any_extra() -> None:
     made = python(
         "import importlib, sys\n"
         f"sys.modules.update(dict.fromkeys({EXTRAS}))\n"
-        "from stallscope.cli import commands\n"
+        "from stallscope.tools.cli import commands\n"
         "for name in commands():\n"
-        "    print(importlib.import_module(f'stallscope.cli.{name}').parser().prog)\n"
+        "    print(importlib.import_module(f'stallscope.tools.cli.{name}').parser().prog)\n"
     )
     assert made.stdout.splitlines() == [f"stallscope {name}" for name in COMMANDS], made.stderr
 
@@ -119,7 +119,7 @@ def test_a_name_that_the_output_cannot_encode_is_escaped(
         print(shown, file=sys.stderr)
         return 0
 
-    monkeypatch.setattr(f"stallscope.cli.{name}.main", prints)
+    monkeypatch.setattr(f"stallscope.tools.cli.{name}.main", prints)
     ends = [io.TextIOWrapper(io.BytesIO(), encoding, errors="strict") for _ in range(2)]
     monkeypatch.setattr(sys, "stdout", ends[0])
     monkeypatch.setattr(sys, "stderr", ends[1])
@@ -134,7 +134,7 @@ def test_the_program_of_the_run_command_keeps_its_own_streams(
 ) -> None:
     end = io.TextIOWrapper(io.BytesIO(), "ascii", errors="strict")
     monkeypatch.setattr(sys, "stdout", end)
-    monkeypatch.setattr("stallscope.cli.run.main", lambda _: print("é"))
+    monkeypatch.setattr("stallscope.tools.cli.run.main", lambda _: print("é"))
     with pytest.raises(UnicodeEncodeError):
         main(["run", "train.py"])
     assert end.errors == "strict"
@@ -144,11 +144,11 @@ def test_ctrl_c_ends_with_130_and_no_word(capsys: pytest.CaptureFixture[str], mo
     def interrupted(_: Sequence[str]) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stallscope.cli.gpus.main", interrupted)
+    monkeypatch.setattr("stallscope.tools.cli.gpus.main", interrupted)
     assert main(["gpus"]) == 130
     assert capsys.readouterr() == ("", "")
     # What it runs is a program of its own, whose traceback is shown.
-    monkeypatch.setattr("stallscope.cli.run.main", interrupted)
+    monkeypatch.setattr("stallscope.tools.cli.run.main", interrupted)
     with pytest.raises(KeyboardInterrupt):
         main(["run", "train.py"])
 
@@ -244,7 +244,7 @@ class TestProgress:
     ) -> None:
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setattr("stallscope.cli._progress.SECONDS", 0.0)
+        monkeypatch.setattr("stallscope.tools.cli._progress.SECONDS", 0.0)
         for name in ("rich.console", "rich.progress"):
             monkeypatch.setitem(sys.modules, name, None)
         with progress("Reading resnet50"):
@@ -263,7 +263,7 @@ class TestProgress:
         main_end, terminal = os.openpty()
         code = "with progress('Reading', total=1) as advance: advance()\nprint('read')"
         done = subprocess.run(
-            [sys.executable, "-c", f"from stallscope.cli._progress import progress\n{code}"],
+            [sys.executable, "-c", f"from stallscope.tools.cli._progress import progress\n{code}"],
             stdout=subprocess.PIPE,
             stderr=terminal,
             timeout=120,

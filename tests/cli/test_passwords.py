@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.cli import main, trace
-from stallscope.clients.prometheus import Prometheus, PrometheusError
+from stallscope.tools.cli import main, trace
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 from stallscope.common.formatting import without_password
-from stallscope.configuration import ConfigurationError, load
-from stallscope.doctor.alerts import _received
-from stallscope.doctor.server import Server
-from stallscope.shim import gpu_counters, transport
+from stallscope.node.configuration import ConfigurationError, load
+from stallscope.tools.doctor.alerts import _received
+from stallscope.tools.doctor.server import Server
+from stallscope.training.shim import gpu_counters, transport
 from tests.analysis.servers import answering
 from tests.free_ports import free_port
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from stallscope.capacity.claims import Claims
-from stallscope.cli import pick as command
-from stallscope.cli._picker import Picker, PickFailed
-from stallscope.drivers.device import DriverUnavailable, GpuProcess, Utilization
+from stallscope.tools.capacity.claims import Claims
+from stallscope.tools.cli import pick as command
+from stallscope.tools.cli._picker import Picker, PickFailed
+from stallscope.node.drivers.device import DriverUnavailable, GpuProcess, Utilization
 from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver, memory
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
@@ -180,7 +180,7 @@ def test_among_gpus_of_amd_nobody_is_told_to_install_nvidias_driver(
     flags = ("--lock-folder", str(tmp_path), "--exporter.url", NOWHERE)
     picker = Picker(command.parser().parse_args(flags), running=False, driver=unavailable)
     on_the_bus = {"AMD": 8}
-    monkeypatch.setattr("stallscope.cli._picker.pci_gpus", lambda _: on_the_bus)
+    monkeypatch.setattr("stallscope.tools.cli._picker.pci_gpus", lambda _: on_the_bus)
     with pytest.raises(PickFailed, match=r"are AMD's.*ROCR_VISIBLE_DEVICES"):
         picker.poll()
     on_the_bus["NVIDIA"] = 1  # a workstation whose CPU renders the display

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from stallscope.cli import record as command
-from stallscope.drivers.nvidia.capture import Capture, parse, read, text
-from stallscope.drivers.nvidia.library import NvmlFailure
-from stallscope.drivers.nvidia.replay import ReplayLibrary
+from stallscope.tools.cli import record as command
+from stallscope.node.drivers.nvidia.capture import Capture, parse, read, text
+from stallscope.node.drivers.nvidia.library import NvmlFailure
+from stallscope.node.drivers.nvidia.replay import ReplayLibrary
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 from tests.waiting import until
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from stallscope.cli import report
-from stallscope.clients.prometheus import Prometheus, PrometheusError
+from stallscope.tools.cli import report
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 from stallscope.common.installation import install_command
-from stallscope.replay.series import Series
+from stallscope.lab.replay.series import Series
 from tests.filled_prometheus import write
 from tests.free_ports import free_port
 from tests.prometheus_server import prometheus
@@ -242,7 +242,7 @@ def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
     def hosts(_queries: Any) -> Any:
         raise PrometheusError("no answer within 60 s")
 
-    monkeypatch.setattr("stallscope.report.hosts.blocks", hosts)
+    monkeypatch.setattr("stallscope.tools.report.hosts.blocks", hosts)
     assert report.main(["--prometheus.url", server, "--run", "resnet50"]) == 0
     assert capsys.readouterr().err == "stallscope report: incomplete: Hosts: no answer within 60 s\n"
     assert "This section is unavailable: no answer within 60 s" in (here / "report.html").read_text(encoding="utf-8")
@@ -318,7 +318,7 @@ def test_a_wrong_command_line_is_refused(capsys: pytest.CaptureFixture[str], fla
 def test_a_library_that_is_missing_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "stallscope.report.html", raising=False)
+    monkeypatch.delitem(sys.modules, "stallscope.tools.report.html", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert report.main(["--run", "resnet50"]) == 1
     assert capsys.readouterr().err == f"stallscope report needs jinja2: {install_command('analysis')}\n"
@@ -327,7 +327,7 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(
 def test_watching_ends_with_the_run_and_a_page_that_renews_itself_no_more(
     server: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.cli.report.sleep", lambda _seconds: pytest.fail("the run has ended"))
+    monkeypatch.setattr("stallscope.tools.cli.report.sleep", lambda _seconds: pytest.fail("the run has ended"))
     assert report.main(["--prometheus.url", server, "--run", "resnet18", "--watch", "60s"]) == 0
     assert 'http-equiv="refresh"' not in (here / "report.html").read_text(encoding="utf-8")
 
@@ -346,7 +346,7 @@ def test_watching_keeps_the_last_good_report_while_the_server_is_gone(
             if len(pages) == 3:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr("stallscope.cli.report.sleep", sleep)
+        monkeypatch.setattr("stallscope.tools.cli.report.sleep", sleep)
         with pytest.raises(KeyboardInterrupt):
             report.main(["--prometheus.url", address, "--run", "resnet50", "--watch", "60s"])
     assert '<meta http-equiv="refresh" content="60">' in pages[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stallscope.protocol.report import Report, parse
+from stallscope.training.protocol.report import Report, parse
 from tests.cli.test_trace import exporter, page
 from tests.free_ports import free_port
 from tests.listener import Listener

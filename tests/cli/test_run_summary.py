@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.cli import main
+from stallscope.tools.cli import main
 from tests.free_ports import free_port
 from tests.waiting import until
 

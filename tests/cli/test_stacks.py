@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.cli import _py_spy, _requests, stacks
+from stallscope.tools.cli import _py_spy, _requests, stacks
 from stallscope.common.installation import install_command
 from tests.analysis.servers import answering
 from tests.cli.test_nccl_ras import in_json, service, serving
@@ -23,7 +23,7 @@ from tests.waiting import until
 HANGING = """
 import sys, time
 import stallscope
-from stallscope.shim import stacks
+from stallscope.training.shim import stacks
 
 stacks.OTHER_SECONDS = stacks.STANDSTILL_SECONDS = 0.5
 
@@ -152,7 +152,7 @@ def test_without_a_flag_the_exporter_of_this_machine_is_queried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setattr("stallscope.cli.stacks.default_exporter", lambda: url)
+    monkeypatch.setattr("stallscope.tools.cli.stacks.default_exporter", lambda: url)
     assert stacks.main(["job"]) == 1
     assert capsys.readouterr().err.startswith(f"stallscope stacks: {url}: ")
 

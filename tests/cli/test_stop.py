@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.cli import stop
+from stallscope.tools.cli import stop
 from tests.analysis.servers import answering
 from tests.cli.test_trace import TRAINING, exporter, process, ranks_stepping, steps_told
 from tests.waiting import until

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stallscope.cli import thresholds
+from stallscope.tools.cli import thresholds
 from stallscope.common.thresholds import changed, default_thresholds, threshold_file, with_values
 from tests.rules.rulebook import tool
 

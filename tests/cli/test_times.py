@@ -7,7 +7,7 @@ import datetime as dt
 
 import pytest
 
-from stallscope.cli import _times
+from stallscope.tools.cli import _times
 
 NOW = 1_800_000_000.0
 

@@ -23,7 +23,7 @@ import pytest
 
 from stallscope.common.installation import install_command
 from stallscope.common.local_stack import LocalStack, announced
-from stallscope.view import observer
+from stallscope.model.view import observer
 from tests.analysis.servers import answering
 from tests.free_ports import free_port
 from tests.terminal.pages import sample, text
@@ -183,7 +183,7 @@ def test_what_is_no_exporter_is_a_failure_beside_one_that_is_shown() -> None:
     ],
 )
 def test_a_wrong_command_line(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from stallscope.cli.top import main
+    from stallscope.tools.cli.top import main
 
     with pytest.raises(SystemExit) as caught:
         main(flags)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.cli import _requests, trace
+from stallscope.tools.cli import _requests, trace
 from tests.analysis.servers import DRIPS, answering, talking
 from tests.free_ports import free_port
 from tests.waiting import until
@@ -21,7 +21,7 @@ from tests.waiting import until
 TRAINING = """
 import sys, time
 import stallscope
-from stallscope.shim.transport import transport
+from stallscope.training.shim.transport import transport
 
 transport.__kwdefaults__["timeout"] = 60.0  # a second may be short for a machine with much to do
 with stallscope.Run("job", rank=int(sys.argv[1]), world_size=3) as run:

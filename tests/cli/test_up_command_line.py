@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.cli.up import main, parser
+from stallscope.tools.cli.up import main, parser
 from stallscope.common.local_stack import LocalStack, announced
-from stallscope.simulation.scenarios import SCENARIOS
+from stallscope.lab.simulation.scenarios import SCENARIOS
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.cli import main
-from stallscope.cli.top import parser
-from stallscope.clients.client_certificate import (
+from stallscope.tools.cli import main
+from stallscope.tools.cli.top import parser
+from stallscope.model.clients.client_certificate import (
     ClientCertificate,
     ClientCertificateError,
     certificate_from_environment,
     client_certificate,
 )
-from stallscope.clients.exporter import ExporterClient, ExporterError
-from stallscope.clients.prometheus import Prometheus, PrometheusError
+from stallscope.model.clients.exporter import ExporterClient, ExporterError
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 from stallscope.common.address import Address
-from stallscope.web.http.configuration_file import Tls
-from stallscope.web.http.response import TEXT, Response
-from stallscope.web.http.server import Server
-from stallscope.web.http.tls import TlsAdapter, context_of
+from stallscope.node.web.http.configuration_file import Tls
+from stallscope.node.web.http.response import TEXT, Response
+from stallscope.node.web.http.server import Server
+from stallscope.node.web.http.tls import TlsAdapter, context_of
 from tests.web.certificates import Authority, needs_openssl
 
 pytestmark = needs_openssl

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from stallscope.clients.deadline import deadline_after, watch
+from stallscope.model.clients.deadline import deadline_after, watch
 
 
 def test_a_connection_that_is_opened_after_the_deadline_is_closed() -> None:

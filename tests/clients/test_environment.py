@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from stallscope.clients.alertmanager import Alertmanager
-from stallscope.clients.exporter import ExporterClient, ExporterError
-from stallscope.shim.transport import Post, transport
+from stallscope.model.clients.alertmanager import Alertmanager
+from stallscope.model.clients.exporter import ExporterClient, ExporterError
+from stallscope.training.shim.transport import Post, transport
 from tests.handled import handled, reply
 
 ACT = Path(__file__).parents[2] / "alerts/actions/act.py"

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.clients.expressions import any_of, quoted
+from stallscope.model.clients.expressions import any_of, quoted
 
 
 def unquoted(text: str) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from stallscope.clients.expressions import any_of
-from stallscope.clients.prometheus import Prometheus, PrometheusError, Series
-from stallscope.view.verdicts import RunName, VerdictWatch
+from stallscope.model.clients.expressions import any_of
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError, Series
+from stallscope.model.view.verdicts import RunName, VerdictWatch
 from tests.analysis.servers import DRIPS, HANDSHAKE, answering, prometheus, talking
 from tests.free_ports import free_port
 

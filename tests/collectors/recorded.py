@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from stallscope.collectors.base import Collector, Environment
-from stallscope.sampling.clock import Clock, SystemClock
-from stallscope.sampling.reading import checked
+from stallscope.node.collectors.base import Collector, Environment
+from stallscope.node.sampling.clock import Clock, SystemClock
+from stallscope.node.sampling.reading import checked
 
 TREES = Path(__file__).parents[1] / "recorded_trees"
 Values = Mapping[tuple[str, ...], object]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stallscope.collectors.amd import AmdCollector
-from stallscope.collectors.base import Environment
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.sampler import Sampler
+from stallscope.node.collectors.amd import AmdCollector
+from stallscope.node.collectors.base import Environment
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.sampler import Sampler
 from tests.drivers.amd.trees import copy_of, device_folder, refusing
 
 
@@ -198,7 +198,7 @@ def test_a_list_of_gpus_that_cannot_be_read_is_a_failure(tmp_path: Path, monkeyp
     def refuse(_folder: str) -> list[str]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("stallscope.drivers.amd.kernel.os.listdir", refuse)
+    monkeypatch.setattr("stallscope.node.drivers.amd.kernel.os.listdir", refuse)
     host = ScriptedHost(tmp_path)
     page = host.run(3)
     host.close()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import Collector
-from stallscope.collectors.cpu import Cpu
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.collectors.base import Collector
+from stallscope.node.collectors.cpu import Cpu
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.collectors.recorded import copy_of, edit, source_at, values
 
 BUSIEST = ("busiest_cpu_seconds_total",)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import NotPresent
-from stallscope.collectors.disk import Disk
+from stallscope.node.collectors.base import NotPresent
+from stallscope.node.collectors.disk import Disk
 from tests.collectors.recorded import copy_of, edit, source_at, values
 
 

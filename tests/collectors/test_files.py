@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.files import entries, exists, malformed, read_if_answered, read_text
+from stallscope.node.collectors.files import entries, exists, malformed, read_if_answered, read_text
 
 
 def test_a_file_longer_than_one_read_is_read_whole(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue.metrics import HOST_FAMILIES, PROCESS_FAMILIES
-from stallscope.collectors.base import Collector, NotPresent, available
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.simulation.host import SimulatedHost
-from stallscope.simulation.node import Node
-from stallscope.simulation.scenarios import scenario
+from stallscope.model.catalogue.metrics import HOST_FAMILIES, PROCESS_FAMILIES
+from stallscope.node.collectors.base import Collector, NotPresent, available
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.lab.simulation.host import SimulatedHost
+from stallscope.lab.simulation.node import Node
+from stallscope.lab.simulation.scenarios import scenario
 from tests.collectors.recorded import TREES, source_at, values
 
 HOST = {
@@ -46,7 +46,7 @@ def test_what_every_linux_has_is_read_on_this_machine(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOST)
 def test_is_found_in_the_file_of_its_name_and_says_what_it_reads(name: str) -> None:
-    assert HOST[name].__module__ == f"stallscope.collectors.{name}"
+    assert HOST[name].__module__ == f"stallscope.node.collectors.{name}"
     assert HOST[name].summary.endswith(").")
 
 

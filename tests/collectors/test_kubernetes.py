@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import Environment, KubernetesSettings, NotPresent
-from stallscope.collectors.kubernetes import Kubernetes
-from stallscope.collectors.owners import ERRORS, INFO, WORKLOAD, Owners
-from stallscope.drivers.occupancy import Occupancy
-from stallscope.owners.cluster import KubernetesApiFailed
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reading import Sample, checked
+from stallscope.node.collectors.base import Environment, KubernetesSettings, NotPresent
+from stallscope.node.collectors.kubernetes import Kubernetes
+from stallscope.node.collectors.owners import ERRORS, INFO, WORKLOAD, Owners
+from stallscope.node.drivers.occupancy import Occupancy
+from stallscope.node.owners.cluster import KubernetesApiFailed
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.reading import Sample, checked
 from tests.free_ports import free_port
 from tests.owners.api_server import ApiServer, answer, api_server_at
 from tests.owners.kubelet import Kubelet, claim, container, devices, kubelet_at, pod

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.memory import Memory
+from stallscope.node.collectors.memory import Memory
 from tests.collectors.recorded import copy_of, edit, source_at, values
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

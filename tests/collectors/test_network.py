@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import Collector, NotPresent
-from stallscope.collectors.network import Network
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.collectors.base import Collector, NotPresent
+from stallscope.node.collectors.network import Network
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.collectors.recorded import copy_of, edit, source_at, values
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import NotPresent
-from stallscope.collectors.nfs import Nfs
+from stallscope.node.collectors.base import NotPresent
+from stallscope.node.collectors.nfs import Nfs
 from tests.collectors.recorded import copy_of, edit, source_at, values
 
 FILE = "proc/self/mountstats"

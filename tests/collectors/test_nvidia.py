@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue.metrics import THROTTLE_REASONS
-from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaCollector
+from stallscope.model.catalogue.metrics import THROTTLE_REASONS
+from stallscope.node.collectors.base import Environment
+from stallscope.node.collectors.nvidia import NvidiaCollector
 from tests.nvml_library.reading_process import Page, ReadingProcess
 from tests.nvml_library.stand_in import Group, NvmlStandIn
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from stallscope.collectors.base import Environment, NotPresent
-from stallscope.collectors.owners import BUSY, ERRORS, INFO, MEMORY, Owners
-from stallscope.drivers.device import GpuProcess
-from stallscope.drivers.occupancy import Occupancies, Occupancy
-from stallscope.owners.pod_resources import SOCKET
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reading import Sample, checked
-from stallscope.sampling.sampler import Sampler
+from stallscope.node.collectors.base import Environment, NotPresent
+from stallscope.node.collectors.owners import BUSY, ERRORS, INFO, MEMORY, Owners
+from stallscope.node.drivers.device import GpuProcess
+from stallscope.node.drivers.occupancy import Occupancies, Occupancy
+from stallscope.node.owners.pod_resources import SOCKET
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.reading import Sample, checked
+from stallscope.node.sampling.sampler import Sampler
 from tests.collectors.recorded import TREES, copy_of, edit
 from tests.owners.kubelet import Kubelet, claim, container, devices, kubelet_at, pod
 from tests.owners.machines import GIB, MIGS, UUIDS, gpu, mig, on

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import NotPresent
-from stallscope.collectors.pressure import Pressure
+from stallscope.node.collectors.base import NotPresent
+from stallscope.node.collectors.pressure import Pressure
 from tests.collectors.recorded import copy_of, edit, source_at, values
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.process_collector import ProcessCollector
 
-from stallscope.catalogue.metrics import PROCESS_FAMILIES
-from stallscope.collectors.process import Process
+from stallscope.model.catalogue.metrics import PROCESS_FAMILIES
+from stallscope.node.collectors.process import Process
 from tests.collectors.recorded import source_at, values
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import NotPresent
-from stallscope.collectors.rdma import Rdma
+from stallscope.node.collectors.base import NotPresent
+from stallscope.node.collectors.rdma import Rdma
 from tests.collectors.recorded import copy_of, source_at, values
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1/counters"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import NotPresent
-from stallscope.collectors.shared_memory import SharedMemory
+from stallscope.node.collectors.base import NotPresent
+from stallscope.node.collectors.shared_memory import SharedMemory
 from tests.collectors.recorded import source_at, values
 
 

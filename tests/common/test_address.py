@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.clients.exporter import ExporterClient
+from stallscope.model.clients.exporter import ExporterClient
 from stallscope.common.address import parse_address, split_url
-from stallscope.configuration import parse_server
+from stallscope.node.configuration import parse_server
 
 INVALID = [
     "[::1",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.clients.address import default_exporter, default_url
+from stallscope.model.clients.address import default_exporter, default_url
 from stallscope.common.local_stack import LocalStack, announced, newest_stack, runtime_folder
 
 FIRST = LocalStack("http://127.0.0.1:1", "http://127.0.0.1:2")

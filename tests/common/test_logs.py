@@ -10,7 +10,7 @@ import pytest
 
 from stallscope.common import logs
 
-EVENT = logging.getLogger("stallscope.web.http.server")
+EVENT = logging.getLogger("stallscope.node.web.http.server")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_what_clients_cause_again_and_again_is_logged_a_few_times_a_minute_with_
         now[0] = 100.0 + second
         for number in range(100):
             EVENT.warning("run %s failed", f"{second}.{number}")
-        logging.getLogger("stallscope.collectors.gpu.gpu").warning("GPU %d is gone", second)
+        logging.getLogger("stallscope.node.collectors.gpu.gpu").warning("GPU %d is gone", second)
     messages = re.findall('msg="([^"]*)"(.*)', log.getvalue())
     assert [message for message, _ in messages if message.startswith("GPU")] == [
         f"GPU {second} is gone" for second in (0, 59, 61, 62)

@@ -18,9 +18,9 @@ import jsonschema
 import pytest
 import yaml
 
-from stallscope.collectors.base import available
+from stallscope.node.collectors.base import available
 from stallscope.common.version import __version__
-from stallscope.configuration import load
+from stallscope.node.configuration import load
 from tests.deploy import dockerfile
 from tests.free_ports import free_ports
 from tests.waiting import until

@@ -102,7 +102,7 @@ def test_it_has_the_standard_labels() -> None:
 
 def test_the_build_context_has_only_files_that_the_build_needs() -> None:
     files = [str(path) for path in dockerfile.context()]
-    assert "exporter/stallscope/cli/exporter.py" in files
+    assert "exporter/stallscope/tools/cli/exporter.py" in files
     assert "grafana/dashboards/stallscope-fleet.json" in files
     for name in files:
         assert not name.startswith(("tests/", ".git", "dist/", "deploy/kubernetes/")), name

@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from deploy import generate
-from stallscope.collectors.base import available
+from stallscope.node.collectors.base import available
 from stallscope.common.version import __version__
-from stallscope.configuration import OWN_PATHS, Configuration, ConfigurationError, load
-from stallscope.protocol.vocabulary import DEFAULT_PORT
-from stallscope.shim.launchers import ranks
-from stallscope.shim.transport import Datagrams, transport
+from stallscope.node.configuration import OWN_PATHS, Configuration, ConfigurationError, load
+from stallscope.training.protocol.vocabulary import DEFAULT_PORT
+from stallscope.training.shim.launchers import ranks
+from stallscope.training.shim.transport import Datagrams, transport
 from tests.deploy import pod_security
 from tests.deploy.rendering import FOLDERS, OVERLAYS, ROOT, STACKS, Object, container, kustomized, of_kind, only, run
 from tests.waiting import until
@@ -128,7 +128,7 @@ class TestDaemonSet:
             assert mounts[volume["name"]]["readOnly"] is True
 
     def test_the_kubelets_socket_is_mounted_at_the_exporters_path(self) -> None:
-        from stallscope.owners.pod_resources import SOCKET
+        from stallscope.node.owners.pod_resources import SOCKET
 
         mounts = [mount["mountPath"] for mount in container(exporter_of("plain"))["volumeMounts"]]
         assert str(Path("/", SOCKET).parent) in mounts

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stallscope.owners.attribution import Owner, attribute
-from stallscope.owners.processes import Processes
+from stallscope.node.owners.attribution import Owner, attribute
+from stallscope.node.owners.processes import Processes
 from tests.free_ports import free_port
 from tests.owners.machines import GIB, gpu, on
 from tests.waiting import until

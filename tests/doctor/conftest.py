@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.doctor.checkup import Subject
+from stallscope.tools.doctor.checkup import Subject
 from tests.doctor.web_servers import Served, serving
 from tests.free_ports import free_port
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, skipped
+from stallscope.tools.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, skipped
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import findings, statuses
 

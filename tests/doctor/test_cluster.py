@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stallscope.common.version import __version__
-from stallscope.doctor.cluster import PART
-from stallscope.doctor.scrapes import EXPORTERS
+from stallscope.tools.doctor.cluster import PART
+from stallscope.tools.doctor.scrapes import EXPORTERS
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, Vector, findings, statuses
 from tests.rules.rulebook import Rulebook, gpu, steady

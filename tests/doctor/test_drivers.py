@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.doctor.drivers import drivers
+from stallscope.tools.doctor.drivers import drivers
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
 CALL_LIMIT = 30.0

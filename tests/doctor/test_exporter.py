@@ -7,7 +7,7 @@ import time
 import pytest
 
 from stallscope.common.version import __version__
-from stallscope.doctor.exporter import PART
+from stallscope.tools.doctor.exporter import PART
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings, statuses
 

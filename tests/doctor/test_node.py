@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.doctor.node import PART
+from stallscope.tools.doctor.node import PART
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import findings, statuses
 
@@ -25,7 +25,7 @@ HERE = "http://localhost:19400"
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = {"problem": "", "reason": "", "hung": False, "nvml": "", "gpus": []}
-    monkeypatch.setattr("stallscope.doctor.drivers._probe", lambda _: {"nvidia": silent, "amd": silent})
+    monkeypatch.setattr("stallscope.tools.doctor.drivers._probe", lambda _: {"nvidia": silent, "amd": silent})
 
 
 @pytest.fixture

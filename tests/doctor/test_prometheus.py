@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from stallscope.common.thresholds import default_thresholds
-from stallscope.doctor.prometheus import PART
-from stallscope.doctor.rules import bundled_groups
-from stallscope.doctor.scrapes import EXPORTERS
+from stallscope.tools.doctor.prometheus import PART
+from stallscope.tools.doctor.rules import bundled_groups
+from stallscope.tools.doctor.scrapes import EXPORTERS
 from tests.analysis.servers import DRIPS, talking
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings, statuses

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.doctor.reports import PART
-from stallscope.shim import tolerance
+from stallscope.tools.doctor.reports import PART
+from stallscope.training.shim import tolerance
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings
 from tests.free_ports import free_port

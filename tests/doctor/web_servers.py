@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stallscope.doctor.checkup import Finding, Part, Subject, examined
+from stallscope.tools.doctor.checkup import Finding, Part, Subject, examined
 from tests.handled import handled, reply
 
 Vector = Sequence[tuple[Mapping[str, str], float]]

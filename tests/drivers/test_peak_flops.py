@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from stallscope.drivers.peak_flops import MODELS, TABLE_DATE, peak_flops
+from stallscope.node.drivers.peak_flops import MODELS, TABLE_DATE, peak_flops
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from stallscope.drivers.device import DriverError
-from stallscope.drivers.plausibility import Plausibility
+from stallscope.node.drivers.device import DriverError
+from stallscope.node.drivers.plausibility import Plausibility
 
 HOUR = 3_600_000_000
 YEAR = 365 * 24 * HOUR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from stallscope.drivers.retry import EARLY, FIRST_PAUSE, LONGEST_PAUSE, Retry
+from stallscope.node.drivers.retry import EARLY, FIRST_PAUSE, LONGEST_PAUSE, Retry
 
 
 def refusals(retry: Retry, seconds: int, start: int = 0) -> list[int]:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stallscope.doctor import cluster, exporter, node, prometheus
-from stallscope.doctor.checkup import Finding, Part, Subject
+from stallscope.tools.doctor import cluster, exporter, node, prometheus
+from stallscope.tools.doctor.checkup import Finding, Part, Subject
 from tests.doctor.web_servers import findings
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import NvmlStandIn
@@ -28,7 +28,7 @@ OTHER_VERSION = """
 import sys
 import stallscope.common.version
 stallscope.common.version.__version__ = "0.0.1"
-from stallscope.cli import main
+from stallscope.tools.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 RULES = ROOT / "prometheus/rules"
@@ -77,7 +77,7 @@ def test_of_several_exporters_the_process_at_the_url_is_judged(
     exporters: list[tuple[subprocess.Popen[bytes], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = {"problem": "", "reason": "", "hung": False, "nvml": "", "gpus": []}
-    monkeypatch.setattr("stallscope.doctor.drivers._probe", lambda _: {"nvidia": silent, "amd": silent})
+    monkeypatch.setattr("stallscope.tools.doctor.drivers._probe", lambda _: {"nvidia": silent, "amd": silent})
     for process, address in exporters:
         (found,) = findings(node.PART, subject(exporter_url=address))["processes"]
         assert f"(process {process.pid})" in found.message

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.intake.journal import Journal
-from stallscope.intake.runs import Held
-from stallscope.protocol.report import parse
+from stallscope.node.intake.journal import Journal
+from stallscope.node.intake.runs import Held
+from stallscope.training.protocol.report import parse
 from tests.end_to_end.memory_limit import memory_limit
 from tests.free_ports import free_port
 from tests.intake.heavy_reports import SHAPES

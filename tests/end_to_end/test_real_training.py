@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stallscope.catalogue.causes import CAUSES
+from stallscope.model.catalogue.causes import CAUSES
 from tests.end_to_end.direct_reads import read
 from tests.end_to_end.processor_quota import processor_quota
 from tests.end_to_end.trainers import Trainers, Training

@@ -24,8 +24,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import stallscope
-from stallscope.integrations import pytorch
-from stallscope.shim import process
+from stallscope.training.integrations import pytorch
+from stallscope.training.shim import process
 from tests.end_to_end.direct_reads import read
 from tests.end_to_end.trainers import Training
 

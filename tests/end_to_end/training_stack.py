@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import yaml
 
-from stallscope.stack.component import Component, stop_all
-from stallscope.stack.configuration import write_alertmanager, write_prometheus
-from stallscope.stack.ports import Port
-from stallscope.stack.programs import find_programs
+from stallscope.lab.stack.component import Component, stop_all
+from stallscope.lab.stack.configuration import write_alertmanager, write_prometheus
+from stallscope.lab.stack.ports import Port
+from stallscope.lab.stack.programs import find_programs
 from tests.end_to_end.scaled import scaled, shortened
 from tests.free_ports import free_ports
 from tests.waiting import until

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 
-from stallscope.replay.rule_engine import Answers, Sample
-from stallscope.replay.series import Series
+from stallscope.lab.replay.rule_engine import Answers, Sample
+from stallscope.lab.replay.series import Series
 from tests.external.recording import Recording
 from tests.external.replay import BEGIN, MINUTES, played
 from tests.scenarios import runner

@@ -9,9 +9,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from stallscope.catalogue.causes import CAUSES
-from stallscope.catalogue.metrics import FAMILIES
-from stallscope.protocol.vocabulary import COUNTERS, GAUGES, MAX_LABEL_LENGTH, MAX_PHASES, MAX_RANK
+from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.catalogue.metrics import FAMILIES
+from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_LABEL_LENGTH, MAX_PHASES, MAX_RANK
 from tests.external.errors import ExternalError
 from tests.external.json_stream import members
 

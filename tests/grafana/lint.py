@@ -14,7 +14,7 @@ from itertools import combinations
 from grafana.builders.bands import BANDS, OTHER
 from grafana.builders.field import LINE
 from grafana.builders.panel import COUNTS
-from stallscope.catalogue.metrics import FAMILIES, MetricType
+from stallscope.model.catalogue.metrics import FAMILIES, MetricType
 from tests.grafana.pages import (
     Json,
     asked,

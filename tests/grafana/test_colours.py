@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from grafana.builders.verdicts import VERDICTS
-from stallscope.catalogue.causes import PHASE_COLOURS, SHADES, Domain, colour_of
+from stallscope.model.catalogue.causes import PHASE_COLOURS, SHADES, Domain, colour_of
 from tests.grafana.lint import PAGE_COLOURS, contrast, linear
 
 Matrix = tuple[tuple[float, ...], ...]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from grafana.builders.lines import LINES
-from stallscope.catalogue.causes import CAUSES, REMAINDERS
+from stallscope.model.catalogue.causes import CAUSES, REMAINDERS
 from tests.filled_prometheus import FilledPrometheus
 from tests.grafana.dashboard_queries import ALL, Chosen, Window, choose, legend, run_query
 from tests.grafana.pages import PAGES, Json, drawn, marks, sentence, variables

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import grafana
-from stallscope.cli import up
+from stallscope.tools.cli import up
 from tests.grafana.dashboard_queries import SCRAPE_SECONDS
 from tests.rules.rulebook import ROOT
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stallscope.catalogue.causes import CAUSES
+from stallscope.model.catalogue.causes import CAUSES
 
 _Made = TypeVar("_Made")
 _MAX_BYTES = 64 << 20

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.replay.pages import Recording
+from stallscope.lab.replay.pages import Recording
 from tests.hardware.day import signals
 from tests.hardware.day.__main__ import main
 from tests.hardware.day.costs import spread
@@ -160,7 +160,7 @@ def test_programs_share_the_time_that_the_other_steps_leave(tmp_path: Path, monk
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_each_program_has_a_script_and_causes_of_the_catalogue(program: Program) -> None:
-    from stallscope.catalogue.causes import CAUSES
+    from stallscope.model.catalogue.causes import CAUSES
 
     assert program.file.exists()
     assert set(program.right(8)) <= set(CAUSES)

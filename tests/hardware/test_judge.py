@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stallscope.cli.record import replay
-from stallscope.drivers.nvidia.capture import read, text
-from stallscope.replay.pages import FORMAT, Writer
+from stallscope.tools.cli.record import replay
+from stallscope.node.drivers.nvidia.capture import read, text
+from stallscope.lab.replay.pages import FORMAT, Writer
 from tests.captures.golden import captures
 from tests.hardware import judge
 from tests.hardware.judge_inputs import Machine

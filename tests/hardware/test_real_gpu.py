@@ -11,14 +11,14 @@ from typing import TypeVar, get_args
 
 import pytest
 
-from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaCollector
-from stallscope.drivers.device import ComputeMode, Device, DriverError, DriverUnavailable, Unsupported
-from stallscope.drivers.nvidia.library import PynvmlLibrary
-from stallscope.drivers.nvidia.nvml import NvmlDriver
-from stallscope.drivers.signals import QUERIES
-from stallscope.sampling.reading import Distribution
-from stallscope.sampling.sampler import Sampler
+from stallscope.node.collectors.base import Environment
+from stallscope.node.collectors.nvidia import NvidiaCollector
+from stallscope.node.drivers.device import ComputeMode, Device, DriverError, DriverUnavailable, Unsupported
+from stallscope.node.drivers.nvidia.library import PynvmlLibrary
+from stallscope.node.drivers.nvidia.nvml import NvmlDriver
+from stallscope.node.drivers.signals import QUERIES
+from stallscope.node.sampling.reading import Distribution
+from stallscope.node.sampling.sampler import Sampler
 from tests.simulation.numbers import memory, number, watts
 
 pytestmark = pytest.mark.hardware

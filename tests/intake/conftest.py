@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.intake.runs import RunRegistry
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.intake.runs import RunRegistry
+from stallscope.node.sampling.clock import ScriptedClock
 
 
 @pytest.fixture

@@ -27,17 +27,17 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stallscope.intake.pending import Datagram, newest
-from stallscope.intake.runs import STEP_SECONDS, Limits, Transport
-from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.protocol import signature
-from stallscope.protocol.report import ReportError
-from stallscope.protocol.step_request import ACTIONS
-from stallscope.protocol.vocabulary import COUNTERS, GAUGES, INFO_KEYS, MAX_BYTES, PRECISIONS, STEP_BUCKET_COUNT
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.exposition import Renderer
-from stallscope.sampling.reading import Distribution, checked
-from stallscope.sampling.sampler import DEFAULT_MAX_SERIES
+from stallscope.node.intake.pending import Datagram, newest
+from stallscope.node.intake.runs import STEP_SECONDS, Limits, Transport
+from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.training.protocol import signature
+from stallscope.training.protocol.report import ReportError
+from stallscope.training.protocol.step_request import ACTIONS
+from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, INFO_KEYS, MAX_BYTES, PRECISIONS, STEP_BUCKET_COUNT
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.exposition import Renderer
+from stallscope.node.sampling.reading import Distribution, checked
+from stallscope.node.sampling.sampler import DEFAULT_MAX_SERIES
 from tests.intake.heavy_reports import SHAPES
 
 CEILING = 160

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from stallscope.protocol.vocabulary import (
+from stallscope.training.protocol.vocabulary import (
     COUNTERS,
     GAUGES,
     INFO_KEYS,

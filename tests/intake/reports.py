@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stallscope.protocol.vocabulary import STEP_BUCKET_COUNT
+from stallscope.training.protocol.vocabulary import STEP_BUCKET_COUNT
 
 
 def make_report(**changes: Any) -> bytes:

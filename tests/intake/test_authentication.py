@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.intake import runs
-from stallscope.intake.authentication import REASONS, Authentication, TokenError
-from stallscope.intake.receivers import UdpReceiver
-from stallscope.intake.runs import REJECTION_REASONS
-from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.protocol import signature
-from stallscope.protocol.report import ReportError, parse
-from stallscope.protocol.vocabulary import MAX_BYTES
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.intake import runs
+from stallscope.node.intake.authentication import REASONS, Authentication, TokenError
+from stallscope.node.intake.receivers import UdpReceiver
+from stallscope.node.intake.runs import REJECTION_REASONS
+from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.training.protocol import signature
+from stallscope.training.protocol.report import ReportError, parse
+from stallscope.training.protocol.vocabulary import MAX_BYTES
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.intake.reports import make_report
 from tests.waiting import until
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stallscope.intake.journal import Journal
-from stallscope.intake.processes import Process
-from stallscope.intake.runs import Held, RunRegistry
-from stallscope.protocol.report import parse
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.intake.journal import Journal
+from stallscope.node.intake.processes import Process
+from stallscope.node.intake.runs import Held, RunRegistry
+from stallscope.training.protocol.report import parse
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.intake.reports import make_report
 
 SetProcess = Callable[..., None]

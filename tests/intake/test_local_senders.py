@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.intake.local_senders import Identity, LocalSenders
-from stallscope.intake.receivers import UdpReceiver
-from stallscope.intake.service import Intake, IntakeSettings
+from stallscope.node.intake.local_senders import Identity, LocalSenders
+from stallscope.node.intake.receivers import UdpReceiver
+from stallscope.node.intake.service import Intake, IntakeSettings
 from tests.intake.reports import make_report
 from tests.waiting import until
 

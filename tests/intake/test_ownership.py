@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.intake.journal import Journal
-from stallscope.intake.runs import RunRegistry, Transport
-from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.protocol.report import ReportError
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.intake.journal import Journal
+from stallscope.node.intake.runs import RunRegistry, Transport
+from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.training.protocol.report import ReportError
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.intake.conftest import SetProcess
 from tests.intake.reports import make_report
 

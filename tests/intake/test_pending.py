@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import stallscope
-from stallscope.intake.pending import Datagram, PassedFile, is_last, newest
-from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.intake.pending import Datagram, PassedFile, is_last, newest
+from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.intake.reports import make_report
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.intake.processes import Process, Processes
+from stallscope.node.intake.processes import Process, Processes
 
 
 def test_a_living_process_is_found_and_not_gone() -> None:

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from stallscope.common.address import all_interfaces
-from stallscope.intake.dispatcher import BatchLimits, Dispatcher
-from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
-from stallscope.intake.runs import Transport
-from stallscope.protocol.report import ReportError
-from stallscope.protocol.vocabulary import MAX_BYTES
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.intake.dispatcher import BatchLimits, Dispatcher
+from stallscope.node.intake.receivers import Receiver, UdpReceiver, UnixReceiver
+from stallscope.node.intake.runs import Transport
+from stallscope.training.protocol.report import ReportError
+from stallscope.training.protocol.vocabulary import MAX_BYTES
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.waiting import until
 
 Arrival = tuple[bytes, Transport, int | None]

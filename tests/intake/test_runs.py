@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue.metrics import RUN_STATES, TRAINING_FAMILIES
-from stallscope.intake.quotas import usage_of
-from stallscope.intake.runs import REJECTION_REASONS, Limits, RunRegistry
-from stallscope.protocol.report import ReportError
-from stallscope.protocol.vocabulary import TRIAL_RUN
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reading import Distribution, Sample, checked
+from stallscope.model.catalogue.metrics import RUN_STATES, TRAINING_FAMILIES
+from stallscope.node.intake.quotas import usage_of
+from stallscope.node.intake.runs import REJECTION_REASONS, Limits, RunRegistry
+from stallscope.training.protocol.report import ReportError
+from stallscope.training.protocol.vocabulary import TRIAL_RUN
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.reading import Distribution, Sample, checked
 from tests.intake.reports import make_report
 
 SetProcess = Callable[..., None]

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stallscope.intake.dispatcher import BatchLimits
-from stallscope.intake.receivers import UdpReceiver
-from stallscope.intake.runs import REJECTION_REASONS, Limits
-from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.protocol.vocabulary import MAX_BYTES
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reading import Distribution, Sample, checked
+from stallscope.node.intake.dispatcher import BatchLimits
+from stallscope.node.intake.receivers import UdpReceiver
+from stallscope.node.intake.runs import REJECTION_REASONS, Limits
+from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.training.protocol.vocabulary import MAX_BYTES
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.reading import Distribution, Sample, checked
 from tests.intake.reports import make_report
 from tests.waiting import until
 

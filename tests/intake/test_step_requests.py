@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from stallscope.intake.runs import RunRegistry
-from stallscope.intake.step_requests import StepRequests
-from stallscope.protocol import step_request
-from stallscope.protocol.report import Report
-from stallscope.protocol.request_name import request_name
-from stallscope.protocol.vocabulary import STEP_BUCKET_COUNT
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.intake.runs import RunRegistry
+from stallscope.node.intake.step_requests import StepRequests
+from stallscope.training.protocol import step_request
+from stallscope.training.protocol.report import Report
+from stallscope.training.protocol.request_name import request_name
+from stallscope.training.protocol.vocabulary import STEP_BUCKET_COUNT
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.intake.reports import make_report
 
 BUCKET = 6

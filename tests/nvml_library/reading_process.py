@@ -15,9 +15,9 @@ from types import TracebackType
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaCollector
-from stallscope.sampling.sampler import Sampler
+from stallscope.node.collectors.base import Environment
+from stallscope.node.collectors.nvidia import NvidiaCollector
+from stallscope.node.sampling.sampler import Sampler
 from tests.nvml_library.stand_in import NvmlStandIn
 from tests.waiting import until
 

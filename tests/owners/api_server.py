@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from stallscope.owners.kubernetes_api import ACCOUNT
+from stallscope.node.owners.kubernetes_api import ACCOUNT
 from tests.handled import handled, reply
 from tests.web.certificates import Authority
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from stallscope.owners.pod_resources import SOCKET
+from stallscope.node.owners.pod_resources import SOCKET
 
 Content = str | bytes
 

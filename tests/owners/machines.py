@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stallscope.drivers.device import GpuProcess, Identity
-from stallscope.drivers.occupancy import Occupancy
-from stallscope.owners.processes import Process
+from stallscope.node.drivers.device import GpuProcess, Identity
+from stallscope.node.drivers.occupancy import Occupancy
+from stallscope.node.owners.processes import Process
 
 GIB = 2**30
 UUIDS = ("GPU-7e1c3a52-0f4b-4d6e-9a3c-51d2b8e0f001", "GPU-7e1c3a52-0f4b-4d6e-9a3c-51d2b8e0f002")

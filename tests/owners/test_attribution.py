@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.drivers.device import GpuProcess
-from stallscope.drivers.occupancy import Occupancy
-from stallscope.owners.attribution import MOST_OWNERS, NOBODY, Attribution, Owner, attribute, pods_by_uid
-from stallscope.owners.pod_resources import Container
-from stallscope.owners.processes import Process
+from stallscope.node.drivers.device import GpuProcess
+from stallscope.node.drivers.occupancy import Occupancy
+from stallscope.node.owners.attribution import MOST_OWNERS, NOBODY, Attribution, Owner, attribute, pods_by_uid
+from stallscope.node.owners.pod_resources import Container
+from stallscope.node.owners.processes import Process
 from tests.owners.machines import GIB, UUIDS, gpu, on, process
 
 A = Container("team-a", "train-0", "main")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from stallscope.owners.attribution import NOBODY, Attribution, Owner, Share
-from stallscope.owners.busy import BusyAccounts
+from stallscope.node.owners.attribution import NOBODY, Attribution, Owner, Share
+from stallscope.node.owners.busy import BusyAccounts
 from tests.owners.machines import UUIDS, gpu, on
 
 ADA, GRACE = Owner(user="ada"), Owner(user="grace")

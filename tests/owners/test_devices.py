@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.owners.devices import Devices, handed_out_again
+from stallscope.node.owners.devices import Devices, handed_out_again
 from tests.collectors.recorded import TREES, copy_of
 from tests.owners.machines import MIGS, UUIDS, gpu, mig
 

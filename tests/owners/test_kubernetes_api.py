@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stallscope.owners.cluster import KubernetesApiFailed, Workload
-from stallscope.owners.kubernetes_api import KubernetesApi, devices_of, workload_of
-from stallscope.owners.pod_resources import ClaimedDevice
+from stallscope.node.owners.cluster import KubernetesApiFailed, Workload
+from stallscope.node.owners.kubernetes_api import KubernetesApi, devices_of, workload_of
+from stallscope.node.owners.pod_resources import ClaimedDevice
 from tests.free_ports import free_port
 from tests.owners.api_server import ApiServer, answer, api_server_at
 from tests.owners.machines import MIGS, UUIDS

@@ -17,7 +17,7 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import StreamEnded
 
-from stallscope.owners.pod_resources import (
+from stallscope.node.owners.pod_resources import (
     Allocation,
     ClaimedDevice,
     Container,
@@ -25,7 +25,7 @@ from stallscope.owners.pod_resources import (
     PodResourcesFailed,
     decoded,
 )
-from stallscope.owners.protobuf import Malformed
+from stallscope.node.owners.protobuf import Malformed
 from tests.owners.kubelet import Kubelet, claim, container, devices, field, kubelet_at, number_field, pod
 
 GPU = "GPU-7e1c3a52-0f4b-4d6e-9a3c-51d2b8e0f001"
@@ -443,8 +443,8 @@ def test_a_connection_that_was_ended_after_an_answer_is_replaced_unnoticed(
 
 def test_http2_is_imported_only_for_a_call(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from stallscope.collectors.owners import Owners;"
-        "from stallscope.collectors.base import Environment; Owners(Environment(root=Path(sys.argv[1])));"
+        "import sys; from pathlib import Path; from stallscope.node.collectors.owners import Owners;"
+        "from stallscope.node.collectors.base import Environment; Owners(Environment(root=Path(sys.argv[1])));"
         "assert 'h2' not in sys.modules and 'grpc' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stallscope.owners.processes import Process, Processes
+from stallscope.node.owners.processes import Process, Processes
 from tests.collectors.recorded import TREES, copy_of, edit
 
 POD = "8f3c1c2e-5a1b-4e0e-9d6f-0c2b7a9e4d11"

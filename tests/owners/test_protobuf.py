@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.owners.protobuf import Malformed, fields, inner, text
+from stallscope.node.owners.protobuf import Malformed, fields, inner, text
 from tests.owners.kubelet import field, number_field, varint
 
 

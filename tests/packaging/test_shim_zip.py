@@ -17,11 +17,11 @@ import pytest
 from exporter.tools.shim_zip import write
 from stallscope.common.address import Address
 from stallscope.common.version import __version__
-from stallscope.intake.receivers import UdpReceiver
-from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.protocol.report import Report
-from stallscope.web.application import Application
-from stallscope.web.http.server import Server
+from stallscope.node.intake.receivers import UdpReceiver
+from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.training.protocol.report import Report
+from stallscope.node.web.application import Application
+from stallscope.node.web.http.server import Server
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ JOB = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import stallscope
-from stallscope.shim.transport import transport
+from stallscope.training.shim.transport import transport
 
 transport.__kwdefaults__["timeout"] = 60.0  # a second may be short for a machine with much to do
 for batch in stallscope.track(range(5), run="vendored", samples_per_step=4):
@@ -168,7 +168,7 @@ def test_the_file_imports_nothing_that_it_lacks(archive: Path) -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "stallscope"
     }
-    assert "stallscope.shim.run" in imported
+    assert "stallscope.training.shim.run" in imported
     assert imported <= modules
 
 

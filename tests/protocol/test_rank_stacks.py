@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stallscope.protocol.rank_stacks import RankStacks, parse
-from stallscope.protocol.stacks import Frame, HotLine, SampledPhase
+from stallscope.training.protocol.rank_stacks import RankStacks, parse
+from stallscope.training.protocol.stacks import Frame, HotLine, SampledPhase
 
 STEP, READ = (Frame("/job/train.py", 7, "step"),), (Frame("/job/data.py", 3, "read"),)
 FULL = RankStacks(

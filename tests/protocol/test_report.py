@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.catalogue import metrics as catalogue
-from stallscope.protocol import report, vocabulary
-from stallscope.protocol.report import (
+from stallscope.model.catalogue import metrics as catalogue
+from stallscope.training.protocol import report, vocabulary
+from stallscope.training.protocol.report import (
     CodeLine,
     Gpu,
     Phase,
@@ -360,6 +360,6 @@ def test_closed_lists_are_the_catalogues() -> None:
 
 
 def test_report_needs_the_standard_library_alone() -> None:
-    code = "import sys, stallscope.protocol.report; print([m for m in sys.modules if m.startswith('stallscope.')])"
+    code = "import sys, stallscope.training.protocol.report; print([m for m in sys.modules if m.startswith('stallscope.')])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "stallscope.catalogue.metrics" not in answer
+    assert "stallscope.model.catalogue.metrics" not in answer

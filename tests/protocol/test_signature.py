@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.protocol import signature
+from stallscope.training.protocol import signature
 
 NAME, SECRET = signature.key("a token of some length")
 DOCUMENT = b'{"version": 1,\n"run": "resnet50"}'

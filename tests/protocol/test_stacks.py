@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.protocol import stack_request
-from stallscope.protocol.stack_request import StackRequest
-from stallscope.protocol.stacks import (
+from stallscope.training.protocol import stack_request
+from stallscope.training.protocol.stack_request import StackRequest
+from stallscope.training.protocol.stacks import (
     MAX_FRAMES,
     MAX_SAMPLES,
     Capture,
@@ -15,7 +15,7 @@ from stallscope.protocol.stacks import (
     parse,
     place_of,
 )
-from stallscope.protocol.vocabulary import STACKS_HEADER, STACKS_SIZE
+from stallscope.training.protocol.vocabulary import STACKS_HEADER, STACKS_SIZE
 
 THREAD = 0x7F0000000010
 HEADER = STACKS_HEADER % THREAD
@@ -82,7 +82,7 @@ def test_odd_names_of_files_and_functions_are_read_and_made_printable() -> None:
 
 
 def test_the_code_that_takes_the_stack_is_left_out() -> None:
-    found = parse(content("Sample\n" + HEAD + frame("/x/stallscope/shim/stacks.py") + frame("/a/b.py")))
+    found = parse(content("Sample\n" + HEAD + frame("/x/stallscope/training/shim/stacks.py") + frame("/a/b.py")))
     assert found is not None
     assert found.stacks == ((Frame("/a/b.py", 1, "f"),),)
 
@@ -164,7 +164,7 @@ def test_the_place_is_the_user_s_innermost_line_and_the_call_below_it() -> None:
 def test_the_call_is_the_function_inside_of_decorators_and_of_the_shim() -> None:
     user = Frame("/home/me/project/trainer.py", 88, "train_step")
     wrapper = Frame("/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", 81, "wrapper")
-    observed = Frame("/venv/lib/python3.11/site-packages/stallscope/integrations/pytorch.py", 5, "observed")
+    observed = Frame("/venv/lib/python3.11/site-packages/stallscope/training/integrations/pytorch.py", 5, "observed")
     assert place_of((Frame(TORCH, 2810, "all_reduce"), wrapper, observed, user)).call == "all_reduce"
     assert place_of((wrapper, user)).call == "wrapper"
 
@@ -185,7 +185,7 @@ def test_a_place_fits_into_labels() -> None:
     ("file", "location"),
     [
         ("/home/me/stallscope/train.py", "stallscope/train.py:7"),
-        ("/venv/lib/python3.11/site-packages/stallscope/integrations/pytorch.py", "project/main.py:5"),
+        ("/venv/lib/python3.11/site-packages/stallscope/training/integrations/pytorch.py", "project/main.py:5"),
         ("/tmp/torchinductor_me/xy/cxyz.py", "project/main.py:5"),
         ("<frozen runpy>", "project/main.py:5"),
         ("/tmp/ipykernel_4242/123456.py", "notebook cell:7"),

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stallscope.protocol.request_name import request_name
-from stallscope.protocol.step_request import MAX_BYTES, StepRequest, encode, parse
+from stallscope.training.protocol.request_name import request_name
+from stallscope.training.protocol.step_request import MAX_BYTES, StepRequest, encode, parse
 
 REQUEST = StepRequest("trace", "resnet50", 20_012, 5, (0, 3), 1_700_000_100.0, 1_700_000_700.0)
 

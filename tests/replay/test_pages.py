@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.replay.pages import FORMAT, VERSION, Recording, RecordingError, Writer
+from stallscope.lab.replay.pages import FORMAT, VERSION, Recording, RecordingError, Writer
 
 HEADER = {"start": 1_790_000_000.0, "stallscope": "0.1.0"}
 PAGES = [

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from stallscope.replay.rule_engine import EngineError, Sample, notation, parse_alerts, parse_samples
-from stallscope.replay.series import Series
+from stallscope.lab.replay.rule_engine import EngineError, Sample, notation, parse_alerts, parse_samples
+from stallscope.lab.replay.series import Series
 from tests.scenarios.runner import evaluate, evaluations
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stallscope.replay import rule_engine
-from stallscope.replay.pages import Recording, RecordingError, Writer
-from stallscope.replay.rule_files import group_of, rule_files
-from stallscope.replay.verdicts import INTERVAL, Replayed, Span, Subject, lines, replay, scraped
-from stallscope.stack.errors import StackError
+from stallscope.lab.replay import rule_engine
+from stallscope.lab.replay.pages import Recording, RecordingError, Writer
+from stallscope.lab.replay.rule_files import group_of, rule_files
+from stallscope.lab.replay.verdicts import INTERVAL, Replayed, Span, Subject, lines, replay, scraped
+from stallscope.lab.stack.errors import StackError
 from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, tool
 from tests.simulation.verdicts import pages_of, series_in
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from stallscope.report.document import (
+from stallscope.tools.report.document import (
     Areas,
     Bars,
     Column,

@@ -11,14 +11,14 @@ from typing import TypeVar
 
 import pytest
 
-from stallscope.analysis.runs import Run, find_run
-from stallscope.catalogue.causes import CAUSES
-from stallscope.clients.prometheus import Prometheus, PrometheusError, RangeSeries, Series
+from stallscope.model.analysis.runs import Run, find_run
+from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError, RangeSeries, Series
 from stallscope.common.percentiles import Bucket
-from stallscope.report import html, json, markdown, steps
-from stallscope.report.alerts import Alerts, FiredAlert
-from stallscope.report.contents import PARTS, build
-from stallscope.report.document import (
+from stallscope.tools.report import html, json, markdown, steps
+from stallscope.tools.report.alerts import Alerts, FiredAlert
+from stallscope.tools.report.contents import PARTS, build
+from stallscope.tools.report.document import (
     Document,
     Fact,
     Facts,
@@ -31,10 +31,10 @@ from stallscope.report.document import (
     Table,
     Value,
 )
-from stallscope.report.options import Options
-from stallscope.report.queries import Queries
-from stallscope.report.subject import of_everything, of_nodes, of_run
-from stallscope.report.words import percent
+from stallscope.tools.report.options import Options
+from stallscope.tools.report.queries import Queries
+from stallscope.tools.report.subject import of_everything, of_nodes, of_run
+from stallscope.tools.report.words import percent
 from tests.filled_prometheus import FilledPrometheus
 from tests.installation import HEALTHY, part
 from tests.installation import PARTS as INSTALLED

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from stallscope.report import json as json_format
-from stallscope.report.document import (
+from stallscope.tools.report import json as json_format
+from stallscope.tools.report.document import (
     Areas,
     Bars,
     Column,
@@ -24,7 +24,7 @@ from stallscope.report.document import (
     Table,
     without_nan,
 )
-from stallscope.report.words import UnknownZone, Words
+from stallscope.tools.report.words import UnknownZone, Words
 from tests.report import example
 
 TWO = Series("lost", (0.1, 0.2))

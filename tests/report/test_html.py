@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from stallscope.report import html
-from stallscope.report.document import Document, Facts, Figure, Paragraph, Section, Table
+from stallscope.tools.report import html
+from stallscope.tools.report.document import Document, Facts, Figure, Paragraph, Section, Table
 from tests.report import example
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from stallscope.analysis.runs import find_run
-from stallscope.clients.prometheus import Prometheus
-from stallscope.report import json as json_format
-from stallscope.report.contents import build
-from stallscope.report.document import Document
-from stallscope.report.options import Options
-from stallscope.report.subject import of_everything, of_run
+from stallscope.model.analysis.runs import find_run
+from stallscope.model.clients.prometheus import Prometheus
+from stallscope.tools.report import json as json_format
+from stallscope.tools.report.contents import build
+from stallscope.tools.report.document import Document
+from stallscope.tools.report.options import Options
+from stallscope.tools.report.subject import of_everything, of_run
 from tests.filled_prometheus import FilledPrometheus
 from tests.report import example
 

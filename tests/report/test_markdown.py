@@ -14,9 +14,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from stallscope.common.formatting import readable
-from stallscope.report import markdown
-from stallscope.report.document import Document
-from stallscope.report.words import LONGEST_TEXT
+from stallscope.tools.report import markdown
+from stallscope.tools.report.document import Document
+from stallscope.tools.report.words import LONGEST_TEXT
 from tests.report import example
 
 

@@ -13,14 +13,14 @@ import nbclient
 import nbformat
 import pytest
 
-from stallscope.analysis import frames
-from stallscope.analysis.runs import Run, find_run
-from stallscope.clients.prometheus import Prometheus
-from stallscope.replay.series import Series
-from stallscope.report import from_frames, notebook
-from stallscope.report.document import Areas, Figure, HeatMap, Histogram, Notice, Section
-from stallscope.report.options import Options
-from stallscope.report.subject import of_everything, of_run
+from stallscope.model.analysis import frames
+from stallscope.model.analysis.runs import Run, find_run
+from stallscope.model.clients.prometheus import Prometheus
+from stallscope.lab.replay.series import Series
+from stallscope.tools.report import from_frames, notebook
+from stallscope.tools.report.document import Areas, Figure, HeatMap, Histogram, Notice, Section
+from stallscope.tools.report.options import Options
+from stallscope.tools.report.subject import of_everything, of_run
 from tests.analysis.scrapes import BUSY, DATA_WAIT, INTERVAL, SCRAPES, of_gpu, of_rank, scraped
 
 LIBRARIES = {"stallscope", "pandas", "pyarrow", "matplotlib", "jinja2", "requests"}

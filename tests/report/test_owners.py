@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from stallscope.clients.prometheus import RangeSeries, Series
-from stallscope.report import csv as csv_format
-from stallscope.report import html, markdown
-from stallscope.report import json as json_format
-from stallscope.report.document import Bars, Document, Facts, Figure, Notice, Table, Value
-from stallscope.report.options import Options
-from stallscope.report.owners import By, Grouping, Period, build
+from stallscope.model.clients.prometheus import RangeSeries, Series
+from stallscope.tools.report import csv as csv_format
+from stallscope.tools.report import html, markdown
+from stallscope.tools.report import json as json_format
+from stallscope.tools.report.document import Bars, Document, Facts, Figure, Notice, Table, Value
+from stallscope.tools.report.options import Options
+from stallscope.tools.report.owners import By, Grouping, Period, build
 
 HOUR = 3600.0
 PERIOD = Period(1_700_000_000.0, 1_700_000_000.0 + 24 * HOUR)

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.catalogue.causes import CAUSES, REMAINDERS
-from stallscope.catalogue.metrics import OUTSIDE_PHASES, PHASES
-from stallscope.report import html
-from stallscope.report.colours import FURTHER, colour_of, contrast
-from stallscope.report.document import (
+from stallscope.model.catalogue.causes import CAUSES, REMAINDERS
+from stallscope.model.catalogue.metrics import OUTSIDE_PHASES, PHASES
+from stallscope.tools.report import html
+from stallscope.tools.report.colours import FURTHER, colour_of, contrast
+from stallscope.tools.report.document import (
     Areas,
     Bars,
     Document,
@@ -29,9 +29,9 @@ from stallscope.report.document import (
     Span,
     States,
 )
-from stallscope.report.plots import NOTHING, Drawing, colours_of, draw
-from stallscope.report.thinning import bucketed, extremes, prevailing
-from stallscope.report.words import Words
+from stallscope.tools.report.plots import NOTHING, Drawing, colours_of, draw
+from stallscope.tools.report.thinning import bucketed, extremes, prevailing
+from stallscope.tools.report.words import Words
 from tests.report import example
 
 WORDS = Words(example.ordinary())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.report.lost_time import Loss, LostTime
-from stallscope.report.queries import RangeResult
-from stallscope.report.recommendations import remainder
+from stallscope.tools.report.lost_time import Loss, LostTime
+from stallscope.tools.report.queries import RangeResult
+from stallscope.tools.report.recommendations import remainder
 
 
 def lost(total: float, **shares: float) -> LostTime:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from stallscope.analysis.runs import Place, Run
-from stallscope.clients.prometheus import RangeSeries, Series
-from stallscope.report.options import Options
-from stallscope.report.queries import Queries
-from stallscope.report.subject import Subject, of_everything, of_nodes, of_run
+from stallscope.model.analysis.runs import Place, Run
+from stallscope.model.clients.prometheus import RangeSeries, Series
+from stallscope.tools.report.options import Options
+from stallscope.tools.report.queries import Queries
+from stallscope.tools.report.subject import Subject, of_everything, of_nodes, of_run
 
 START, END = 1_700_000_011.0, 1_700_003_611.0
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from stallscope.replay import rule_files
+from stallscope.lab.replay import rule_files
 from tests.promql_names import Matcher, Selector, names_in
 
 _PROMETHEUS = Path(__file__).parents[2] / "prometheus"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stallscope.replay.rule_files import group_of, rule_files
+from stallscope.lab.replay.rule_files import group_of, rule_files
 from tests.rules.layers import ADAPTERS
 from tests.rules.needed import with_needed_rules
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from stallscope.catalogue.causes import CAUSES, Cause, Tier
+from stallscope.model.catalogue.causes import CAUSES, Cause, Tier
 from tests.known_names import LABELS, RECORDED, is_known, rules, selects_something
 from tests.promql_names import names_in
 from tests.rules.layers import groups_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stallscope.replay.rule_engine import evaluate
+from stallscope.lab.replay.rule_engine import evaluate
 from tests.promql_names import names_in
 from tests.rules.layers import groups_of
 from tests.rules.needed import fed, rules_of, with_needed_rules

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stallscope.shim.own_work import OwnWork
-from stallscope.shim.slow_steps import SlowSteps
+from stallscope.training.shim.own_work import OwnWork
+from stallscope.training.shim.slow_steps import SlowSteps
 from tests.rules.rulebook import TARGET, Rulebook, Story, gpu, growing, rank, series
 
 SHARE = "run:uneven_work:ratio5m"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.replay.rule_engine import Alert, in_seconds, parse_alerts
+from stallscope.lab.replay.rule_engine import Alert, in_seconds, parse_alerts
 from tests.promql_names import names_in
 
 Document = Mapping[str, Any]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from stallscope.catalogue.metrics import FAMILIES, Family, MetricType, family
-from stallscope.sampling.exposition import Renderer
-from stallscope.sampling.reading import Distribution, NonsenseReading, Sample, checked
+from stallscope.model.catalogue.metrics import FAMILIES, Family, MetricType, family
+from stallscope.node.sampling.exposition import Renderer
+from stallscope.node.sampling.reading import Distribution, NonsenseReading, Sample, checked
 
 INFO = family("stallscope_gpu_info")
 UP = family("stallscope_gpu_up")

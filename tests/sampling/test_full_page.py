@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stallscope.catalogue.metrics import family
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.exposition import Renderer
-from stallscope.sampling.reading import Sample
-from stallscope.sampling.sampler import Sampler
+from stallscope.model.catalogue.metrics import family
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.exposition import Renderer
+from stallscope.node.sampling.reading import Sample
+from stallscope.node.sampling.sampler import Sampler
 
 STEP = family("stallscope_training_step")
 

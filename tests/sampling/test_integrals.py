@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.sampling.integrals import DriverCounter, Interval, TimeIntegral, Timeline, UtilizationIntegral
+from stallscope.node.sampling.integrals import DriverCounter, Interval, TimeIntegral, Timeline, UtilizationIntegral
 
 PERIOD = 1 / 6
 """Seconds between two samples of a real driver."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stallscope.catalogue.metrics import family
-from stallscope.sampling import sampler as sampler_module
-from stallscope.sampling.clock import ScriptedClock, SystemClock
-from stallscope.sampling.reader import CollectorState, NotPresent, Reader, ReaderState
-from stallscope.sampling.reading import Sample
-from stallscope.sampling.sampler import Hang, Sampler, until_next_page
+from stallscope.model.catalogue.metrics import family
+from stallscope.node.sampling import sampler as sampler_module
+from stallscope.node.sampling.clock import ScriptedClock, SystemClock
+from stallscope.node.sampling.reader import CollectorState, NotPresent, Reader, ReaderState
+from stallscope.node.sampling.reading import Sample
+from stallscope.node.sampling.sampler import Hang, Sampler, until_next_page
 from tests.waiting import until
 
 CPUS = family("stallscope_host_cpus")

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from stallscope.replay import rule_engine
+from stallscope.lab.replay import rule_engine
 from tests.benchmarks.__main__ import machine
 from tests.scenarios import absence, account, life, runner, score
 from tests.scenarios.case import Case, render

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from stallscope.catalogue.causes import CAUSES
+from stallscope.model.catalogue.causes import CAUSES
 from tests.known_names import BY_SERIES_NAME, READ, rules
 from tests.promql_names import names_in
 from tests.rules.layers import selects

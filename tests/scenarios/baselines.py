@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, combinations, pairwise
 
-from stallscope.replay.series import Series
+from stallscope.lab.replay.series import Series
 from tests.scenarios.runner import EVALUATION_SECONDS
 
 HEALTHY = "healthy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from stallscope.replay.series import Series
+from stallscope.lab.replay.series import Series
 from tests.scenarios.disturbance import Disturbance
 from tests.scenarios.page import pages
 from tests.scenarios.story import Story

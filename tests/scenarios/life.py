@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from stallscope.catalogue.causes import CAUSES
+from stallscope.model.catalogue.causes import CAUSES
 from tests.scenarios.case import MISSING_RANK_ALERTS, WELL, Case
 from tests.scenarios.model import DRAWN
 from tests.scenarios.runner import EVALUATION_SECONDS

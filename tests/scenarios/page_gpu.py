@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stallscope.catalogue.metrics import GPU_FAMILIES, THROTTLE_REASONS, UTILIZATION_BUCKETS
+from stallscope.model.catalogue.metrics import GPU_FAMILIES, THROTTLE_REASONS, UTILIZATION_BUCKETS
 from tests.scenarios.disturbance import Floats
 from tests.scenarios.sheet import Mask, Sheet
 from tests.scenarios.story import GIB, Gpu, Run

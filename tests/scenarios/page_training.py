@@ -7,7 +7,7 @@ from math import erf, sqrt
 
 import numpy as np
 
-from stallscope.catalogue.metrics import ACTIVITIES, RUN_STATES, STEP_BUCKETS
+from stallscope.model.catalogue.metrics import ACTIVITIES, RUN_STATES, STEP_BUCKETS
 from tests.scenarios.disturbance import Floats
 from tests.scenarios.model import COLUMN, COLUMNS, Course
 from tests.scenarios.page_gpu import allocator

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from stallscope.replay import rule_engine
-from stallscope.replay.rule_engine import Said
-from stallscope.replay.series import Series
+from stallscope.lab.replay import rule_engine
+from stallscope.lab.replay.rule_engine import Said
+from stallscope.lab.replay.series import Series
 from tests.rules.needed import needed_files
 from tests.rules.rulebook import GROUPS, RULE_FILES, tool
 

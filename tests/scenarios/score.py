@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import cache, partial
 
-from stallscope.replay import rule_engine
+from stallscope.lab.replay import rule_engine
 from tests.alerting.alertmanager import bundled
 from tests.alerting.notifications import notifications
 from tests.known_names import READ

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stallscope.replay.series import Series
+from stallscope.lab.replay.series import Series
 from tests.scenarios.disturbance import Disturbance, Floats
 
 PORT = 19400

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from stallscope.catalogue.causes import CAUSES
+from stallscope.model.catalogue.causes import CAUSES
 from tests.scenarios import absence
 from tests.scenarios.absence import Finding, Trial
 from tests.scenarios.case import Case

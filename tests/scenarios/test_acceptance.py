@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from stallscope.replay import rule_engine
+from stallscope.lab.replay import rule_engine
 from tests.scenarios import account, runner
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES

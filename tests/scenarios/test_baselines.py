@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stallscope.replay.series import Series
+from stallscope.lab.replay.series import Series
 from tests.scenarios.baselines import data_wait_over_10, jensen_shannon, sagemaker, utilisation_under_70
 
 SCRAPES = 121

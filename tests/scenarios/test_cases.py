@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue.causes import CAUSES
-from stallscope.catalogue.metrics import FAMILIES, Family, MetricType
+from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.catalogue.metrics import FAMILIES, Family, MetricType
 from tests.scenarios import CASES, HELD_OUT, LIVES
 from tests.scenarios.case import KINDS, Case, Series, render
 from tests.scenarios.cases.settings import WELL

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.catalogue.causes import CAUSES
+from stallscope.model.catalogue.causes import CAUSES
 from tests.scenarios import CASES, LIVES
 from tests.scenarios.__main__ import as_json
 from tests.scenarios.case import Case, render

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stallscope.protocol.report import Report, parse
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim import lifetime, tolerance
+from stallscope.training.protocol.report import Report, parse
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim import lifetime, tolerance
 
 
 class Desk:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.shim import automatic
+from stallscope.training.shim import automatic
 
 FRAMEWORK = "pretended_framework"
 PART = f"{FRAMEWORK}.deep.part"

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stallscope
-from stallscope.protocol.vocabulary import COUNTERS, GAUGES, MAX_PHASES
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim import tolerance
-from stallscope.shim.run import OWN_COUNTERS
+from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_PHASES
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim import tolerance
+from stallscope.training.shim.run import OWN_COUNTERS
 from tests.shim.conftest import Desk
 
 

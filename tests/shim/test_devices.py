@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stallscope.shim.devices import gpus
+from stallscope.training.shim.devices import gpus
 
 NODE = Path(__file__).parents[1] / "recorded_trees" / "kubernetes_node"
 A = "GPU-7e1c3a52-0f4b-4d6e-9a3c-51d2b8e0f001"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stallscope.protocol.report import from_document, parse
-from stallscope.protocol.vocabulary import MAX_BYTES, MAX_GPUS, MAX_PHASES, MAX_VALUES, STEP_BUCKET_COUNT
-from stallscope.shim.fitting import fit
-from stallscope.shim.timeline import OUTSIDE_PHASES, STEP_PHASES
+from stallscope.training.protocol.report import from_document, parse
+from stallscope.training.protocol.vocabulary import MAX_BYTES, MAX_GPUS, MAX_PHASES, MAX_VALUES, STEP_BUCKET_COUNT
+from stallscope.training.shim.fitting import fit
+from stallscope.training.shim.timeline import OUTSIDE_PHASES, STEP_PHASES
 
 LONG = "𝄞" * 120
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import stallscope
-from stallscope.catalogue.metrics import family
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim.gpu_counters import COUNTERS, Exporter, pick
+from stallscope.model.catalogue.metrics import family
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim.gpu_counters import COUNTERS, Exporter, pick
 from tests.shim.conftest import Desk
 
 PAGE = """\
@@ -32,7 +32,7 @@ FIRST = [{"gpu": "0", "uuid": ""}]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second is for training loops: a machine with much to do may take longer to answer itself."""
-    monkeypatch.setattr("stallscope.shim.gpu_counters.TIMEOUT", 60.0)
+    monkeypatch.setattr("stallscope.training.shim.gpu_counters.TIMEOUT", 60.0)
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def test_another_server_is_told_from_an_exporter(answer: bytes) -> None:
 
 
 def test_an_exporter_that_never_ends_is_waited_for_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stallscope.shim.gpu_counters.TIMEOUT", 0.3)
+    monkeypatch.setattr("stallscope.training.shim.gpu_counters.TIMEOUT", 0.3)
     with served(ANSWER, stays_open=True) as url, pytest.raises(TimeoutError):
         Exporter(url).counters(FIRST)
 

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 import pytest
 
 import stallscope
-from stallscope.protocol.report import CodeLine
-from stallscope.protocol.stacks import HotLine, SampledPhase, sampled_phases
-from stallscope.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim import code_location, hot_lines, worker_samples
-from stallscope.shim.hot_lines import AGAIN, FIRST_WINDOW, PAUSE, WINDOW, Burst, HotLines, Line, lines_of
-from stallscope.shim.timeline import Timeline
+from stallscope.training.protocol.report import CodeLine
+from stallscope.training.protocol.stacks import HotLine, SampledPhase, sampled_phases
+from stallscope.training.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim import code_location, hot_lines, worker_samples
+from stallscope.training.shim.hot_lines import AGAIN, FIRST_WINDOW, PAUSE, WINDOW, Burst, HotLines, Line, lines_of
+from stallscope.training.shim.timeline import Timeline
 from tests.shim.conftest import Desk
 
 

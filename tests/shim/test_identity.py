@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stallscope.shim import identity
+from stallscope.training.shim import identity
 
 
 def test_the_framework_is_the_one_that_the_program_imported(monkeypatch: pytest.MonkeyPatch) -> None:

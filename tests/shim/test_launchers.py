@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stallscope.shim import launchers
+from stallscope.training.shim import launchers
 
 TORCHRUN = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "TORCHELASTIC_RUN_ID": "none"}
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}

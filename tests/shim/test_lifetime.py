@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import stallscope
-from stallscope.protocol.report import Report, parse
-from stallscope.shim import lifetime
+from stallscope.training.protocol.report import Report, parse
+from stallscope.training.shim import lifetime
 from tests.listener import Listener
 
 CLOCK = Path(__file__).parent / "loops/helpers"
@@ -470,7 +470,7 @@ def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporte
 def test_the_last_report_waits_a_moment_for_whoever_may_still_take_it(
     answers: list[str | None], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.shim.run._LAST_TRIES", 12_000)
+    monkeypatch.setattr("stallscope.training.shim.run._LAST_TRIES", 12_000)
     left = list(answers)
     run = stallscope.Run("job", sender=lambda _: left.pop(0))
     run.finish()

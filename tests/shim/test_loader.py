@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import stallscope
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
 
 

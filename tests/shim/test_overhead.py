@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import stallscope
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim.overhead import costs
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim.overhead import costs
 from tests.shim.conftest import Desk
 
 

@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim import pipeline
-from stallscope.shim.run import Run
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim import pipeline
+from stallscope.training.shim.run import Run
 from tests.shim.conftest import Desk
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.shim.process import ProcessProbe
+from stallscope.training.shim.process import ProcessProbe
 
 CORES = float(len(os.sched_getaffinity(0)))
 
@@ -237,7 +237,7 @@ def test_workers_that_a_thread_or_a_fork_server_started_count(method: str, tmp_p
             return ProcessProbe().read()[0]["process_cpu_seconds"] - sum(os.times()[:2])
 
         if __name__ == "__main__":
-            from stallscope.shim.process import ProcessProbe
+            from stallscope.training.shim.process import ProcessProbe
             context = multiprocessing.get_context(sys.argv[1])
             worked, may_end = context.Event(), context.Event()
             worker = context.Process(target=work, args=(worked, may_end))

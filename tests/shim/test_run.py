@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import stallscope
-from stallscope.protocol.vocabulary import MAX_VALUES
-from stallscope.sampling.clock import ScriptedClock
+from stallscope.training.protocol.vocabulary import MAX_VALUES
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
 
 
@@ -389,9 +389,9 @@ def test_the_real_clock_and_process_make_an_acceptable_report(desk: Desk) -> Non
 def test_importing_the_package_loads_nothing_heavy() -> None:
     script = "import json, sys, stallscope; stallscope.track; print(json.dumps(sorted(sys.modules)))"
     loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", script])))
-    assert "stallscope.shim.run" in loaded
+    assert "stallscope.training.shim.run" in loaded
     heavy = {"asyncio", "http.client", "inspect", "logging", "multiprocessing", "pathlib", "ssl", "urllib.request"}
-    assert not loaded & (heavy | {"prometheus_client", "numpy", "psutil", "stallscope.catalogue.metrics"})
+    assert not loaded & (heavy | {"prometheus_client", "numpy", "psutil", "stallscope.model.catalogue.metrics"})
 
 
 def test_the_shim_needs_nothing_but_the_standard_library() -> None:
@@ -407,7 +407,7 @@ for module in sorted(sys.modules):
     print(module)
 """
     loaded = subprocess.check_output([sys.executable, "-S", "-E", "-c", script], text=True).split()
-    assert "stallscope.shim.loader" in loaded
+    assert "stallscope.training.shim.loader" in loaded
     roots = {module.partition(".")[0] for module in loaded} - {"stallscope", "__main__"}
     assert roots <= sys.stdlib_module_names
     assert not {"typing", "json", "re", "logging", "threading"} & set(loaded)  # each takes milliseconds

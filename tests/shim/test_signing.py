@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from stallscope import Run
-from stallscope.protocol import signature
-from stallscope.protocol.report import parse
-from stallscope.protocol.vocabulary import MAX_BYTES, MAX_VALUES
-from stallscope.shim.signing import Signing
+from stallscope.training.protocol import signature
+from stallscope.training.protocol.report import parse
+from stallscope.training.protocol.vocabulary import MAX_BYTES, MAX_VALUES
+from stallscope.training.shim.signing import Signing
 
 FIRST, SECOND = "the first token", "the second token"
 
@@ -86,7 +86,7 @@ def test_a_run_that_tells_too_much_is_shortened_to_what_fits_with_its_signature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "report.sock")
-    monkeypatch.setattr("stallscope.shim.transport.MAX_BYTES", 8000)
+    monkeypatch.setattr("stallscope.training.shim.transport.MAX_BYTES", 8000)
     monkeypatch.setenv("STALLSCOPE_ADDRESS", f"unix://{path}")
     monkeypatch.setenv("STALLSCOPE_TOKEN", FIRST)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.shim.slow_steps import FEWEST, WARM_UP, WINDOW, SlowSteps
+from stallscope.training.shim.slow_steps import FEWEST, WARM_UP, WINDOW, SlowSteps
 
 
 def steps_of(*durations: float) -> SlowSteps:

@@ -38,7 +38,7 @@ class Project:
         self.names = names
         (path / "src").mkdir()
         (path / "bin").mkdir()
-        (path / "bin/stallscope").write_text("import sys\nfrom stallscope.cli import main\nsys.exit(main())\n")
+        (path / "bin/stallscope").write_text("import sys\nfrom stallscope.tools.cli import main\nsys.exit(main())\n")
         for folder in (path, path / "src"):
             for name in names:
                 (folder / f"{name}.py").write_text(f"import sys\nsys.stderr.write('{WORDS}\\n')\nown = True\n")
@@ -100,7 +100,7 @@ def test_the_program_imports_its_own_files(form: str, order: str, tmp_path: Path
 def test_what_cannot_be_imported_is_replaced_by_what_does_nothing(tmp_path: Path) -> None:
     program = (
         "import sys, types\nsys.modules['atexit'] = types.ModuleType('atexit')\n"
-        "sys.modules['stallscope.shim.timeline'] = types.ModuleType('stallscope.shim.timeline')\n"
+        "sys.modules['stallscope.training.shim.timeline'] = types.ModuleType('stallscope.training.shim.timeline')\n"
         "import stallscope\nrun = stallscope.Run('job')\nwith run.phase('forward'), stallscope.span('part'):\n"
         "    pass\n"
         "run.report(loss=1.0)\nrun.step()\nrun.finish()\nstallscope.trace(run)\nassert stallscope.current() is None\n"
@@ -119,7 +119,7 @@ def test_strict_raises_what_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_public_names_are_listed_before_they_are_loaded() -> None:
-    listing = "import stallscope, sys; print(*dir(stallscope)); assert 'stallscope.shim' not in sys.modules"
+    listing = "import stallscope, sys; print(*dir(stallscope)); assert 'stallscope.training.shim' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert set(stallscope.__all__) <= set(done.stdout.split())

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import stallscope
-from stallscope.protocol.request_name import request_name
-from stallscope.protocol.step_request import StepRequest, encode
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim import stopping
-from stallscope.shim.request_file import beside_socket, mistrust
-from stallscope.shim.step_requests import requests_of
-from stallscope.shim.stopping import Stopper
+from stallscope.training.protocol.request_name import request_name
+from stallscope.training.protocol.step_request import StepRequest, encode
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim import stopping
+from stallscope.training.shim.request_file import beside_socket, mistrust
+from stallscope.training.shim.step_requests import requests_of
+from stallscope.training.shim.stopping import Stopper
 from tests.shim.conftest import Desk
 
 

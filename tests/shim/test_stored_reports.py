@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import stallscope
-from stallscope.cli import _run_summary
-from stallscope.protocol.report import parse
-from stallscope.shim import stored_reports
-from stallscope.shim.slow_steps import WARM_UP
+from stallscope.tools.cli import _run_summary
+from stallscope.training.protocol.report import parse
+from stallscope.training.shim import stored_reports
+from stallscope.training.shim.slow_steps import WARM_UP
 
 HOLD = """
 import os, sys
-from stallscope.shim import stored_reports
+from stallscope.training.shim import stored_reports
 stored_reports.hold(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()

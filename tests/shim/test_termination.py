@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import stallscope
-from stallscope.intake.pending import sessions_terminated
-from stallscope.intake.receivers import UdpReceiver
-from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.protocol.report import parse
-from stallscope.shim import lifetime
+from stallscope.node.intake.pending import sessions_terminated
+from stallscope.node.intake.receivers import UdpReceiver
+from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.training.protocol.report import parse
+from stallscope.training.shim import lifetime
 
 CAUGHT = """
 def caught():

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.catalogue import metrics as catalogue
-from stallscope.protocol.vocabulary import MAX_PHASES
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim import timeline as module
-from stallscope.shim.timeline import NO_PHASE, Timeline
+from stallscope.model.catalogue import metrics as catalogue
+from stallscope.training.protocol.vocabulary import MAX_PHASES
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim import timeline as module
+from stallscope.training.shim.timeline import NO_PHASE, Timeline
 
 STEP_NAMES = ("data_wait", "forward", "checkpoint", "logging", "my_hook", "other")
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stallscope
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim.tracing import recording
-from stallscope.shim.tracing.trace_file import folder_of
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim.tracing import recording
+from stallscope.training.shim.tracing.trace_file import folder_of
 from tests.shim.conftest import Desk
 
 
@@ -225,7 +225,7 @@ def test_a_tracked_loader_s_wait_is_in_the_trace(run: stallscope.Run, clock: Scr
 def test_what_a_trace_costs_is_booked_to_its_own_phase(
     run: stallscope.Run, clock: ScriptedClock, desk: Desk, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.shim.tracing.trace.write", lambda *_: clock.advance(2.0))
+    monkeypatch.setattr("stallscope.training.shim.tracing.trace.write", lambda *_: clock.advance(2.0))
     run.trace(steps=[20], directory=str(folder))
     train(run, clock, 100)
     run.finish()
@@ -371,7 +371,7 @@ def test_restarts_don_t_fill_the_disk(clock: ScriptedClock, desk: Desk, folder: 
 def test_all_traces_of_a_rank_have_bounded_size(
     run: stallscope.Run, clock: ScriptedClock, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.shim.tracing.trace.MAX_BYTES", 3000)
+    monkeypatch.setattr("stallscope.training.shim.tracing.trace.MAX_BYTES", 3000)
     run.trace(every_steps=1, directory=str(folder))
     train(run, clock, 20)
     assert 1 <= len(traced(folder)) <= 3
@@ -581,7 +581,7 @@ def test_the_profiler_runs_in_traced_steps_alone_and_writes_beside(
         calls.append("start")
         return FakeProfiler(calls)
 
-    monkeypatch.setattr("stallscope.shim.tracing.trace._started_profiler", started)
+    monkeypatch.setattr("stallscope.training.shim.tracing.trace._started_profiler", started)
     run.trace(steps=[2], directory=str(folder), torch_profiler=True)
     train(run, clock, 2)
     assert calls == ["start"]
@@ -595,7 +595,7 @@ def test_a_profiler_never_goes_on_beyond_its_step(
     end: str, run: stallscope.Run, clock: ScriptedClock, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    monkeypatch.setattr("stallscope.shim.tracing.trace._started_profiler", lambda: FakeProfiler(calls))
+    monkeypatch.setattr("stallscope.training.shim.tracing.trace._started_profiler", lambda: FakeProfiler(calls))
     if end == "disk":
         folder.write_text("in the way")
     run.trace(steps=[1], directory=str(folder), torch_profiler=True)

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.protocol import signature
-from stallscope.protocol.vocabulary import MAX_BYTES
-from stallscope.shim import transport as shim_transport
-from stallscope.shim.transport import Datagrams, Post, host_and_port, room
+from stallscope.training.protocol import signature
+from stallscope.training.protocol.vocabulary import MAX_BYTES
+from stallscope.training.shim import transport as shim_transport
+from stallscope.training.shim.transport import Datagrams, Post, host_and_port, room
 from tests.analysis.servers import dripping, talking
 from tests.handled import handled, reply
 from tests.web.certificates import Authority
@@ -162,7 +162,7 @@ def test_a_socket_of_another_kind_is_an_error(tmp_path: Path) -> None:
 def test_a_network_without_a_way_there_is_unreachable() -> None:
     # Another process, whose network has no way anywhere.
     script = """if True:
-        from stallscope.shim.transport import transport
+        from stallscope.training.shim.transport import transport
         print(transport({"STALLSCOPE_ADDRESS": "udp://192.0.2.1:19400"})(b"1"))
     """
     alone = ["unshare", "--net", "--map-root-user"]
@@ -384,9 +384,9 @@ def test_a_signed_report_fits_one_datagram_as_an_unsigned_one_does(tmp_path: Pat
 
 
 def test_without_a_token_nothing_that_signs_is_loaded() -> None:
-    script = "import sys; from stallscope.shim.transport import transport; transport({}); print(*sys.modules)"
+    script = "import sys; from stallscope.training.shim.transport import transport; transport({}); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"hashlib", "hmac", "stallscope.protocol.signature", "stallscope.shim.signing"} & set(loaded)
+    assert not {"hashlib", "hmac", "stallscope.training.protocol.signature", "stallscope.training.shim.signing"} & set(loaded)
 
 
 def test_a_descriptor_goes_with_the_next_report_that_is_taken(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.shim.tolerance import label
-from stallscope.shim.writing import amounts, quoted, texts, values, words
+from stallscope.training.shim.tolerance import label
+from stallscope.training.shim.writing import amounts, quoted, texts, values, words
 
 LABELS = st.text().map(lambda text: label(text, 128))
 

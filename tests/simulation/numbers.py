@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stallscope.drivers.device import Device
+from stallscope.node.drivers.device import Device
 
 
 def number(device: Device, query: str, signal: str, label: str = "") -> float:

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.drivers.device import Device
-from stallscope.intake.pending import PassedFile
-from stallscope.intake.runs import RunRegistry
-from stallscope.intake.stacks import StackFiles
-from stallscope.protocol.report import Report, parse
-from stallscope.protocol.stacks import Stack
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.simulation import Simulation
-from stallscope.simulation.driver import SimulatedDriver
-from stallscope.simulation.gpu import IDLE_WATTS, MEMORY_BYTES
-from stallscope.simulation.node import Node
-from stallscope.simulation.scenarios import SCENARIOS, HardwareFault, LoadChange, Scenario, scenario
-from stallscope.simulation.workload import PhaseEffect
-from stallscope.view.stack_groups import grouped, sentence
+from stallscope.node.drivers.device import Device
+from stallscope.node.intake.pending import PassedFile
+from stallscope.node.intake.runs import RunRegistry
+from stallscope.node.intake.stacks import StackFiles
+from stallscope.training.protocol.report import Report, parse
+from stallscope.training.protocol.stacks import Stack
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.lab.simulation import Simulation
+from stallscope.lab.simulation.driver import SimulatedDriver
+from stallscope.lab.simulation.gpu import IDLE_WATTS, MEMORY_BYTES
+from stallscope.lab.simulation.node import Node
+from stallscope.lab.simulation.scenarios import SCENARIOS, HardwareFault, LoadChange, Scenario, scenario
+from stallscope.lab.simulation.workload import PhaseEffect
+from stallscope.model.view.stack_groups import grouped, sentence
 from tests.simulation.numbers import clock, highest_clock, number
 from tests.simulation.verdicts import verdicts
 

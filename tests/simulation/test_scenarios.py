@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.catalogue.causes import CAUSES
-from stallscope.simulation.scenarios import SCENARIOS, GpuLoss, LoadChange, Scenario, scenario
+from stallscope.model.catalogue.causes import CAUSES
+from stallscope.lab.simulation.scenarios import SCENARIOS, GpuLoss, LoadChange, Scenario, scenario
 
 
 @pytest.mark.parametrize("story", SCENARIOS.values(), ids=SCENARIOS)

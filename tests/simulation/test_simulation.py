@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.drivers.device import DeviceLost
-from stallscope.intake.runs import RunRegistry
-from stallscope.protocol.report import Report, parse
-from stallscope.sampling.clock import ScriptedClock, SystemClock
-from stallscope.simulation import Simulation
-from stallscope.simulation.workload import EFFECTS
+from stallscope.node.drivers.device import DeviceLost
+from stallscope.node.intake.runs import RunRegistry
+from stallscope.training.protocol.report import Report, parse
+from stallscope.node.sampling.clock import ScriptedClock, SystemClock
+from stallscope.lab.simulation import Simulation
+from stallscope.lab.simulation.workload import EFFECTS
 from tests.simulation.numbers import watts
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.simulation.scenarios import SCENARIOS, Workload
-from stallscope.simulation.workload import EFFECTS, Step, StepGenerator
+from stallscope.lab.simulation.scenarios import SCENARIOS, Workload
+from stallscope.lab.simulation.workload import EFFECTS, Step, StepGenerator
 
 WORKLOAD = Workload(data_wait=0.02, host_copy=0.01, forward=0.2, backward=0.4, communication=0.05, optimizer=0.1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stallscope.stack.component import Component, stop_all
+from stallscope.lab.stack.component import Component, stop_all
 from tests.waiting import until
 
 Start = Callable[[str], Component]
@@ -111,7 +111,7 @@ def test_a_program_can_be_interrupted_though_its_launcher_blocks_signals(start: 
 def test_a_program_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
     launcher = f"""
 import pathlib, time
-from stallscope.stack.component import Component
+from stallscope.lab.stack.component import Component
 Component("the script", ["/bin/sh", "-c", "echo $$; exec sleep 600"], pathlib.Path({str(tmp_path / "log")!r})).start()
 time.sleep(600)
 """

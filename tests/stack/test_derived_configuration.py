@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from stallscope.common.bundle import bundle_folder
-from stallscope.stack.configuration import write_alertmanager, write_prometheus
-from stallscope.stack.errors import StackError
-from stallscope.stack.ports import Port
+from stallscope.lab.stack.configuration import write_alertmanager, write_prometheus
+from stallscope.lab.stack.errors import StackError
+from stallscope.lab.stack.ports import Port
 
 EXPORTER = Port("the exporter", 29400, "--exporter.port")
 ALERTMANAGER = Port("Alertmanager", 29093, "--alertmanager.port")

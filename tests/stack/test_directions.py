@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.simulation.scenarios import SCENARIOS
-from stallscope.stack.directions import alertmanager_pages, commands, own_command, prometheus_pages
-from stallscope.stack.ports import Port
-from stallscope.stack.settings import Settings
+from stallscope.lab.simulation.scenarios import SCENARIOS
+from stallscope.lab.stack.directions import alertmanager_pages, commands, own_command, prometheus_pages
+from stallscope.lab.stack.ports import Port
+from stallscope.lab.stack.settings import Settings
 from tests.handled import handled, reply
 
 SETTINGS = Settings(

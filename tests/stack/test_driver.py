@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.stack.driver import driver_answer
+from stallscope.lab.stack.driver import driver_answer
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
 

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from stallscope.common.bundle import bundle_folder
-from stallscope.stack.component import Component
-from stallscope.stack.configuration import SCRAPE_INTERVAL
-from stallscope.stack.errors import StackError
-from stallscope.stack.grafana import grafana_component
-from stallscope.stack.ports import Port
+from stallscope.lab.stack.component import Component
+from stallscope.lab.stack.configuration import SCRAPE_INTERVAL
+from stallscope.lab.stack.errors import StackError
+from stallscope.lab.stack.grafana import grafana_component
+from stallscope.lab.stack.ports import Port
 
 PORT = Port("Grafana", 23000, "--grafana.port")
 PROMETHEUS = Port("Prometheus", 29090, "--prometheus.port")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.stack.errors import StackError
-from stallscope.stack.installation import _TOOLS, _VERSIONS, can_install, distribution, install, instructions
-from stallscope.stack.programs import find_programs, require_version
+from stallscope.lab.stack.errors import StackError
+from stallscope.lab.stack.installation import _TOOLS, _VERSIONS, can_install, distribution, install, instructions
+from stallscope.lab.stack.programs import find_programs, require_version
 
 BOTH = ("prometheus", "alertmanager")
 

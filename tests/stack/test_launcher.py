@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.stack.errors import StackError
-from stallscope.stack.launcher import _folder
+from stallscope.lab.stack.errors import StackError
+from stallscope.lab.stack.launcher import _folder
 
 
 def test_a_folder_is_for_one_stack_at_a_time(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from stallscope.stack.errors import StackError
-from stallscope.stack.ports import ADDRESS, Port, reserved_ports
+from stallscope.lab.stack.errors import StackError
+from stallscope.lab.stack.ports import ADDRESS, Port, reserved_ports
 from tests.free_ports import free_port
 
 

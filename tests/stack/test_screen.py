@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.clients.alertmanager import Alert
-from stallscope.stack import screen
-from stallscope.view.verdicts import Culprit, Verdict
+from stallscope.model.clients.alertmanager import Alert
+from stallscope.lab.stack import screen
+from stallscope.model.view.verdicts import Culprit, Verdict
 
 ALERT = Alert(
     name="GpuLost",

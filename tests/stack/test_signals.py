@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from stallscope.stack.signals import stop_signals
+from stallscope.lab.stack.signals import stop_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

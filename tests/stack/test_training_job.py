@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.protocol import report, vocabulary
-from stallscope.stack.training_job import Classifier, Glyphs, loss_of
+from stallscope.training.protocol import report, vocabulary
+from stallscope.lab.stack.training_job import Classifier, Glyphs, loss_of
 
 
 def test_its_loss_falls() -> None:
@@ -56,7 +56,7 @@ def received(door: socket.socket) -> report.Report:
 
 def test_it_tells_real_steps_and_finishes_on_sigterm(door: socket.socket) -> None:
     environment = {**os.environ, "STALLSCOPE_ADDRESS": f"unix://{door.getsockname()}", "STALLSCOPE_RUN": "a-run"}
-    command = [sys.executable, "-m", "stallscope.stack.training_job"]
+    command = [sys.executable, "-m", "stallscope.lab.stack.training_job"]
     with subprocess.Popen(command, env={**environment, "CUDA_VISIBLE_DEVICES": "0", "RANK": "5"}) as job:
         try:
             reported = received(door)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stallscope.stack.verdict_log import STABLE_SECONDS, VerdictLog
-from stallscope.view.verdicts import Culprit, Verdict
+from stallscope.lab.stack.verdict_log import STABLE_SECONDS, VerdictLog
+from stallscope.model.view.verdicts import Culprit, Verdict
 
 
 def printed(log: VerdictLog, *verdicts: Verdict, start: float = 0.0) -> list[Verdict]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stallscope.cli import compare
-from stallscope.summary import comparison, kept
-from stallscope.summary.document import document_of
-from stallscope.summary.evidence import Evidence
-from stallscope.summary.measured import RunTime
+from stallscope.tools.cli import compare
+from stallscope.tools.summary import comparison, kept
+from stallscope.tools.summary.document import document_of
+from stallscope.tools.summary.evidence import Evidence
+from stallscope.tools.summary.measured import RunTime
 from tests.summary.reports import PHASES, rank
 
 NOTHING = Evidence({}, {}, ())

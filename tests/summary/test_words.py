@@ -10,18 +10,18 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from stallscope.catalogue.causes import CAUSES
-from stallscope.catalogue.metrics import OUTSIDE_PHASES, PHASES
-from stallscope.clients.exposition import Page
-from stallscope.summary.conditions import EXCEEDED, parse
-from stallscope.summary.document import document_of
-from stallscope.summary.evidence import FAMILIES, Evidence, gather, gpus_of
-from stallscope.summary.findings import PHASE_CAUSES, gpu_findings, main_finding
-from stallscope.summary.main import judge
-from stallscope.summary.measured import WORK, RankTime, RunTime
-from stallscope.summary.text import lines_of, unmeasured
-from stallscope.view.observer import GPU_UP, LOST_INFO, PROCESSES, RANK_GPU, RANK_STATE
-from stallscope.view.verdicts import Culprit, Verdict
+from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.catalogue.metrics import OUTSIDE_PHASES, PHASES
+from stallscope.model.clients.exposition import Page
+from stallscope.tools.summary.conditions import EXCEEDED, parse
+from stallscope.tools.summary.document import document_of
+from stallscope.tools.summary.evidence import FAMILIES, Evidence, gather, gpus_of
+from stallscope.tools.summary.findings import PHASE_CAUSES, gpu_findings, main_finding
+from stallscope.tools.summary.main import judge
+from stallscope.tools.summary.measured import WORK, RankTime, RunTime
+from stallscope.tools.summary.text import lines_of, unmeasured
+from stallscope.model.view.observer import GPU_UP, LOST_INFO, PROCESSES, RANK_GPU, RANK_STATE
+from stallscope.model.view.verdicts import Culprit, Verdict
 from tests.free_ports import free_port
 from tests.handled import handled, reply
 from tests.summary.reports import START, rank

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stallscope.catalogue.metrics import STEP_BUCKETS, Family, family
-from stallscope.clients.exposition import Page
-from stallscope.sampling.exposition import Renderer
-from stallscope.sampling.reading import Distribution, Sample
-from stallscope.view import observer
-from stallscope.view.model import Node
+from stallscope.model.catalogue.metrics import STEP_BUCKETS, Family, family
+from stallscope.model.clients.exposition import Page
+from stallscope.node.sampling.exposition import Renderer
+from stallscope.node.sampling.reading import Distribution, Sample
+from stallscope.model.view import observer
+from stallscope.model.view.model import Node
 
 NOW = 1_700_000_000.0
 GIB = 1 << 30

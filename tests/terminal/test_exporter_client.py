@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from stallscope.clients.exporter import ExporterClient, ExporterError
+from stallscope.model.clients.exporter import ExporterClient, ExporterError
 from tests.analysis.servers import DRIPS, HANDSHAKE, talking
 from tests.free_ports import free_port
 from tests.terminal.servers import exporter, speaking

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from stallscope.catalogue.metrics import family
-from stallscope.clients.exposition import Page, labels_of
-from stallscope.view.observer import WANTED
+from stallscope.model.catalogue.metrics import family
+from stallscope.model.clients.exposition import Page, labels_of
+from stallscope.model.view.observer import WANTED
 from tests.captures.golden import captures, golden
 from tests.terminal.pages import rendered, sample, text
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stallscope.clients.exporter import ExporterError
-from stallscope.terminal.feed import Feed
+from stallscope.model.clients.exporter import ExporterError
+from stallscope.tools.terminal.feed import Feed
 from tests.terminal.pages import text
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from stallscope.catalogue.metrics import STEP_BUCKETS, Family
-from stallscope.sampling.reading import Distribution, Sample
-from stallscope.view import observer
-from stallscope.view.model import Owner, Run, no_step_for, runs_of
-from stallscope.view.observer import Observer
-from stallscope.view.verdicts import RunName
+from stallscope.model.catalogue.metrics import STEP_BUCKETS, Family
+from stallscope.node.sampling.reading import Distribution, Sample
+from stallscope.model.view import observer
+from stallscope.model.view.model import Owner, Run, no_step_for, runs_of
+from stallscope.model.view.observer import Observer
+from stallscope.model.view.verdicts import RunName
 from tests.captures.golden import captures, golden
 from tests.terminal.pages import GIB, NOW, PHASE_SHARES, node, page, sample
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.clients.prometheus import Prometheus, PrometheusError, Series
-from stallscope.protocol.stacks import Place
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.view.verdicts import (
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError, Series
+from stallscope.training.protocol.stacks import Place
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.model.view.verdicts import (
     USEFUL_SECONDS,
     WATCHED_SECONDS,
     CodeLine,

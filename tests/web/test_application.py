@@ -15,14 +15,14 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from stallscope.common.address import Address
-from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.protocol.vocabulary import MAX_BYTES
-from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
-from stallscope.sampling.sampler import Sampler
-from stallscope.web.application import Application, is_loopback
-from stallscope.web.http.refusals import Refusals
-from stallscope.web.http.request import Request
-from stallscope.web.http.server import Server
+from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.training.protocol.vocabulary import MAX_BYTES
+from stallscope.node.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
+from stallscope.node.sampling.sampler import Sampler
+from stallscope.node.web.application import Application, is_loopback
+from stallscope.node.web.http.refusals import Refusals
+from stallscope.node.web.http.request import Request
+from stallscope.node.web.http.server import Server
 
 PROMETHEUS_2_42 = {
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"

@@ -8,7 +8,7 @@ from functools import partial
 import bcrypt
 import pytest
 
-from stallscope.web.http.basic_authentication import BasicAuthentication
+from stallscope.node.web.http.basic_authentication import BasicAuthentication
 from tests.waiting import until
 
 HASHED = bcrypt.hashpw(b"right", bcrypt.gensalt(4))

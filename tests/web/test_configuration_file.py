@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.configuration import ConfigurationError
-from stallscope.web.http.configuration_file import CIPHER_SUITES, CURVES, Tls, read_web_configuration
-from stallscope.web.http.security import Security
+from stallscope.node.configuration import ConfigurationError
+from stallscope.node.web.http.configuration_file import CIPHER_SUITES, CURVES, Tls, read_web_configuration
+from stallscope.node.web.http.security import Security
 from tests.web.certificates import Authority, needs_openssl
 
 HASH = "$2y$10$Ac2deeUOLKZSP2L81awluuTAiisMp46T4NTJ0MX3tpfPXC3MUVl8G"

@@ -20,15 +20,15 @@ import bcrypt
 import pytest
 
 from stallscope.common.address import Address
-from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.sampling.sampler import Sampler
-from stallscope.web.application import Application
-from stallscope.web.control import Control
-from stallscope.web.http.peer import Peer
-from stallscope.web.http.request import Request
-from stallscope.web.http.response import Response, text
-from stallscope.web.http.security import Security
-from stallscope.web.http.server import Server
+from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.node.sampling.sampler import Sampler
+from stallscope.node.web.application import Application
+from stallscope.node.web.control import Control
+from stallscope.node.web.http.peer import Peer
+from stallscope.node.web.http.request import Request
+from stallscope.node.web.http.response import Response, text
+from stallscope.node.web.http.security import Security
+from stallscope.node.web.http.server import Server
 from tests.waiting import until
 from tests.web.certificates import Authority, needs_openssl
 

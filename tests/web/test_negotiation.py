@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.web.http.negotiation import accepts_gzip, accepts_openmetrics
+from stallscope.node.web.http.negotiation import accepts_gzip, accepts_openmetrics
 
 PROMETHEUS_2_42 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"

@@ -13,11 +13,11 @@ import bcrypt
 import pytest
 
 from stallscope.common.address import Address
-from stallscope.web.http import server as server_module
-from stallscope.web.http.refusals import REASONS, Refusals
-from stallscope.web.http.response import TEXT, Response
-from stallscope.web.http.security import Security
-from stallscope.web.http.server import Server
+from stallscope.node.web.http import server as server_module
+from stallscope.node.web.http.refusals import REASONS, Refusals
+from stallscope.node.web.http.response import TEXT, Response
+from stallscope.node.web.http.security import Security
+from stallscope.node.web.http.server import Server
 from tests.waiting import until
 from tests.web.certificates import Authority, needs_openssl
 

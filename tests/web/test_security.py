@@ -20,11 +20,11 @@ import bcrypt
 import pytest
 
 from stallscope.common.address import Address
-from stallscope.web.http.configuration_file import RateLimit
-from stallscope.web.http.request import Request
-from stallscope.web.http.response import TEXT, Response
-from stallscope.web.http.security import Security, _RateLimiter
-from stallscope.web.http.server import Server
+from stallscope.node.web.http.configuration_file import RateLimit
+from stallscope.node.web.http.request import Request
+from stallscope.node.web.http.response import TEXT, Response
+from stallscope.node.web.http.security import Security, _RateLimiter
+from stallscope.node.web.http.server import Server
 from tests.web.certificates import Authority, needs_openssl
 
 HASHED = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()

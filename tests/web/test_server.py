@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 
 from stallscope.common.address import Address, all_interfaces, sender_of
-from stallscope.protocol.vocabulary import MAX_BYTES
-from stallscope.web.http import server as server_module
-from stallscope.web.http.request import Request
-from stallscope.web.http.response import TEXT, Response
-from stallscope.web.http.server import ListenError, Server, connection_limit
+from stallscope.training.protocol.vocabulary import MAX_BYTES
+from stallscope.node.web.http import server as server_module
+from stallscope.node.web.http.request import Request
+from stallscope.node.web.http.response import TEXT, Response
+from stallscope.node.web.http.server import ListenError, Server, connection_limit
 from tests.free_ports import free_port
 from tests.waiting import until
 
@@ -538,8 +538,8 @@ LIMITED = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 from stallscope.common.address import Address
-from stallscope.web.http.response import TEXT, Response
-from stallscope.web.http.server import Server, connection_limit
+from stallscope.node.web.http.response import TEXT, Response
+from stallscope.node.web.http.server import Server, connection_limit
 answer = lambda _request, _client: Response(200, TEXT, b"here")
 server = Server(Address("127.0.0.1", 0), answer, max_connections=connection_limit(1))
 server.start()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from stallscope.catalogue.metrics import FAMILIES
-from stallscope.intake.runs import Held
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reading import Distribution, Sample
-from stallscope.view.model import Recent
-from stallscope.view.observer import node_of
-from stallscope.web.status.exporter_state import SnapshotSamples
-from stallscope.web.status.history import MARK_SECONDS, MAX_GPUS, POINT_SECONDS, POINTS, UNKNOWN, History
+from stallscope.model.catalogue.metrics import FAMILIES
+from stallscope.node.intake.runs import Held
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.reading import Distribution, Sample
+from stallscope.model.view.model import Recent
+from stallscope.model.view.observer import node_of
+from stallscope.node.web.status.exporter_state import SnapshotSamples
+from stallscope.node.web.status.history import MARK_SECONDS, MAX_GPUS, POINT_SECONDS, POINTS, UNKNOWN, History
 from tests.web.status_page import NOW, held, ranks
 
 OBSERVED = FAMILIES["stallscope_gpu_utilization_samples"]

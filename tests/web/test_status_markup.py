@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stallscope.web.status.markup import Part, attribute, line, stacked
+from stallscope.node.web.status.markup import Part, attribute, line, stacked
 
 
 def test_what_html_reads_is_escaped() -> None:

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from stallscope.common.version import __version__
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.web.status.exporter_state import ExporterState
-from stallscope.web.status.history import History
-from stallscope.web.status.page import StatusPage
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.web.status.exporter_state import ExporterState
+from stallscope.node.web.status.history import History
+from stallscope.node.web.status.page import StatusPage
 from tests.web.status_page import BUSY, NOW, Element, gpu, held, look, read, rendered, shown, status
 
 HOSTILE = (
@@ -250,7 +250,7 @@ def page(counting: Counting) -> StatusPage:
 def test_many_viewers_at_once_cost_one_rendering(
     page: StatusPage, counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.web.status.page.SHARED_SECONDS", 3600.0)
+    monkeypatch.setattr("stallscope.node.web.status.page.SHARED_SECONDS", 3600.0)
     assert len({page.html(True) for _ in range(50)}) == 1
     assert counting.looks == 1
 
@@ -262,7 +262,7 @@ def test_those_who_paused_get_a_page_of_their_own(page: StatusPage) -> None:
 def test_who_comes_during_a_rendering_does_not_wait_for_it(
     page: StatusPage, counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.web.status.page.SHARED_SECONDS", 0.0)
+    monkeypatch.setattr("stallscope.node.web.status.page.SHARED_SECONDS", 0.0)
     before = page.html(True)
     counting.may_go_on.clear()
     counting.waiting.clear()

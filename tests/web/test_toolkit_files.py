@@ -17,12 +17,12 @@ import bcrypt
 import pytest
 
 from stallscope.common.address import Address
-from stallscope.configuration import ConfigurationError
-from stallscope.web.http.configuration_file import CIPHER_SUITES
-from stallscope.web.http.request import Request
-from stallscope.web.http.response import TEXT, Response
-from stallscope.web.http.security import Security
-from stallscope.web.http.server import Server
+from stallscope.node.configuration import ConfigurationError
+from stallscope.node.web.http.configuration_file import CIPHER_SUITES
+from stallscope.node.web.http.request import Request
+from stallscope.node.web.http.response import TEXT, Response
+from stallscope.node.web.http.security import Security
+from stallscope.node.web.http.server import Server
 from tests.web.certificates import Authority, needs_openssl
 
 pytestmark = needs_openssl

@@ -14,7 +14,7 @@ from typing import TextIO
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("plain", "json")
 
-_CLIENTS_DO = ("stallscope.cli", "stallscope.intake", "stallscope.web")
+_CLIENTS_DO = ("stallscope.tools.cli", "stallscope.node.intake", "stallscope.node.web")
 """Loggers of events that a client can cause."""
 _BURST = 20
 _WINDOW = 60.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stallscope.collectors.base import Environment
-from stallscope.collectors.gpu.gpu import Gpu
-from stallscope.drivers.device import SystemInfo
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reading import Distribution
+from stallscope.node.collectors.base import Environment
+from stallscope.node.collectors.gpu.gpu import Gpu
+from stallscope.node.drivers.device import SystemInfo
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.reading import Distribution
 from tests.collectors.gpu.scripted_driver import ScriptedDevice
 
 

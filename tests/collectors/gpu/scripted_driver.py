@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stallscope.drivers.device import (
+from stallscope.node.drivers.device import (
     Activity,
     ComputeMode,
     Device,
@@ -23,7 +23,7 @@ from stallscope.drivers.device import (
     Unsupported,
     Utilization,
 )
-from stallscope.drivers.signals import QUERIES
+from stallscope.node.drivers.signals import QUERIES
 
 _COUNTERS = {
     "energy": "energy_joules_total",

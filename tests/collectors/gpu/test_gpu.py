@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.catalogue.metrics import family
-from stallscope.drivers.device import (
+from stallscope.model.catalogue.metrics import family
+from stallscope.node.drivers.device import (
     Activity,
     DeviceLost,
     DriverError,

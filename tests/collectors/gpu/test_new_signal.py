@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue.metrics import family
-from stallscope.drivers.nvidia.signals import SOURCES, rows
-from stallscope.drivers.signals import QUERIES, SIGNALS, Signal
+from stallscope.model.catalogue.metrics import family
+from stallscope.node.drivers.nvidia.signals import SOURCES, rows
+from stallscope.node.drivers.signals import QUERIES, SIGNALS, Signal
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("alerts", "deploy", "exporter", "grafana", "prometheus", "tests")
 TEXT = {".c", ".h", ".json", ".md", ".prom", ".py", ".txt", ".yaml", ".yml"}
-CATALOGUE = "exporter/stallscope/catalogue/metrics.py"
-ROWS = "exporter/stallscope/drivers/signals.py"
-NVIDIA = "exporter/stallscope/drivers/nvidia/signals.py"
+CATALOGUE = "exporter/stallscope/model/catalogue/metrics.py"
+ROWS = "exporter/stallscope/node/drivers/signals.py"
+NVIDIA = "exporter/stallscope/node/drivers/nvidia/signals.py"
 FROZEN = "tests/frozen_names.txt"
 ENDS = {CATALOGUE: ")\n\nHOST_FAMILIES", ROWS: ")\n\n\ndef _by_query", NVIDIA: '}\n"""By query and signal;', FROZEN: ""}
 """The text that an edit goes in front of; empty for the end of the file."""
-OTHERS = {"exporter/stallscope/simulation/driver.py", "tests/scenarios/page_gpu.py"}
+OTHERS = {"exporter/stallscope/lab/simulation/driver.py", "tests/scenarios/page_gpu.py"}
 """Files that name most signals, to which a new one may be added."""
 GENERATED = ("exporter/METRICS.md", "grafana/dashboards/*.json", "tests/captures/*.golden.txt")
 MOST = 0.8
@@ -84,8 +84,8 @@ def edits() -> dict[str, str]:
 
 
 _CHECK = """
-from stallscope.cli.record import replay
-from stallscope.drivers.nvidia.capture import read
+from stallscope.tools.cli.record import replay
+from stallscope.node.drivers.nvidia.capture import read
 from tests.drivers.nvidia.faulty import H100, Node
 
 CALL, NAME = "nvmlDeviceGetMarginTemperature", "temperature_margin_celsius"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.drivers.device import (
+from stallscope.node.drivers.device import (
     Activity,
     DriverError,
     Identity,

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from stallscope.collectors.base import Environment
-from stallscope.collectors.gpu.source import GpuCollector
-from stallscope.drivers.device import (
+from stallscope.node.collectors.base import Environment
+from stallscope.node.collectors.gpu.source import GpuCollector
+from stallscope.node.drivers.device import (
     Device,
     DeviceLost,
     Driver,
@@ -19,8 +19,8 @@ from stallscope.drivers.device import (
     Event,
     Listener,
 )
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.sampler import Sampler
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.sampler import Sampler
 from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.amd import AmdCollector
-from stallscope.collectors.base import Environment
-from stallscope.collectors.gpu.survey import survey
-from stallscope.collectors.nvidia import NvidiaCollector
-from stallscope.sampling.clock import SystemClock
-from stallscope.sampling.reading import Sample
-from stallscope.simulation.simulation import Simulation
+from stallscope.node.collectors.amd import AmdCollector
+from stallscope.node.collectors.base import Environment
+from stallscope.node.collectors.gpu.survey import survey
+from stallscope.node.collectors.nvidia import NvidiaCollector
+from stallscope.node.sampling.clock import SystemClock
+from stallscope.node.sampling.reading import Sample
+from stallscope.lab.simulation.simulation import Simulation
 from tests.waiting import giving_up_on
 
 
@@ -44,7 +44,7 @@ def test_a_gpu_that_hangs_is_named_and_the_other_is_read(
     hanging = source(simulation)
     hanging.read()
     (uuid,) = (uuid for uuid, gpu in hanging.gpus.items() if gpu.identity.index == 1)
-    monkeypatch.setattr("stallscope.collectors.gpu.survey.run_concurrently", giving_up_on(uuid))
+    monkeypatch.setattr("stallscope.node.collectors.gpu.survey.run_concurrently", giving_up_on(uuid))
     simulation.hang(1)
     well, hung = survey(hanging, readings=2, pause=0.05, limit=3.0).gpus
     assert (well.trouble, well.hung) == ("", False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stallscope.collectors.gpu.traffic import Traffic
+from stallscope.node.collectors.gpu.traffic import Traffic
 
 GIB = 1 << 30
 

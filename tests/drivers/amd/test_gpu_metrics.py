@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from stallscope.drivers.amd.gpu_metrics import Residencies, ThrottledTime, parse
+from stallscope.node.drivers.amd.gpu_metrics import Residencies, ThrottledTime, parse
 
 
 def table(revision: int, size: int, *fields: tuple[int, str, int], version: int = 1) -> bytes:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.drivers.amd.kernel import AmdDriver
-from stallscope.drivers.device import (
+from stallscope.node.drivers.amd.kernel import AmdDriver
+from stallscope.node.drivers.device import (
     Device,
     DeviceLost,
     Driver,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from stallscope.drivers.amd.kernel import AmdDevice, AmdDriver
+from stallscope.node.drivers.amd.kernel import AmdDevice, AmdDriver
 
 TREES = Path(__file__).parents[2] / "recorded_trees"
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 CHILD = """
 import json, sys
 from collections.abc import Mapping
-from stallscope.drivers.device import DriverError
-from stallscope.drivers.nvidia.device import NvmlDevice
-from stallscope.drivers.nvidia.nvml import NvmlDriver
+from stallscope.node.drivers.device import DriverError
+from stallscope.node.drivers.nvidia.device import NvmlDevice
+from stallscope.node.drivers.nvidia.nvml import NvmlDriver
 
 class Clock:
     now = 1000.0

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaCollector
-from stallscope.drivers.nvidia.capture import read
-from stallscope.drivers.nvidia.library import MissingFunction, NvmlFailure
-from stallscope.drivers.nvidia.nvml import NvmlDriver
-from stallscope.drivers.nvidia.replay import ReplayLibrary
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.sampler import Sampler
+from stallscope.node.collectors.base import Environment
+from stallscope.node.collectors.nvidia import NvidiaCollector
+from stallscope.node.drivers.nvidia.capture import read
+from stallscope.node.drivers.nvidia.library import MissingFunction, NvmlFailure
+from stallscope.node.drivers.nvidia.nvml import NvmlDriver
+from stallscope.node.drivers.nvidia.replay import ReplayLibrary
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.sampler import Sampler
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 H100 = CAPTURES / "stand-in__nvidia-h100-80gb-hbm3__590.48.01.capture.jsonl"

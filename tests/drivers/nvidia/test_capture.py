@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stallscope.drivers.nvidia.capture import (
+from stallscope.node.drivers.nvidia.capture import (
     FORMAT,
     Call,
     Capture,

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from stallscope.drivers.device import Activity, Device, DriverError, Unsupported
-from stallscope.drivers.nvidia.device import NvmlDevice
-from stallscope.drivers.nvidia.gpm import Turns
-from stallscope.drivers.nvidia.library import Handle, NvmlFailure
-from stallscope.drivers.nvidia.nvml import NvmlDriver
+from stallscope.node.drivers.device import Activity, Device, DriverError, Unsupported
+from stallscope.node.drivers.nvidia.device import NvmlDevice
+from stallscope.node.drivers.nvidia.gpm import Turns
+from stallscope.node.drivers.nvidia.library import Handle, NvmlFailure
+from stallscope.node.drivers.nvidia.nvml import NvmlDriver
 from tests.drivers.nvidia.driver_process import DriverProcess
 from tests.nvml_library.stand_in import GpuState, Group, Nonsense, NvmlStandIn
 
@@ -173,7 +173,7 @@ def test_a_gpu_that_hangs_keeps_no_other_waiting_but_once(
         """
 import threading, time
 threading.Thread(target=gpu.activity, daemon=True).start()
-from stallscope.drivers.nvidia.gpm import TURNS
+from stallscope.node.drivers.nvidia.gpm import TURNS
 while not TURNS._lock.locked(): time.sleep(0.001)
 """
     )
@@ -195,7 +195,7 @@ def test_closing_under_a_call_that_hangs_frees_nothing_of_its(
         """
 import threading, time
 threading.Thread(target=gpu.activity, daemon=True).start()
-from stallscope.drivers.nvidia.gpm import TURNS
+from stallscope.node.drivers.nvidia.gpm import TURNS
 while not TURNS._lock.locked(): time.sleep(0.001)
 driver.close()
 """

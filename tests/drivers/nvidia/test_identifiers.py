@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from stallscope.drivers.nvidia.capture import Call, Capture, Failure, Handle, text
-from stallscope.drivers.nvidia.identifiers import masked
+from stallscope.node.drivers.nvidia.capture import Call, Capture, Failure, Handle, text
+from stallscope.node.drivers.nvidia.identifiers import masked
 from tests.drivers.nvidia.test_capture import HEADER
 
 UUIDS = ("GPU-6f1c2a33-8a5e-4d0b-9b1e-0c4c1d2e3f40", "GPU-6f1c2a33-8a5e-4d0b-9b1e-0c4c1d2e3f41")

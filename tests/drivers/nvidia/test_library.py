@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.drivers.nvidia.library import _Buffers
+from stallscope.node.drivers.nvidia.library import _Buffers
 from tests.drivers.nvidia.driver_process import DriverProcess
 from tests.nvml_library.stand_in import GpuState, Nonsense, NvmlStandIn
 
 SCRIPT = """
-from stallscope.drivers.nvidia.library import Handle, MissingFunction, NvmlFailure, PynvmlLibrary
+from stallscope.node.drivers.nvidia.library import Handle, MissingFunction, NvmlFailure, PynvmlLibrary
 library = PynvmlLibrary()
 library.load()
 
@@ -99,7 +99,7 @@ def test_lists_take_one_call_and_grow_when_they_must(library: DriverProcess, nvm
     assert len(library.evaluate('call("nvmlDeviceGetComputeRunningProcesses", device)')) == 14
     assert nvml_stand_in.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 1
     library.execute(
-        "import stallscope.drivers.nvidia.library as module; module._PROCESSES_AT_MOST = 2; module._SAMPLES_AT_MOST = 2"
+        "import stallscope.node.drivers.nvidia.library as module; module._PROCESSES_AT_MOST = 2; module._SAMPLES_AT_MOST = 2"
     )
     library.execute(SCRIPT)
     nvml_stand_in.reset_counts()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stallscope.drivers.nvidia.capture import Capture, Handle, parse, text
-from stallscope.drivers.nvidia.library import Handle as RealHandle
-from stallscope.drivers.nvidia.library import MissingFunction, NvmlFailure
-from stallscope.drivers.nvidia.record import RecordingLibrary
-from stallscope.drivers.nvidia.replay import ReplayLibrary
+from stallscope.node.drivers.nvidia.capture import Capture, Handle, parse, text
+from stallscope.node.drivers.nvidia.library import Handle as RealHandle
+from stallscope.node.drivers.nvidia.library import MissingFunction, NvmlFailure
+from stallscope.node.drivers.nvidia.record import RecordingLibrary
+from stallscope.node.drivers.nvidia.replay import ReplayLibrary
 from tests.drivers.nvidia.test_capture import HEADER
 
 GPU_LOST = 15

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stallscope.stack.component import Component
+from stallscope.lab.stack.component import Component
 from tests.hardware.day import PATHS
 from tests.hardware.day.machine import StepError
 

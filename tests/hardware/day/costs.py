@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stallscope.clients.exporter import ExporterError
+from stallscope.model.clients.exporter import ExporterError
 from tests.hardware.day import child
 from tests.hardware.day.machine import StepError
 from tests.hardware.day.node import Node

@@ -6,13 +6,13 @@ import json
 import sys
 import time
 
-from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaCollector
-from stallscope.drivers.nvidia.library import PynvmlLibrary
-from stallscope.drivers.nvidia.nvml import NvmlDriver
-from stallscope.drivers.nvidia.record import RecordingLibrary
-from stallscope.sampling.clock import Clock, ScriptedClock, SystemClock
-from stallscope.sampling.sampler import Sampler
+from stallscope.node.collectors.base import Environment
+from stallscope.node.collectors.nvidia import NvidiaCollector
+from stallscope.node.drivers.nvidia.library import PynvmlLibrary
+from stallscope.node.drivers.nvidia.nvml import NvmlDriver
+from stallscope.node.drivers.nvidia.record import RecordingLibrary
+from stallscope.node.sampling.clock import Clock, ScriptedClock, SystemClock
+from stallscope.node.sampling.sampler import Sampler
 from tests.hardware.day.costs import spread
 
 _INTERVAL = 0.25

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from stallscope.clients.exporter import ExporterClient, ExporterError
+from stallscope.model.clients.exporter import ExporterClient, ExporterError
 from tests.free_ports import free_port
 from tests.hardware.day.child import Child
 from tests.hardware.day.node import Node

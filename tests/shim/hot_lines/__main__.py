@@ -7,7 +7,7 @@ import ast
 import sys
 from pathlib import Path
 
-from stallscope.shim import hot_lines
+from stallscope.training.shim import hot_lines
 from tests.shim.hot_lines.measuring import PROGRAMS, Found, measure
 from tests.shim.loops import children
 

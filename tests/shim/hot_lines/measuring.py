@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from stallscope.protocol.report import CodeLine, ReportError, parse
-from stallscope.shim import hot_lines, worker_samples
+from stallscope.training.protocol.report import CodeLine, ReportError, parse
+from stallscope.training.shim import hot_lines, worker_samples
 from tests.shim.loops import children
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import stallscope
-from stallscope.integrations.accelerate import StallscopeTracker
+from stallscope.training.integrations.accelerate import StallscopeTracker
 from tests.shim.integrations import accelerate_program, slow_torch
 from tests.shim.integrations.trainings import Desk, main
 

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let errors of the observing fail the test, and stop observing PyTorch after it."""
-    from stallscope.integrations import pytorch
+    from stallscope.training.integrations import pytorch
 
     monkeypatch.setenv("STALLSCOPE_STRICT", "1")
     yield

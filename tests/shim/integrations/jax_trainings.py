@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import stallscope
-from stallscope.integrations.jax import track_step
+from stallscope.training.integrations.jax import track_step
 from tests.shim.integrations.trainings import Desk, framework, main
 from tests.shim.integrations.truth import Truth
 

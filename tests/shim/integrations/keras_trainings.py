@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import stallscope
-from stallscope.integrations.keras import StallscopeCallback
+from stallscope.training.integrations.keras import StallscopeCallback
 from tests.shim.integrations.trainings import Desk, framework, main
 
 keras: Any = framework("keras")

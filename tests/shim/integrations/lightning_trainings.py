@@ -13,7 +13,7 @@ from tests.shim.integrations.trainings import Desk, framework, main
 torch: Any = framework("torch")
 lightning: Any = framework(os.environ.get("TEST_LIGHTNING", "lightning.pytorch"))
 
-from stallscope.integrations.lightning import StallscopeCallback  # noqa: E402 - of the package imported above
+from stallscope.training.integrations.lightning import StallscopeCallback  # noqa: E402 - of the package imported above
 
 FETCH = 0.005
 FORWARD = 0.01

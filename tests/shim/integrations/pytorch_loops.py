@@ -32,11 +32,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 import stallscope
-from stallscope.integrations import pytorch, pytorch_input
-from stallscope.integrations.pytorch_device import ReducerClock
-from stallscope.protocol.report import Phase
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim import identity, lifetime
+from stallscope.training.integrations import pytorch, pytorch_input
+from stallscope.training.integrations.pytorch_device import ReducerClock
+from stallscope.training.protocol.report import Phase
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim import identity, lifetime
 from tests.shim.conftest import Desk
 
 pytestmark = [
@@ -1286,7 +1286,7 @@ def test_a_program_that_updates_its_parameters_itself_makes_steps(
 ) -> None:
     pytorch.watch_any(0.0)
     run = stallscope.Run("job", clock=clock, sender=desk)
-    monkeypatch.setattr("stallscope.integrations.pytorch.Run", lambda **_: run)
+    monkeypatch.setattr("stallscope.training.integrations.pytorch.Run", lambda **_: run)
     model = Model(clock)
     for inputs, _ in DataLoader(Samples(clock), batch_size=2):
         model(inputs).sum().backward()
@@ -1312,7 +1312,7 @@ def test_gradients_for_an_iterator_of_parameters_are_computed(
 ) -> None:
     pytorch.watch_any(0.0)
     run = stallscope.Run("job", clock=clock, sender=desk)
-    monkeypatch.setattr("stallscope.integrations.pytorch.Run", lambda **_: run)
+    monkeypatch.setattr("stallscope.training.integrations.pytorch.Run", lambda **_: run)
     model = Model(clock)
     for _ in range(4):
         loss = model(torch.ones(2, 4)).sum()
@@ -1343,7 +1343,7 @@ def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_b
     monkeypatch.setattr(identity, "information", information)
     monkeypatch.setattr(time, "monotonic", clock.monotonic)
     monkeypatch.setattr(
-        "stallscope.integrations.pytorch.Run", functools.partial(stallscope.Run, "job", clock=clock, sender=desk)
+        "stallscope.training.integrations.pytorch.Run", functools.partial(stallscope.Run, "job", clock=clock, sender=desk)
     )
     pytorch.watch_any()
     clock.advance(4.0)
@@ -1367,7 +1367,7 @@ def test_batches_that_a_thread_fetches_while_the_run_is_made_count(
         in_a_thread(lambda: fetched.append(next(batches)))
         return run
 
-    monkeypatch.setattr("stallscope.integrations.pytorch.Run", made)
+    monkeypatch.setattr("stallscope.training.integrations.pytorch.Run", made)
     pytorch.watch_any()
     in_a_thread(lambda: fetched.append(next(batches)))
     parts.train(fetched[0])

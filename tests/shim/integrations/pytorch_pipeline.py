@@ -9,8 +9,8 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
-from stallscope.integrations import pytorch
-from stallscope.shim import pipeline
+from stallscope.training.integrations import pytorch
+from stallscope.training.shim import pipeline
 
 
 @pytest.fixture(autouse=True)

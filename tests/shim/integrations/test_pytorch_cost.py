@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.integrations.pytorch_cost import TimedLoop
+from stallscope.training.integrations.pytorch_cost import TimedLoop
 
 
 class Clock:
@@ -49,7 +49,7 @@ def observer(clock: Clock) -> Any:
 
 @pytest.fixture
 def timed(clock: Clock, observer: Any, monkeypatch: pytest.MonkeyPatch) -> TimedLoop:
-    monkeypatch.setattr("stallscope.integrations.pytorch_cost.time", SimpleNamespace(thread_time=clock))
+    monkeypatch.setattr("stallscope.training.integrations.pytorch_cost.time", SimpleNamespace(thread_time=clock))
     timed = TimedLoop(observer, lambda observer: None)
     timed.added(observer)
     for _ in range(2):  # in which the caches lack this code

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.protocol.report import Report, parse
+from stallscope.training.protocol.report import Report, parse
 
 ROOT = Path(__file__).parents[3]
 HELPERS = ROOT / "tests/shim/loops/helpers"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import stallscope
-from stallscope.integrations.transformers import StallscopeCallback
+from stallscope.training.integrations.transformers import StallscopeCallback
 from tests.shim.integrations.trainings import Desk, framework, main
 
 torch: Any = framework("torch")

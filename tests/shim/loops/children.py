@@ -26,7 +26,7 @@ HELPERS = FOLDER / "helpers"
 LIMIT = 300.0
 """Seconds after which a child is killed; on a quiet machine, none takes ten."""
 WARM = {
-    "": ("torch", "torch._dynamo", "torch.nn.parallel", "torch.utils.data", "stallscope.cli.run"),
+    "": ("torch", "torch._dynamo", "torch.nn.parallel", "torch.utils.data", "stallscope.tools.cli.run"),
     "torch.distributed": ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict"),
     "fsdp": ("torch.distributed.fsdp",),
     "swa_utils": ("torch.optim.swa_utils",),
@@ -203,7 +203,7 @@ def _prepare(task: Task) -> None:
 
 def _run(task: Task) -> object:
     if task.watched:
-        from stallscope.cli.run import main
+        from stallscope.tools.cli.run import main
 
         return main(["--name", "loop", str(task.program)])
     module: Any = ModuleType("__main__")

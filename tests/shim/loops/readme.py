@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.shim.loops.results import Result
 
-README = Path(__file__).parents[3] / "exporter/stallscope/shim/README.md"
+README = Path(__file__).parents[3] / "exporter/stallscope/training/shim/README.md"
 BEGIN = "<!-- loops: written by `python -m tests.shim.loops --write` -->"
 END = "<!-- /loops -->"
 _LONG = 0.1

@@ -11,8 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stallscope.catalogue.metrics import OUTSIDE_PHASES
-from stallscope.protocol.report import Report, ReportError, parse
+from stallscope.model.catalogue.metrics import OUTSIDE_PHASES
+from stallscope.training.protocol.report import Report, ReportError, parse
 
 SHARE = 0.02
 SECONDS = 0.01

@@ -1,0 +1,151 @@
+"""Conditions under which the rules find a cause, as data: a recorded series and the threshold beside it.
+
+`stallscope why` shows the values of both. The rules in `prometheus/rules/` decide; `tests/catalogue/test_conditions.py`
+compares each row with them. Conditions on series that the rules do not record are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from stallscope.model.catalogue.causes import CAUSES, Expression, Loss, Over, Straggler, Value
+
+Unit = Literal["share", "number", "cores"]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A recorded series that a condition reads."""
+
+    words: str
+    """A noun phrase of at most 27 characters."""
+    unit: Unit = "share"
+    source: str = ""
+    """The program or feature that measures it; empty if the series is also missing for other reasons."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison in the rule of a cause."""
+
+    series: str
+    threshold: str | float
+    """Name of a threshold, or a constant of the rule."""
+    below: bool = False
+    """True if the value must be below the threshold."""
+
+
+SIGNALS: Mapping[str, Signal] = {
+    "rank:exposed_wait:ratio5m": Signal("waiting for data"),
+    "rank:exposed_copy:ratio5m": Signal("copying to the GPU"),
+    "rank:exposed_other:ratio5m": Signal("time outside the phases"),
+    "rank:cpu_of_limit:ratio5m": Signal("CPUs used of the limit"),
+    "rank:workers_of_cpus:ratio": Signal("loader workers per CPU", "number"),
+    "rank:cpu:cores5m": Signal("CPUs used by a rank", "cores"),
+    "host:cpu_busy:ratio1m": Signal("CPUs of the host busy", source="the exporter of the host"),
+    "host:cpu_pressure:ratio1m": Signal("tasks that wait for a CPU", source="pressure information (PSI) of Linux"),
+    "host:io_pressure:ratio1m": Signal("tasks that wait for I/O", source="pressure information (PSI) of Linux"),
+    "host:network_data:ratio1m": Signal("network link, data received"),
+    "gpu:busy:ratio5m": Signal("GPU busy", source="the exporter of the GPU"),
+    "gpu:sm_active:ratio5m": Signal("SMs active", source="GPM or DCGM's profiling"),
+    "gpu:power_of_limit:ratio5m": Signal("power of the limit", source="the energy counter of the GPU"),
+    "gpu:low_samples:ratio5m": Signal("GPU samples under 70 %"),
+    "gpu:sm_clock:ratio5m": Signal("SM clock of the highest"),
+    "gpu:thermal_throttled:ratio5m": Signal("time slowed by heat"),
+    "gpu:power_braked:ratio5m": Signal("time slowed by power brake"),
+    "gpu:busy_in_stall:ratio1m": Signal("GPU busy in the standstill"),
+    "run:mfu:ratio5m": Signal("model FLOP/s of the peak", source="flops_per_sample of the run"),
+    "run_rank:clock_of_peers:ratio5m": Signal("its SM clock of its peers'"),
+    "rank:step_lateness:ratio": Signal("step age over its limit", "number"),
+    "run:restarts:increase1h": Signal("restarts within an hour", "number"),
+}
+"""By name of the series."""
+
+CONDITIONS: Mapping[str, tuple[Condition, ...]] = {
+    "input_cpu_saturated": (
+        Condition("host:cpu_busy:ratio1m", "cpu_saturated"),
+        Condition("rank:cpu_of_limit:ratio5m", "cpu_saturated"),
+        Condition("host:cpu_pressure:ratio1m", "cpu_pressure"),
+    ),
+    "input_few_workers": (
+        Condition("rank:workers_of_cpus:ratio", "workers_few", below=True),
+        Condition("host:cpu_busy:ratio1m", "few_workers_cpu", below=True),
+        Condition("host:io_pressure:ratio1m", "few_workers_io", below=True),
+        Condition("host:network_data:ratio1m", "few_workers_network", below=True),
+    ),
+    "input_single_thread": (
+        Condition("rank:cpu:cores5m", "single_thread_core"),
+        Condition("host:cpu_busy:ratio1m", 0.30, below=True),
+    ),
+    "input_too_many_workers": (
+        Condition("rank:workers_of_cpus:ratio", "workers_too_many"),
+        Condition("host:cpu_pressure:ratio1m", 0.20),
+    ),
+    "input_disk_bound": (Condition("host:io_pressure:ratio1m", "disk_pressure"),),
+    "input_network_bound": (Condition("host:network_data:ratio1m", "network_high"),),
+    "small_batch": (
+        Condition("gpu:sm_active:ratio5m", "small_batch_sm", below=True),
+        Condition("gpu:power_of_limit:ratio5m", "small_batch_power", below=True),
+    ),
+    "launch_bound": (
+        Condition("gpu:sm_active:ratio5m", "launch_sm", below=True),
+        Condition("gpu:busy:ratio5m", "launch_busy"),
+    ),
+    "tensor_cores_unused": (Condition("gpu:sm_active:ratio5m", 0.50),),
+    "low_mfu": (
+        Condition("run:mfu:ratio5m", "mfu_low", below=True),
+        Condition("gpu:busy:ratio5m", 0.80),
+    ),
+    "compute_bound": (Condition("gpu:power_of_limit:ratio5m", 0.80),),
+    "stalled": (Condition("rank:step_lateness:ratio", 1.0),),
+    "hang_spin": (Condition("gpu:busy_in_stall:ratio1m", 0.95),),
+    "restart_loop": (Condition("run:restarts:increase1h", "restart_count"),),
+    "straggler_hw": (Condition("run_rank:clock_of_peers:ratio5m", "straggler_clock", below=True),),
+    "thermal_throttle": (
+        Condition("gpu:thermal_throttled:ratio5m", "thermal_share"),
+        Condition("gpu:sm_clock:ratio5m", "thermal_clock", below=True),
+    ),
+    "power_brake": (Condition("gpu:power_braked:ratio5m", "power_brake_share"),),
+    "underused": (
+        Condition("gpu:busy:ratio5m", "underused_busy"),
+        Condition("gpu:low_samples:ratio5m", "underused_samples"),
+    ),
+}
+"""By cause. A cause with several conditions needs most of them, or one of several groups: the runbook has the rule."""
+
+GPU_SIDE: tuple[Condition, ...] = (
+    Condition("rank:exposed_wait:ratio5m", "device_waits"),
+    Condition("rank:exposed_copy:ratio5m", "device_waits"),
+    Condition("rank:exposed_other:ratio5m", "device_waits"),
+)
+"""Conditions under which the rules do not judge causes of the tiers `device` and `harmless` on a GPU: it waits."""
+
+
+def general_of(cause: str) -> str | None:
+    """Return the cause that is the verdict until the reason is known, of a cause that names the reason; else None."""
+    known = CAUSES.get(cause)
+    if known is None or cause in GENERAL:
+        return None
+    return next((each for each in known.mutes if each in GENERAL and CAUSES[each].domain == known.domain), None)
+
+
+GENERAL = frozenset({"input_bound", "stalled", "straggler_rank"})
+"""Causes that are the verdict only until the reason is known."""
+
+
+def alert_thresholds(cause: str) -> tuple[str, ...]:
+    """Return the names of the thresholds of the lost share from which the alert of a cause fires."""
+    rule = CAUSES[cause].rule
+    shape = None if rule is None else rule.shape
+    if isinstance(shape, Loss):
+        return (shape.warning,)
+    if isinstance(shape, Straggler):
+        return ("straggler_warning",)
+    if isinstance(shape, Over):
+        return (shape.threshold,) if shape.loses else ()
+    if isinstance(shape, (Value, Expression)) and shape.loses:
+        return tuple(name for name in re.findall(r"threshold\((\w+)\)", shape.promql) if name != "clear_ratio")
+    return ()

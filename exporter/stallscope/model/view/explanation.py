@@ -1,0 +1,494 @@
+"""Explain the verdict of a run from recorded series: measured values beside thresholds, and what hides other causes.
+
+Nothing is judged here. The rules recorded which causes they found, which evidence holds and what each cause costs;
+the thresholds, the order of the tiers and the clearing ratio are recorded series as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from stallscope.model.catalogue.causes import CAUSES, MISSING, muted_alerts
+from stallscope.model.catalogue.conditions import CONDITIONS, GPU_SIDE, SIGNALS, Condition, alert_thresholds, general_of
+from stallscope.model.clients.expressions import any_of
+from stallscope.model.view.verdicts import Verdict, code_line_of, culprit_of
+
+if TYPE_CHECKING:
+    from stallscope.model.clients.prometheus import RangeSeries, Series
+
+LOOKBACK = 86_400.0
+"""Seconds before the time in question in which verdicts are searched."""
+_STEP = 30.0
+"""Seconds to which the start of a verdict is exact."""
+_STALE = 300.0
+"""Seconds without a sample after which Prometheus no longer returns a series."""
+_GPU = "cluster, job, instance, gpu, uuid, mig"
+_OWN = (
+    *("run:verdict:ratio5m", "run:time_lost:ratio5m", "run_cause:time_lost:ratio5m", "run:ranks:count"),
+    *("run:culprit:info", "run:code:ratio2m", "rank:verdict:ratio5m", "rank:missing:info", "gpu_rank:host_side:info"),
+    *("rank_cause:input_evidence:info", "rank_cause:input_held:info", "rank_gpu:claim:info"),
+    *("pair_cause:gpu_side_evidence:info", "pair_cause:gpu_side_held:info", "run_rank:straggler:ratio5m"),
+    *("rank:unsettled:info", "rank:not_training:info", "ALERTS"),
+)
+"""Series with the labels of the run."""
+_EVIDENCE = ("rank_cause:input_evidence:info", "pair_cause:gpu_side_evidence:info")
+_HELD = ("rank_cause:input_held:info", "pair_cause:gpu_side_held:info")
+
+Result = Literal["verdict", "hidden", "evidence", "below", "not_judged", "not_found"]
+
+
+class Server(Protocol):
+    """A server with recorded series; `stallscope.model.clients.prometheus.Prometheus` is one."""
+
+    def query(self, expression: str, at: float | None = None) -> Sequence[Series]:
+        """Evaluate an expression at one time."""
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> Sequence[RangeSeries]:
+        """Evaluate an expression over a range."""
+
+
+class Measured(NamedTuple):
+    """The values of a series over the ranks, GPUs or hosts of the run."""
+
+    series: str
+    lowest: float
+    highest: float
+    number: int
+    """Number of ranks, GPUs or hosts with a value."""
+
+
+class Compared(NamedTuple):
+    """A condition of a rule with its values."""
+
+    series: str
+    measured: Measured | None
+    """None if no value is recorded."""
+    threshold: float
+    name: str
+    """Name of the threshold; empty for a constant of the rule."""
+    below: bool
+    """True if the rule requires a value below the threshold."""
+
+    @property
+    def value(self) -> float | None:
+        """The value that is nearest to what the rule requires."""
+        if self.measured is None:
+            return None
+        return self.measured.lowest if self.below else self.measured.highest
+
+    @property
+    def holds(self) -> bool | None:
+        """True if any rank, GPU or host meets the condition; None without a value."""
+        if self.value is None:
+            return None
+        return self.value < self.threshold if self.below else self.value >= self.threshold
+
+
+class Considered(NamedTuple):
+    """A cause that the rules considered."""
+
+    cause: str
+    tier: str
+    result: Result
+    reason: str
+    """Words that explain the result; empty for the verdict, and if the rules recorded nothing on the cause."""
+    lost: float | None
+    """Share of the run's GPU time that it costs; None if the rules did not find it."""
+    floor: float
+    """Share from which it may be the verdict; zero if its rule has a condition of its own."""
+    alert: float | None
+    """Share from which its alert fires; None if the alert does not depend on it."""
+    conditions: tuple[Compared, ...]
+    general: str | None
+    """The cause that is the verdict until this reason is known."""
+
+
+class Sharers(NamedTuple):
+    """Ranks or GPUs with one verdict."""
+
+    cause: str
+    names: tuple[str, ...]
+    """Numbers of ranks, or GPUs as `GPU 1 of node1:9400`."""
+    share: float
+    """The highest share of their time that it costs."""
+
+
+class Missing(NamedTuple):
+    """A reason for ranks without verdict."""
+
+    reason: str
+    ranks: int
+
+
+class Firing(NamedTuple):
+    """An alert on the run that fires."""
+
+    name: str
+    severity: str
+    muted: bool
+    """True if the alert on the verdict, which fires too, mutes it."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The verdict of a run at one time, and why it is the verdict."""
+
+    cluster: str
+    namespace: str
+    run: str
+    at: float
+    """Unix time of the values."""
+    ended: bool
+    """True if the rules recorded no verdict at the requested time: then these are the last values before it."""
+    verdict: Verdict | None
+    """None if the rules recorded none in a day before the requested time."""
+    since: float | None
+    """Unix time from which the verdict holds without a break."""
+    since_before: bool
+    """True if the verdict may have held before `since`, which is more than the lookback ago."""
+    before: str
+    """The verdict before it; empty if there was none."""
+    ranks: int
+    clear_ratio: float | None
+    considered: tuple[Considered, ...]
+    """The verdict first, then by result and lost share."""
+    following: str
+    """The verdict if the rules no longer find the cause; empty for a verdict that names no cause."""
+    earlier_tiers: tuple[str, ...]
+    """Tiers whose causes take precedence over the verdict, the first first."""
+    rank_verdicts: tuple[Sharers, ...]
+    gpu_verdicts: tuple[Sharers, ...]
+    """Empty for a run without GPUs."""
+    missing: tuple[Missing, ...]
+    waits: tuple[Compared, ...]
+    """Conditions that hold, and because of which the GPU side is not judged."""
+    gpu_side: str
+    """Other reason because of which the GPU side is not judged; empty if there is none."""
+    firing: tuple[Firing, ...]
+    unmeasured: Mapping[str, tuple[str, ...]]
+    """Series without values, each with the causes that read it."""
+
+    @property
+    def of_verdict(self) -> Considered | None:
+        """The cause that is the verdict; None for a verdict that names no cause."""
+        return next((each for each in self.considered if each.result == "verdict"), None)
+
+
+def explain(server: Server, run: tuple[str, str, str], matchers: str, instances: str, at: float) -> Explanation:
+    """Read what the rules recorded on a run.
+
+    Args:
+        server: the server to query.
+        run: cluster, namespace and name.
+        matchers: matchers of the series recorded for the run.
+        instances: matcher of the instances that its ranks report to.
+        at: Unix time.
+
+    Raises:
+        PrometheusError: the server gave no valid response.
+    """
+    history = _history(server.query_range(f"run:verdict:ratio5m{{{matchers}}}", at - LOOKBACK, at, _STEP))
+    ended = bool(history) and at - history[-1][0] > _STALE
+    moment = history[-1][0] if ended else at
+    found = _Recorded(server, matchers, instances, moment)
+    verdict = found.verdict()
+    since, since_before, before = _since(history, verdict.cause if verdict else "", at - LOOKBACK)
+    considered, following = found.considered(verdict.cause if verdict else "")
+    return Explanation(
+        *run,
+        at=moment,
+        ended=ended,
+        verdict=verdict,
+        since=since,
+        since_before=since_before,
+        before=before,
+        ranks=found.ranks,
+        clear_ratio=found.thresholds.get("clear_ratio"),
+        considered=considered,
+        following=following,
+        earlier_tiers=found.earlier_tiers(verdict.cause if verdict else ""),
+        rank_verdicts=found.sharers("rank:verdict:ratio5m", lambda labels: labels.get("rank", "")),
+        gpu_verdicts=found.sharers("gpu:verdict:ratio5m", _gpu_name),
+        missing=found.missing(),
+        waits=found.waits(),
+        gpu_side=found.gpu_side(),
+        firing=found.firing(verdict.cause if verdict else ""),
+        unmeasured=found.unmeasured(),
+    )
+
+
+class _Recorded:
+    """The recorded series of a run at one time, by name."""
+
+    def __init__(self, server: Server, matchers: str, instances: str, at: float) -> None:
+        self._server, self._at = server, at
+        self._matchers = matchers
+        by_level: dict[str, list[str]] = {"own": list(_OWN), "gpu": ["gpu:verdict:ratio5m"], "host": []}
+        for name in SIGNALS:
+            by_level["gpu" if name.startswith("gpu:") else "host" if name.startswith("host:") else "own"].append(name)
+        self._series: dict[str, list[Series]] = {}
+        self._read(f"{{{_any(by_level['own'])}, {matchers}}}")
+        self._read(f"{{{_any(by_level['gpu'])}, {instances}}} and on ({_GPU}) rank_gpu:claim:info{{{matchers}}}")
+        self._read(
+            f"{{{_any(by_level['host'])}, {instances}}} and on (cluster, job, instance) rank:live:info{{{matchers}}}"
+        )
+        self._read(
+            f"{{{_any(['stallscope:threshold', 'stallscope:verdict_floor:ratio', 'stallscope:verdict_tier:weight'])}}}"
+        )
+        self.thresholds = _by(self.of("stallscope:threshold"), "name")
+        self._weights = _by(self.of("stallscope:verdict_tier:weight"), "tier")
+        self.ranks = round(max((each.value for each in self.of("run:ranks:count")), default=0))
+        self._lost = _by(self.of("run_cause:time_lost:ratio5m"), "cause")
+
+    def _read(self, expression: str) -> None:
+        for each in self._server.query(expression, at=self._at):
+            if isfinite(each.value):
+                self._series.setdefault(each.labels.get("__name__", ""), []).append(each)
+
+    def of(self, name: str) -> list[Series]:
+        """Return the series of a name."""
+        return self._series.get(name, [])
+
+    def verdict(self) -> Verdict | None:
+        """Return the verdict of the run; None if there is none."""
+        verdicts = self.of("run:verdict:ratio5m")
+        if not verdicts:
+            return None
+        chosen = max(verdicts, key=lambda each: each.value)
+        cause = chosen.labels.get("cause", "")
+        lines = [each for each in self.of("run:code:ratio2m") if each.labels.get("cause") == cause]
+        culprits = self.of("run:culprit:info")
+        return Verdict(
+            cause,
+            min(1.0, max(0.0, chosen.value)),
+            max((each.value for each in self.of("run:time_lost:ratio5m")), default=None),
+            culprit_of(culprits[0].labels) if culprits else None,
+            tuple(each.reason for each in self.missing()) if cause == "insufficient_data" else (),
+            code_line_of(lines[0].labels, lines[0].value, 0) if lines else None,
+        )
+
+    def missing(self) -> tuple[Missing, ...]:
+        """Return the reasons for ranks without verdict, the likeliest first."""
+        ranks: dict[str, set[str]] = {}
+        for each in self.of("rank:missing:info"):
+            ranks.setdefault(each.labels.get("missing", ""), set()).add(each.labels.get("rank", ""))
+        order = {reason: number for number, reason in enumerate(MISSING)}
+        return tuple(
+            Missing(reason, len(ranks[reason]))
+            for reason in sorted(ranks, key=lambda each: order.get(each, len(order)))
+        )
+
+    def sharers(self, name: str, of: Callable[[Mapping[str, str]], str]) -> tuple[Sharers, ...]:
+        """Return the verdicts of ranks or GPUs, the worst first."""
+        groups: dict[str, dict[str, float]] = {}
+        for each in self.of(name):
+            group, subject = groups.setdefault(each.labels.get("cause", ""), {}), of(each.labels)
+            group[subject] = max(each.value, group.get(subject, 0.0))
+        found = [
+            Sharers(cause, tuple(sorted(group, key=_by_number)), max(group.values())) for cause, group in groups.items()
+        ]
+        return tuple(sorted(found, key=lambda each: (-self._weight(each.cause), -each.share, each.cause)))
+
+    def considered(self, verdict: str) -> tuple[tuple[Considered, ...], str]:
+        """Return the causes that the rules considered, and the verdict that would follow this one."""
+        scores = _by(self._server.query(_scores(self._matchers), at=self._at), "cause")
+        evidence = {name: self._causes(name) for name in (*_EVIDENCE, *_HELD)}
+        rows: list[Considered] = []
+        for each in self.of("stallscope:verdict_floor:ratio"):
+            cause, tier = each.labels.get("cause", ""), each.labels.get("tier", "")
+            if cause not in CAUSES or any(row.cause == cause for row in rows):
+                continue
+            result, reason = self._result(cause, tier, verdict, scores, evidence)
+            levels = [self.thresholds[name] for name in alert_thresholds(cause) if name in self.thresholds]
+            rows.append(
+                Considered(
+                    cause,
+                    tier,
+                    result,
+                    reason,
+                    self._lost.get(cause),
+                    each.value,
+                    min(levels, default=None),
+                    self._compared(CONDITIONS.get(cause, ())),
+                    general_of(cause),
+                )
+            )
+        order: tuple[Result, ...] = ("verdict", "hidden", "evidence", "below", "not_judged", "not_found")
+        rows.sort(key=lambda row: (order.index(row.result), -scores.get(row.cause, 0.0), -(row.lost or 0.0), row.cause))
+        rest = [cause for cause in scores if cause != verdict]
+        otherwise = "healthy" if self.is_settled else "insufficient_data"
+        following = max(rest, key=lambda cause: scores[cause], default=otherwise) if verdict in CAUSES else ""
+        return tuple(rows), following
+
+    def _result(
+        self,
+        cause: str,
+        tier: str,
+        verdict: str,
+        scores: Mapping[str, float],
+        evidence: Mapping[str, Mapping[str, int]],
+    ) -> tuple[Result, str]:
+        """Return what the rules made of a cause, with the reason."""
+        if cause == verdict:
+            return "verdict", ""
+        if cause in scores:
+            return "hidden", self._why_hidden(tier, verdict)
+        holds = any(cause in evidence[name] for name in _EVIDENCE)
+        if holds and cause not in self._lost:
+            if not any(cause in evidence[name] for name in _HELD):
+                return "evidence", "its conditions hold, but not yet for long"
+            first = next((each for each in self._lost if CAUSES[each].domain == CAUSES[cause].domain), verdict)
+            return "hidden", f"its conditions hold, but {first} comes first"
+        if cause in self._lost:
+            return "below", ""
+        if CAUSES[cause].domain == "device" and tier in ("device", "harmless") and (self.waits() or self.gpu_side()):
+            return "not_judged", self.gpu_side() or "the GPUs wait"
+        return "not_found", ""
+
+    def _why_hidden(self, tier: str, verdict: str) -> str:
+        own = self._tier(verdict)
+        if self._weights.get(tier, 0.0) < self._weights.get(own, 0.0):
+            return f"the tier {own} comes before {tier}"
+        return "costs less" if own else "found since the verdict was recorded"
+
+    def waits(self) -> tuple[Compared, ...]:
+        """Return the conditions because of which the GPU side is not judged."""
+        return tuple(each for each in self._compared(GPU_SIDE) if each.holds) if self._is_host_side else ()
+
+    def gpu_side(self) -> str:
+        """Return another reason because of which the GPU side is not judged; empty if there is none."""
+        if not self._is_host_side or self.waits():
+            return ""
+        if self.of("rank:missing:info"):
+            return "signals of the ranks are missing"
+        if self.of("rank:not_training:info"):
+            return "the ranks do not train"
+        return "one rank delays the others" if self.of("run_rank:straggler:ratio5m") else "communication takes long"
+
+    @property
+    def _is_host_side(self) -> bool:
+        """True if the rules judge the GPU side of no GPU of the run, because it waits."""
+        waiting = len(self.of("gpu_rank:host_side:info"))
+        return waiting > 0 and waiting >= len(self.of("rank_gpu:claim:info"))
+
+    def firing(self, verdict: str) -> tuple[Firing, ...]:
+        """Return the alerts on the run that fire, the gravest first."""
+        alerts = [each.labels for each in self.of("ALERTS") if each.labels.get("alertstate") == "firing"]
+        cause = CAUSES.get(verdict)
+        # An alert on a GPU mutes others of the same GPU or rank only, which is not compared here.
+        mutes = cause is not None and cause.subject == "training" and "rank" not in _labels_of(alerts, cause.alert)
+        muted = muted_alerts(cause) if cause is not None and mutes else set()
+        order = {severity: number for number, severity in enumerate(("critical", "warning", "info"))}
+        found = {
+            Firing(name, each.get("severity", ""), name in muted)
+            for each in alerts
+            if (name := each.get("alertname", ""))
+        }
+        return tuple(sorted(found, key=lambda each: (order.get(each.severity, len(order)), each.name)))
+
+    @property
+    def is_settled(self) -> bool:
+        """True if a rank has enough data for a verdict."""
+        return len({each.labels.get("rank", "") for each in self.of("rank:unsettled:info")}) < self.ranks
+
+    def unmeasured(self) -> dict[str, tuple[str, ...]]:
+        """Return the series without values, each with the causes that read it."""
+        causes: dict[str, list[str]] = {}
+        for cause, conditions in CONDITIONS.items():
+            for name in dict.fromkeys(each.series for each in conditions):
+                if SIGNALS[name].source and not self.of(name) and (self._has_gpus or name.startswith("host:")):
+                    causes.setdefault(name, []).append(cause)
+        return {name: tuple(found) for name, found in causes.items()}
+
+    @property
+    def _has_gpus(self) -> bool:
+        return bool(self.of("rank_gpu:claim:info"))
+
+    def _compared(self, conditions: Iterable[Condition]) -> tuple[Compared, ...]:
+        found = []
+        for each in conditions:
+            name = each.threshold if isinstance(each.threshold, str) else ""
+            threshold = self.thresholds.get(name) if name else float(each.threshold)
+            if threshold is not None:
+                found.append(Compared(each.series, self._measured(each.series), threshold, name, each.below))
+        return tuple(found)
+
+    def _measured(self, name: str) -> Measured | None:
+        values = [each.value for each in self.of(name)]
+        return Measured(name, min(values), max(values), len(values)) if values else None
+
+    def _causes(self, name: str) -> dict[str, int]:
+        """Return the number of series by cause."""
+        found: dict[str, int] = {}
+        for each in self.of(name):
+            cause = each.labels.get("cause", "")
+            found[cause] = found.get(cause, 0) + 1
+        return found
+
+    def _tier(self, cause: str) -> str:
+        return (CAUSES[cause].tier if cause in CAUSES else None) or ""
+
+    def earlier_tiers(self, cause: str) -> tuple[str, ...]:
+        """Return the tiers that take precedence over a cause, the first first; none for a verdict without a cause."""
+        own = self._weights.get(self._tier(cause))
+        found = [] if own is None else [tier for tier, weight in self._weights.items() if weight > own]
+        return tuple(sorted(found, key=lambda tier: -self._weights[tier]))
+
+    def _weight(self, cause: str) -> float:
+        return self._weights.get(self._tier(cause), min(self._weights.values(), default=0.0) - 1)
+
+
+def _scores(matchers: str) -> str:
+    """Return PromQL for the causes at or over their floor, each with its share plus the weight of its tier."""
+    return (
+        f"sum without (tier) ((run_cause:time_lost:ratio5m{{{matchers}}} >= on (cause) group_left (tier) "
+        "max by (cause, tier) (stallscope:verdict_floor:ratio)) + on (tier) group_left () "
+        "max by (tier) (stallscope:verdict_tier:weight))"
+    )
+
+
+def _history(found: Iterable[RangeSeries]) -> list[tuple[float, str]]:
+    """Return the times of all recorded verdicts with their causes, in order."""
+    return sorted((moment, each.labels.get("cause", "")) for each in found for moment in each.times)
+
+
+def _since(history: Sequence[tuple[float, str]], cause: str, start: float) -> tuple[float | None, bool, str]:
+    """Return since when a verdict holds without a break, whether that may be too late, and the verdict before it."""
+    since: float | None = None
+    for moment, each in reversed(history):
+        if each != cause:
+            return since, False, "" if since is None else each
+        if since is not None and since - moment > _STALE:
+            return since, False, ""
+        since = moment
+    return since, since is not None and since - start < _STALE, ""
+
+
+def _labels_of(alerts: Sequence[Mapping[str, str]], name: str | None) -> Mapping[str, str]:
+    """Return the labels of an alert that fires; with a rank if it does not fire."""
+    return next((each for each in alerts if each.get("alertname") == name), {"rank": ""})
+
+
+def _by(found: Iterable[Series], label: str) -> dict[str, float]:
+    """Return the highest value by a label."""
+    values: dict[str, float] = {}
+    for each in found:
+        name = each.labels.get(label, "")
+        values[name] = max(each.value, values.get(name, each.value))
+    return values
+
+
+def _any(names: Iterable[str]) -> str:
+    return f"__name__=~{any_of(names)}"
+
+
+def _gpu_name(labels: Mapping[str, str]) -> str:
+    mig = f" MIG {labels['mig']}" if labels.get("mig") else ""
+    return f"GPU {labels.get('gpu', '')}{mig} of {labels.get('instance', '')}"
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdecimal() else (0, name)

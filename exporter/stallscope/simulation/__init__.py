@@ -1,5 +1,0 @@
-"""A simulated node on any clock: GPUs behind the driver interface, ranks of the real shim, and a host."""
-
-from stallscope.simulation.simulation import Simulation
-
-__all__ = ["Simulation"]

@@ -1,0 +1,1 @@
+"""Commands, and the views in a terminal or a file."""

@@ -1,0 +1,141 @@
+"""Output of `stallscope why`: text in 80 columns, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+from typing import Any
+
+from stallscope.model.catalogue.conditions import SIGNALS
+from stallscope.common.formatting import capitalised, percent, readable
+from stallscope.model.view import explanation_words as words
+from stallscope.model.view.explanation import Compared, Explanation, Sharers
+
+_WIDTH = 79
+_HEAD = 17
+"""Columns of the heading at the start of a line."""
+_SIGNAL = 28
+_VALUE = 11
+
+
+def text(found: Explanation, *, everything: bool = False) -> str:
+    """Return the explanation for a terminal.
+
+    Args:
+        found: the explanation.
+        everything: True to list every cause that was considered.
+    """
+    lines = _wrapped(f"run {readable(found.run)}: {words.heading(found)}")
+    lines += [line for sentence in words.sentences(found) for line in _wrapped(sentence, 2)]
+    rows = words.measured_rows(found)
+    if rows and found.verdict is not None:
+        lines.append(f"{'measured':<{_SIGNAL + 2}}{'value':>{_VALUE}}  {found.verdict.cause}")
+        lines += [line for row in rows for line in _value(row)]
+    for note in words.notes(found):
+        entries = note.entries if note.title == "another verdict" else words.shortened(note.entries)
+        for number, entry in enumerate(entries):
+            lines += _row("" if number else note.title, entry)
+    if everything:
+        lines += ["", *_everything(found)]
+    return "\n".join(lines) + "\n"
+
+
+def document(found: Explanation) -> dict[str, Any]:
+    """Return the explanation for JSON: seconds, shares from 0 to 1, null for unknown values."""
+    verdict = found.verdict
+    return {
+        "cluster": found.cluster,
+        "namespace": found.namespace,
+        "run": found.run,
+        "timestamp_seconds": found.at,
+        "ended": found.ended,
+        "verdict": None
+        if verdict is None
+        else {
+            "cause": verdict.cause,
+            "time_lost_ratio": verdict.share,
+            "all_causes_time_lost_ratio": verdict.lost,
+            "since_timestamp_seconds": found.since,
+            "held_before_since": found.since_before,
+            "before": found.before or None,
+            "culprit": None if verdict.culprit is None else verdict.culprit._asdict(),
+            "code": None if verdict.line is None else verdict.line._asdict(),
+        },
+        "following_verdict": found.following or None,
+        "clear_ratio": found.clear_ratio,
+        "ranks": found.ranks,
+        "rank_verdicts": [_sharers(each, "ranks") for each in found.rank_verdicts],
+        "gpu_verdicts": [_sharers(each, "gpus") for each in found.gpu_verdicts],
+        "missing": [{"reason": each.reason, "ranks": each.ranks} for each in found.missing],
+        "gpu_side_not_judged": {
+            "conditions": [_condition(each) for each in found.waits],
+            "reason": found.gpu_side or None,
+        },
+        "alerts": [each._asdict() for each in found.firing],
+        "not_measured": [{"series": name, "causes": list(causes)} for name, causes in found.unmeasured.items()],
+        "causes": [
+            {
+                "cause": each.cause,
+                "tier": each.tier,
+                "result": each.result,
+                "reason": each.reason or None,
+                "time_lost_ratio": each.lost,
+                "threshold_ratio": each.floor,
+                "alert_threshold_ratio": each.alert,
+                "general_cause": each.general,
+                "conditions": [_condition(condition) for condition in each.conditions],
+            }
+            for each in found.considered
+        ],
+    }
+
+
+def _sharers(each: Sharers, kind: str) -> dict[str, Any]:
+    return {"cause": each.cause, kind: list(each.names), "highest_time_lost_ratio": each.share}
+
+
+def _condition(each: Compared) -> dict[str, Any]:
+    measured = each.measured
+    return {
+        "series": each.series,
+        "lowest": None if measured is None else measured.lowest,
+        "highest": None if measured is None else measured.highest,
+        "count": 0 if measured is None else measured.number,
+        "required": "below" if each.below else "at_least",
+        "threshold": each.threshold,
+        "threshold_name": each.name or None,
+        "holds": each.holds,
+    }
+
+
+def _everything(found: Explanation) -> Iterator[str]:
+    """Yield every cause that was considered, with its values."""
+    for name in found.unmeasured:
+        causes = ", ".join(found.unmeasured[name])
+        yield from _row("to measure", f"{SIGNALS[name].words}, for {causes}: needs {SIGNALS[name].source}")
+    yield f"{'cause':<24}{'lost':>10}  {'from':>9}  {'alert':>9}  result"
+    for each in found.considered:
+        floor = words.small_percent(each.floor) if each.floor else "any"
+        alert = "-" if each.alert is None else words.small_percent(each.alert)
+        lost = "-" if each.lost is None else percent(each.lost)
+        yield f"{each.cause:<24}{lost:>10}  {floor:>9}  {alert:>9}  {each.result.replace('_', ' ')}"
+        if each.result not in ("verdict", "below", "not_found"):
+            yield from _wrapped(capitalised(each.reason) + ".", 4)
+        for condition in each.conditions:
+            signal, value = SIGNALS[condition.series].words, words.value_of(condition)
+            yield f"    {signal:<{_SIGNAL}}{value:>{_VALUE}}  {words.level(condition)}"
+
+
+def _value(row: words.Row) -> Iterator[str]:
+    """Yield a signal with its value and its thresholds, one in each line."""
+    for number, level in enumerate(row.thresholds):
+        first = f"{f'  {row.signal}':<{_SIGNAL + 2}}{row.value:>{_VALUE}}"
+        yield f"{' ' * len(first) if number else first}  {level}".rstrip()
+
+
+def _row(head: str, said: str) -> list[str]:
+    return wrap(said, _WIDTH, initial_indent=f"{head:<{_HEAD}}", subsequent_indent=" " * _HEAD)
+
+
+def _wrapped(sentence: str, indent: int = 0) -> list[str]:
+    return wrap(sentence, _WIDTH, initial_indent=" " * indent, subsequent_indent=" " * indent)

@@ -1,0 +1,99 @@
+"""Explain the verdict of a run: values beside thresholds, and hidden causes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stallscope.tools.cli import _prometheus, _times
+from stallscope.tools.cli._extras import missing
+from stallscope.tools.cli._parser import Parser
+
+if TYPE_CHECKING:
+    from stallscope.model.clients.prometheus import Prometheus
+    from stallscope.model.view.explanation import Explanation
+
+
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    made = Parser(
+        "why",
+        usage="stallscope why RUN [RUN …] [flags]",
+        description="Explain the verdict of a run from the series that the rules recorded: since when it holds, the "
+        "measured values beside their thresholds, the causes that it hides and why, the signals that are missing, and "
+        "what would have to change for another verdict. A run that has ended has its last verdict.",
+        examples={
+            "stallscope why resnet50": "the present verdict of a run",
+            "stallscope why resnet50 --all": "every cause that was considered, with its values",
+            "stallscope why resnet50 --at 2026-11-21T09:30": "the verdict at a time",
+            "stallscope why vision/resnet50 --json": "for a program",
+        },
+        notes="Exit status: 0 if the verdicts were explained, 1 if that failed, 2 for an invalid command line.",
+    )
+    made.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="names of runs; CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN if several runs share a name",
+    )
+    made.add_argument(
+        "--at",
+        type=_times.when,
+        default="now",
+        metavar="TIME",
+        help="time of the verdict: a duration before now (90m, 24h), or a time (2026-11-21T09:30, in this machine's "
+        "time zone unless it names one) (default: now)",
+    )
+    made.add_argument("--cluster", help="cluster of the runs, if several clusters have runs of these names")
+    made.add_argument("--namespace", help="namespace of the runs, if several namespaces have runs of these names")
+    made.add_argument("--all", action="store_true", help="list every cause that was considered, with its values")
+    made.add_argument("--json", action="store_true", help="print one JSON document: seconds, shares from 0 to 1")
+    _prometheus.add_flags(made)
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return the exit status that `parser` describes."""
+    parsed = parser().parse_args(arguments)
+    try:
+        server = _prometheus.client(parsed)
+    except ModuleNotFoundError as error:
+        return missing("why", error, "analysis")
+    try:
+        explained, notes = _explain(server, parsed)
+    except _prometheus.CommandFailed as failed:
+        print(f"stallscope why: {failed}", file=sys.stderr)
+        return 1
+    finally:
+        server.close()
+    from stallscope.tools.cli import _explanation
+
+    for note in notes:
+        print(f"stallscope why: {note}", file=sys.stderr)
+    if parsed.json:
+        print(json.dumps({"runs": [_explanation.document(each) for each in explained]}, indent=2))
+    else:
+        print("\n".join(_explanation.text(each, everything=parsed.all) for each in explained), end="")
+    return 0
+
+
+def _explain(server: Prometheus, parsed: Any) -> tuple[list[Explanation], list[str]]:
+    from stallscope.model.analysis.over_time import matchers_of, require_rules
+    from stallscope.model.analysis.runs import find_run
+    from stallscope.model.clients.expressions import any_of
+    from stallscope.model.view.explanation import LOOKBACK, explain
+
+    found = []
+    with _prometheus.one_line_errors():
+        now = server.now()
+        at = min(parsed.at.from_(now), now)
+        for name in parsed.runs:
+            run = find_run(
+                server, name, at - LOOKBACK, at, cluster=parsed.cluster, namespace=parsed.namespace, flags="--at"
+            )
+            require_rules(server, server.name, at - LOOKBACK, at)
+            place = run.cluster, run.namespace, run.name
+            found.append(explain(server, place, matchers_of(run), f"instance=~{any_of(run.instances)}", at))
+    return found, server.take_notes()

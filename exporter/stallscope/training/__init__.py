@@ -1,0 +1,1 @@
+"""In the training process: the shim, its connections to frameworks, and the report that it sends."""

@@ -1,0 +1,69 @@
+"""Identity of this process, except its rank and its GPU: the `info` of the report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+from stallscope.common.standard_library import standard_library
+from stallscope.training.shim.launchers import in_pod, pod_name
+from stallscope.training.shim.repository import commit
+from stallscope.training.shim.tolerance import complain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FRAMEWORKS = {"torch": "pytorch", "tensorflow": "tensorflow", "jax": "jax"}
+_NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+
+def information(environment: Mapping[str, str], root: str = "/") -> dict[str, str]:
+    """Return the report's `info`, without ranks."""
+    with standard_library():
+        import socket
+
+    job_class = environment.get("STALLSCOPE_JOB_CLASS", "").strip() or "production"
+    if job_class not in ("production", "experiment"):
+        complain(f"STALLSCOPE_JOB_CLASS is {job_class!r:.80}; expected production or experiment, production is taken")
+        job_class = "production"
+    return {
+        "framework": framework(),
+        "hostname": socket.gethostname(),
+        "namespace": environment.get("POD_NAMESPACE", "").strip() or _namespace(environment, root),
+        "pod": pod_name(environment, root),
+        "slurm_job": environment.get("SLURM_JOB_ID", ""),
+        "user": environment.get("USER", "") or environment.get("LOGNAME", "") or _account(),
+        "git_commit": environment.get("STALLSCOPE_GIT_COMMIT", "").strip() or _commit(),
+        "job_class": job_class,
+        "pipeline_stage": environment.get("STALLSCOPE_PIPELINE_STAGE", "").strip(),
+    }
+
+
+def framework() -> str:
+    """Return the framework that the program has imported, empty without one."""
+    return next((name for module, name in _FRAMEWORKS.items() if module in sys.modules), "")
+
+
+def _namespace(environment: Mapping[str, str], root: str) -> str:
+    if in_pod(environment):
+        with suppress(OSError), open(os.path.join(root, _NAMESPACE), encoding="utf-8", errors="replace") as file:
+            return file.read(256).strip()
+    return ""
+
+
+def _commit() -> str:
+    """Return the commit of the program's folder, or of the working folder if the program is not a file."""
+    script = (getattr(sys, "argv", None) or [""])[0]
+    return commit(os.path.dirname(script) if os.path.isfile(script) else ".")
+
+
+def _account() -> str:
+    try:
+        with standard_library():
+            import pwd
+
+        return pwd.getpwuid(os.getuid()).pw_name
+    except (ImportError, KeyError):  # a container's user often has no entry
+        return ""

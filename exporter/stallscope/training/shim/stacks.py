@@ -1,0 +1,423 @@
+"""Write the stack of a rank at a standstill, for the exporter.
+
+A rank that sends no report may never execute Python again. So two timers are set in advance, and reset by each report:
+
+1. A POSIX timer sends SIGURG to the main thread, a signal that is ignored by default. If the main thread executes
+   Python, or waits in a call that a signal interrupts, the handler writes the stack, and sets both timers again, to
+   twice the time.
+2. Otherwise the main thread is in native code, and cannot cancel the second timer, which is that of `faulthandler`. It
+   writes the stacks of all threads from C, without the GIL.
+
+The second timer alone would be dangerous. It reads frames that other threads may be changing: with a busy main thread,
+about one dump in a hundred ends the process with a segmentation fault (CPython issues 116008, 131580, 140815). With
+the first timer, the second one only expires if the main thread executes no Python.
+
+The stacks are written to a memory file, whose descriptor is sent with reports through the UNIX socket
+(`protocol.stacks`). No timer is set if the program uses the timer of `faulthandler` itself, handles or blocks the
+signal, or begins its first run outside the main thread; nor with STALLSCOPE_STACKS=0, or without the GIL.
+
+A forked child would wait forever for the thread of faulthandler's timer when it exits, so that timer is cancelled
+before a fork. POSIX timers are not inherited. `exec` ends both.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import time
+
+from stallscope.common.standard_library import standard_library
+from stallscope.training.protocol.request_name import STACKS, request_name
+from stallscope.training.protocol.vocabulary import LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
+from stallscope.training.shim.request_file import RequestFile
+from stallscope.training.shim.termination import is_default
+from stallscope.training.shim.tolerance import above_standard, is_same_file, switched_off, tolerate, warn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any
+
+    from stallscope.training.protocol.stack_request import StackRequest
+    from stallscope.training.shim.hot_lines import HotLines
+
+EVERY = 5.0
+"""Seconds between two settings of the timers, and between two reports with the descriptor."""
+STANDSTILL_SECONDS = 60.0
+"""Minimum seconds without a report before a rank in its loop is at a standstill; `stall_seconds` of the rules."""
+OTHER_SECONDS = 300.0
+"""Minimum outside the loop: during the start, evaluation and checkpoints."""
+SIGNAL = signal.SIGURG
+_FACTOR = 3.0
+"""The time without a report must also be this many times the longest recent time between two reports."""
+_DECAY = 0.9
+"""Factor for the longest recent time at each setting of the timers."""
+_NATIVE_SECONDS = 5.0
+"""Seconds that the signal's handler has before faulthandler writes the stacks."""
+_KEPT_SECONDS = 5.0
+"""Seconds for which requested stacks and lines are kept; the exporter reads them once a second."""
+_LONGEST_BURST = 60.0
+"""Maximum seconds to wait for the result of a burst."""
+_LONGEST_WAIT = 120.0
+"""Maximum seconds until the first sample of a request."""
+_GOLDEN_RATIO = 0.6180339887498949
+"""The fractional parts of its multiples are spread evenly."""
+_LONGEST = 86400.0
+_MAX_REQUEST = 8192
+"""Maximum bytes of a request, as in `protocol.step_request`, whose import would take longer than that of the shim."""
+_MAX_FRAMES = 100
+_MAX_TEXT = 500
+_DESCRIPTOR = 200
+"""Lowest number that the memory file's descriptor may have."""
+_CLOCK_MONOTONIC = 1
+_SIGEV_THREAD_ID = 4
+_F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 1, 2, 4
+
+_had_faulthandler = "faulthandler" in sys.modules
+import faulthandler  # noqa: E402 - the line above must come first
+
+_later = faulthandler.dump_traceback_later
+_cancel = faulthandler.cancel_dump_traceback_later
+_watch: Watch | None = None
+_is_off = False
+_has_hooks = False
+_programs_timer = False
+"""True if the program itself has set faulthandler's timer."""
+
+
+def attach(session: str, activity: str, name: str, rank: int, hot_lines: HotLines | None = None) -> int:
+    """Set the timers if they are due. Called before each report.
+
+    Args:
+        session: identifier of the session that reports.
+        activity: one of the report's activities.
+        name: of its run.
+        rank: its rank.
+        hot_lines: samples the lines of code on request.
+
+    Returns:
+        The descriptor to send with the report, or -1 for none.
+    """
+    global _watch, _is_off
+    if _is_off:
+        return -1
+    try:
+        if _watch is None:
+            if not _is_possible():
+                _is_off = True
+                return -1
+            _watch = Watch()
+        return _watch.attach(session, activity, name, rank, hot_lines)
+    except (OSError, AttributeError, ValueError):  # a sandbox without memory files, or without these timers
+        _is_off = True
+    except Exception as error:
+        _is_off = True
+        tolerate(error, "preparing for a standstill")
+    return -1
+
+
+def release(session: str) -> None:
+    """Stop watching a session; if it was the last one, stop both timers."""
+    global _watch
+    if _watch is not None and _watch.release(session):
+        watch, _watch = _watch, None
+        try:
+            watch.close()
+        except Exception as error:
+            tolerate(error, "ending the timers of a standstill")
+
+
+class Watch:
+    """Both timers and the memory file of this process."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, RequestFile] = {}
+        self._due = 0.0
+        self._set_at: float | None = None
+        self._gap = 0.0
+        self._timeout = OTHER_SECONDS
+        self._header = b""
+        self._keep_until = 0.0
+        """Time until which the requested stacks are kept for the exporter."""
+        self._file = memory_file()
+        self._inode = os.fstat(self._file).st_ino
+        signal.signal(SIGNAL, self._handle)
+        self._timer = _timer(SIGNAL)
+        _install_hooks()
+
+    def attach(self, session: str, activity: str, name: str, rank: int, hot_lines: HotLines | None) -> int:
+        """Set the timers at most once in `EVERY` seconds; return the file's descriptor if they were set, else -1."""
+        now = time.monotonic()
+        if now < self._due and session in self._sessions:
+            return -1
+        if session not in self._sessions:
+            self._sessions[session] = RequestFile(request_name(STACKS, name), _MAX_REQUEST, "stacks")
+        if _programs_timer or not self._is_intact():
+            self.suspend()
+            return -1
+        if self._set_at is not None:
+            self._gap = max(now - self._set_at, self._gap * _DECAY)
+        self._due, self._set_at = now + EVERY, now
+        least = STANDSTILL_SECONDS if activity == "training" else OTHER_SECONDS
+        self._timeout = min(max(least, _FACTOR * self._gap), _LONGEST)
+        header = STACKS_HEADER % _thread.get_ident()
+        if now >= self._keep_until or header != self._header:
+            self._clear(header)
+        self._set()
+        # A request that arrives while the result of another one waits for the exporter is read afterwards.
+        if now >= self._keep_until and (data := self._sessions[session].read()):
+            self._take(data, name, rank, hot_lines)
+        return self._file
+
+    def release(self, session: str) -> bool:
+        """Forget a session; return True if no session remains."""
+        self._sessions.pop(session, None)
+        return not self._sessions
+
+    def suspend(self) -> None:
+        """Stop both timers until the next report."""
+        self._timer(0.0)
+        self.suspend_native()
+
+    def suspend_native(self) -> None:
+        """Stop the timer of faulthandler, unless it is the program's own."""
+        if not _programs_timer:
+            _cancel()
+
+    def resume_native(self) -> None:
+        """Set the timer of faulthandler again, after a fork."""
+        if not _programs_timer and self._set_at is not None and self._is_intact():
+            # The timer's thread blocks all signals only once it runs; until then, it could receive one instead of the
+            # main thread.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            try:
+                _later(self._timeout + _NATIVE_SECONDS, file=self._file)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def close(self) -> None:
+        """Stop both timers, close the file, and restore the signal's action."""
+        self.suspend()
+        if self._is_intact() and _thread.get_native_id() == os.getpid():
+            signal.signal(SIGNAL, signal.SIG_DFL)
+        self.forget()
+
+    def forget(self) -> None:
+        """Close the file only: a forked child has no timers."""
+        if self._is_same_file():
+            os.close(self._file)
+        self._file, self._set_at = -1, None
+
+    def _set(self) -> None:
+        self._timer(self._timeout)
+        self.resume_native()
+
+    def _clear(self, header: bytes) -> None:
+        """Write the first line, and remove the stacks after it."""
+        end = os.lseek(self._file, 0, os.SEEK_CUR)
+        if header != self._header or end > len(header):
+            os.pwrite(self._file, header + bytes(max(end - len(header), 0)), 0)
+            os.lseek(self._file, len(header), os.SEEK_SET)
+            self._header = header
+
+    def _is_intact(self) -> bool:
+        """Return whether the descriptor is still this file, and the signal is handled here."""
+        return self._is_same_file() and signal.getsignal(SIGNAL) == self._handle
+
+    def _is_same_file(self) -> bool:
+        return is_same_file(self._file, self._inode)
+
+    def _handle(self, _number: int, frame: FrameType | None) -> None:
+        """Handle the signal of the first timer: write the stack of the training thread."""
+        try:
+            if _watch is not self or self._set_at is None or not self._is_intact() or _programs_timer:
+                return
+            self.suspend_native()
+            training_thread = int(self._header.split()[-1], 16)
+            if training_thread != _thread.get_ident():
+                frame = sys._current_frames().get(training_thread)  # noqa: SLF001 - no public function has it
+            self._clear(self._header)
+            self._write(STANDSTILL, frame)
+            self._timeout = min(2.0 * self._timeout, _LONGEST)
+            self._set()
+        except Exception as error:
+            tolerate(error, "writing the stack of a standstill")
+
+    def _take(self, data: bytes, name: str, rank: int, hot_lines: HotLines | None) -> None:
+        """Start to sample the requested stacks or lines in another thread, because this thread is about to report."""
+        with standard_library():
+            from stallscope.training.protocol import stack_request
+
+        try:
+            request = stack_request.parse(data)
+        except ValueError as problem:
+            warn(f"a request for stacks is invalid: {problem}", "stack request")
+            return
+        if request.run != name or (request.ranks and rank not in request.ranks) or time.time() > request.expires:
+            return
+        self._clear(self._header)
+        now, wall = time.monotonic(), time.time()
+        if request.lines:
+            if hot_lines is not None:
+                self._keep_until = now + _LONGEST_BURST + _KEPT_SECONDS
+                hot_lines.begin(now, self._write_lines)
+            return
+        due = [now + moment - wall for moment in _moments(request, wall)]
+        self._keep_until = due[-1] + _KEPT_SECONDS
+        _thread.start_new_thread(self._sample, (_thread.get_ident(), due))
+
+    def _write_lines(self, lines: str) -> None:
+        if _watch is self and self._is_same_file():
+            self._clear(self._header)
+            os.write(self._file, f"{LINES} {lines}\n".encode("ascii", "backslashreplace"))
+            self._keep_until = time.monotonic() + _KEPT_SECONDS
+
+    def _sample(self, thread: int, due: list[float]) -> None:
+        try:
+            for moment in due:
+                time.sleep(max(moment - time.monotonic(), 0.0))
+                if _watch is not self or not self._is_same_file():
+                    return
+                self._write(SAMPLE, sys._current_frames().get(thread))  # noqa: SLF001 - no public function has it
+        except Exception as error:
+            tolerate(error, "taking requested stacks")
+
+    def _write(self, mark: str, frame: FrameType | None) -> None:
+        """Write a stack in the format of faulthandler."""
+        lines = [mark, f"Thread {self._header.split()[-1].decode()} (most recent call first):"]
+        while frame is not None and len(lines) < _MAX_FRAMES:
+            code = frame.f_code
+            lines.append(f'  File "{_escaped(code.co_filename)}", line {frame.f_lineno} in {_escaped(code.co_name)}')
+            frame = frame.f_back
+        os.write(self._file, ("\n".join(lines) + "\n\n").encode("ascii", "backslashreplace"))
+
+
+def _moments(request: StackRequest, now: float) -> list[float]:
+    """Return the Unix times of the samples. They are the same for all ranks; a late rank starts with a later sample.
+
+    Each interval has one sample, each time at another offset. Otherwise a loop with steps of a constant length could be
+    at the same line in all samples.
+    """
+    interval = request.interval
+    begins = request.begins if request.begins < now + _LONGEST_WAIT else 0.0
+    first = max(round(begins / interval), int(now / interval) + 1)
+    return [(number + number * _GOLDEN_RATIO % 1.0) * interval for number in range(first, first + request.samples)]
+
+
+def _escaped(text: str) -> str:
+    return text[:_MAX_TEXT].replace("\n", "\\n").replace("\0", "\\0")
+
+
+def _is_possible() -> bool:
+    """Return whether this process can have both timers."""
+    if switched_off("STALLSCOPE_STACKS"):
+        return False
+    if not hasattr(os, "memfd_create") or sys.implementation.name != "cpython":
+        return False
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return False
+    if _thread.get_native_id() != os.getpid():
+        return False
+    if SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ()) or not is_default(SIGNAL):
+        return False
+    return not (_had_faulthandler and _has_thread_without_signals())
+
+
+def _has_thread_without_signals() -> bool:
+    """Return whether a thread blocks every signal, as the thread of faulthandler's timer does."""
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/status", "rb") as file:
+                blocked = [int(line.split()[1], 16) for line in file if line.startswith(b"SigBlk")]
+        except OSError:
+            continue  # the thread has ended
+        if blocked and all(blocked[0] >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)):
+            return True
+    return False
+
+
+def memory_file() -> int:
+    """Create a memory file of constant size. The exporter relies on the size, and it limits the output of faulthandler.
+
+    Raises:
+        OSError: the system does not support memory files.
+    """
+    with standard_library():
+        import fcntl
+
+    file = above_standard(os.memfd_create("stallscope-stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    try:
+        os.ftruncate(file, STACKS_SIZE)
+        fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW)
+        # A high number, because a program that closes all descriptors and opens new ones must not get this number while
+        # faulthandler may still write to it.
+        return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _DESCRIPTOR)
+    finally:
+        os.close(file)
+
+
+def _timer(number: int) -> Callable[[float], None]:
+    """Create a POSIX timer that sends a signal to this thread; return a function that sets its seconds, 0 to stop it.
+
+    Raises:
+        OSError: the system does not support such timers.
+        AttributeError: the C library does not have the functions.
+    """
+    with standard_library():
+        import ctypes
+        import struct
+
+    library = ctypes.CDLL(None, use_errno=True)
+    settime = library.timer_settime
+    event = ctypes.create_string_buffer(struct.pack("Piii", 0, number, _SIGEV_THREAD_ID, _thread.get_native_id()), 64)
+    timer = ctypes.c_void_p()
+    if library.timer_create(_CLOCK_MONOTONIC, event, ctypes.byref(timer)):
+        raise OSError(ctypes.get_errno(), "no timer")
+
+    def start(seconds: float) -> None:
+        settime(timer, 0, struct.pack("llll", 0, 0, int(seconds), int(seconds % 1.0 * 1e9)), None)
+
+    return start
+
+
+def _install_hooks() -> None:
+    """Detect forks, and the program's own use of faulthandler's timer."""
+    global _has_hooks
+    if not _has_hooks:
+        _has_hooks = True
+        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+        faulthandler.dump_traceback_later = _dump_traceback_later
+        faulthandler.cancel_dump_traceback_later = _cancel_dump_traceback_later
+
+
+def _dump_traceback_later(*arguments: Any, **options: Any) -> None:
+    """Replace `faulthandler.dump_traceback_later`: the program uses the timer itself from now on."""
+    global _programs_timer
+    _later(*arguments, **options)
+    _programs_timer = True
+
+
+def _cancel_dump_traceback_later() -> None:
+    global _programs_timer
+    _cancel()
+    _programs_timer = False
+
+
+def _before_fork() -> None:
+    if _watch is not None:
+        _watch.suspend_native()
+
+
+def _after_fork() -> None:
+    if _watch is not None:
+        _watch.resume_native()
+
+
+def _after_fork_in_child() -> None:
+    global _watch
+    watch, _watch = _watch, None
+    if watch is not None:
+        watch.forget()

@@ -1,0 +1,418 @@
+"""Send reports: one attempt each, without waiting. A sender returns the reason for a dropped report."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS, ENOTSOCK
+
+from stallscope.common.standard_library import standard_library
+from stallscope.training.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
+from stallscope.training.shim.tolerance import above_standard, complain, warn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from stallscope.training.shim.signing import Signing
+
+    Address = str | tuple[Any, ...]
+    """A socket address as the socket module has it."""
+    Sender = Callable[[bytes], str | None]
+    """Sends one encoded report without waiting; returns None, or the reason if the report was dropped. May have
+    `interval`, the minimum seconds between two reports, `sign`, which makes a report longer, and `close()`."""
+
+_MAX_RESPONSE = 8192
+"""Bytes of a response that are read."""
+_HTTP_INTERVAL = 5.0
+_MAX_HTTP_INTERVAL = 80.0
+
+
+_PATIENCE = 8
+"""Failed datagrams before the sender backs off: a restarted exporter responds again by then."""
+_MAX_DATAGRAM_INTERVAL = 4.0
+_LONGEST_PATH = 107
+"""Maximum bytes of a socket's path in the kernel."""
+
+
+class Datagrams:
+    """Sends each report to the first of several sockets that has a listener.
+
+    The sockets are tried in order for each report. So an exporter that starts late, stops, or moves is found: at once
+    if it responded a moment ago, otherwise within seconds, because the search must not cost more than sending.
+    """
+
+    def __init__(self, targets: list[tuple[int, Address]], sign: Signing | None = None) -> None:
+        """Prepare to send.
+
+        Args:
+            targets: pairs of address family and socket address.
+            sign: signs each report; None to send unsigned reports.
+        """
+        self._targets = targets
+        self._sockets: list[socket.socket | None] = [None] * len(targets)
+        self._missed = 0
+        self.interval = 0.0
+        """Minimum seconds between two reports."""
+        self.sign = sign
+        self.passed = -1
+        """Descriptor to send with the next report through a UNIX socket, or -1."""
+        self.passes = any(family == socket.AF_UNIX for family, _address in targets)
+        """True if there is a UNIX socket to pass descriptors through."""
+        self._used = -1
+
+    def __call__(self, payload: bytes) -> str | None:
+        """Send a report; return None, or the reason if it was dropped.
+
+        Reasons are `absent`, `denied`, `unreachable`, `queue_full`, `too_large` and `error`.
+        """
+        cause = self._send_to_first(payload if self.sign is None else self.sign(payload))
+        if cause in (None, "queue_full"):
+            self._missed, self.interval = 0, 0.0
+        else:
+            self._missed += 1
+            if self._missed > _PATIENCE:
+                self.interval = min(max(self.interval * 2.0, 1.0), _MAX_DATAGRAM_INTERVAL)
+        return cause
+
+    def _send_to_first(self, payload: bytes) -> str | None:
+        cause = "absent"
+        for position, (family, address) in enumerate(self._targets):
+            try:
+                self._send(position, family, address, payload)
+            except PermissionError:
+                cause = "denied"
+            except (FileNotFoundError, NotADirectoryError, ConnectionError):
+                pass  # of several causes, report one that the user can fix
+            except BlockingIOError:
+                return "queue_full"
+            except OSError as error:
+                if error.errno == EMSGSIZE:
+                    return "too_large"
+                if error.errno == ENOBUFS:
+                    return "queue_full"
+                cause = "unreachable" if error.errno in (EHOSTUNREACH, ENETUNREACH, ENETDOWN) else "error"
+            else:
+                self._used = position
+                return None
+        return cause
+
+    @property
+    def route(self) -> tuple[str, int]:
+        """Path of the UNIX socket that received the newest report; for UDP, the local socket's descriptor.
+
+        The empty string and -1 before the first report, and for UDP with signatures: an unsigned notice would be
+        rejected.
+        """
+        if self._used < 0:
+            return "", -1
+        family, address = self._targets[self._used]
+        if family == socket.AF_UNIX:
+            return str(address), -1
+        opened = self._sockets[self._used]
+        return "", -1 if opened is None or self.sign is not None else opened.fileno()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for position, opened in enumerate(self._sockets):
+            if opened is not None:
+                with suppress(OSError):  # the program may have closed all descriptors
+                    opened.close()
+                self._sockets[position] = None
+
+    def _send(self, position: int, family: int, address: Address, payload: bytes) -> None:
+        try:
+            self._send_once(position, family, address, payload)
+        except OSError as error:
+            opened = self._sockets[position]
+            if error.errno not in (EBADF, ENOTSOCK) or opened is None:
+                raise
+            opened.detach()  # the program has closed the descriptor, and may have opened it again as something else
+            self._sockets[position] = None
+            self._send_once(position, family, address, payload)
+
+    def _send_once(self, position: int, family: int, address: Address, payload: bytes) -> None:
+        sender = self._sockets[position]
+        if sender is None:
+            sender = self._sockets[position] = datagram_socket(family)
+            sender.setblocking(False)
+        if family == socket.AF_UNIX:  # by path each time, because a restarted exporter has a new socket
+            if self.passed < 0 or not self._sent_with_descriptor(sender, address, payload):
+                sender.sendto(payload, address)
+            return
+        # Only a connected socket detects a missing listener. It is connected again each time, because Cilium chooses
+        # the pod of a Service only at connect(), and the chosen pod may be gone.
+        sender.connect(address)
+        try:
+            sender.send(payload)
+        except (ConnectionRefusedError, ConnectionAbortedError):  # an error of the report before; send this one
+            sender.send(payload)
+        if sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # on this machine, an error is reported at once
+            raise ConnectionRefusedError
+
+    def _sent_with_descriptor(self, sender: socket.socket, address: Address, payload: bytes) -> bool:
+        """Send with the descriptor; return False if that is impossible: it was closed, or too many are in flight."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, self.passed.to_bytes(4, sys.byteorder))
+        try:
+            sender.sendmsg([payload], [rights], 0, address)
+        except (BlockingIOError, FileNotFoundError, ConnectionError):
+            raise  # the next report has the descriptor
+        except OSError:
+            self.passed = -1
+            return False
+        self.passed = -1
+        return True
+
+
+class Post:
+    """Sends over HTTP, for nodes that cannot share a socket. It waits for the response, for at most the timeout.
+
+    So it sends at most every five seconds, and backs off while there is no response. The host name is resolved once,
+    when the run begins.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        host: str,
+        port: int,
+        path: str,
+        authorities: str = "",
+        sign: Signing | None = None,
+        *,
+        timeout: float = 1.0,
+    ) -> None:
+        """Prepare to send.
+
+        Args:
+            scheme: `http` or `https`.
+            host: host of the exporter.
+            port: port of the exporter.
+            path: path of its endpoint for reports.
+            authorities: file of certificates to trust instead of the system's; empty for the system's.
+            sign: signs each report; None to send unsigned reports.
+            timeout: seconds to wait for a response.
+        """
+        self.sign = sign
+        self._timeout = timeout
+        self._targets = _resolved(host, port, socket.SOCK_STREAM)
+        self._host = host
+        self._tls: ssl.SSLContext | None = None
+        if scheme == "https":
+            with standard_library():
+                import ssl
+
+            self._tls = ssl.create_default_context(cafile=authorities or None)
+        name = f"[{host}]" if ":" in host else host
+        self._head = (
+            f"POST {path} HTTP/1.1\r\nHost: {name}:{port}\r\nContent-Type: application/json\r\n"
+            "Connection: close\r\nContent-Length: "
+        )
+        self.interval = _HTTP_INTERVAL
+        self.hear: Callable[[bytes], None] | None = None
+        """Called with the exporter's response to an accepted report: a request for traces."""
+
+    def __call__(self, payload: bytes) -> str | None:
+        """Send a report; return None, or the reason if dropped: `absent`, `timeout`, `too_large` or `error`."""
+        if self.sign is not None:
+            payload = self.sign(payload)
+        try:
+            answer = self._exchange(self._head.encode() + b"%d\r\n\r\n" % len(payload) + payload)
+            status = int(answer.split(None, 2)[1])
+        except (OSError, ValueError, IndexError) as error:
+            self.interval = min(self.interval * 2.0, _MAX_HTTP_INTERVAL)
+            if isinstance(error, TimeoutError):
+                return "timeout"
+            return "absent" if isinstance(error, ConnectionError) else "error"
+        self.interval = _HTTP_INTERVAL
+        body = answer.partition(b"\r\n\r\n")[2]
+        if status < 300:
+            if body and self.hear is not None:
+                self.hear(body)
+            return None
+        text = body[:300].decode(errors="replace")
+        warn(f"the exporter answered {status} to a report: {text!r}", f"http: {status}")
+        return "too_large" if status == 413 else "error"
+
+    def close(self) -> None:
+        """Do nothing: no connection stays open."""
+
+    def _exchange(self, request: bytes) -> bytes:
+        """Send the request and read the response, all within the timeout; http.client has a timeout for each wait only.
+
+        Raises:
+            OSError: no response in time.
+        """
+        deadline = time.monotonic() + self._timeout
+        connection = connected(self._targets, deadline)
+        try:
+            wait_until(deadline, connection)
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_hostname=self._host)
+                wait_until(deadline, connection)
+            connection.sendall(request)
+            answer = b""
+            while len(answer) < _MAX_RESPONSE:
+                wait_until(deadline, connection)
+                part = connection.recv(_MAX_RESPONSE)
+                if not part:
+                    break
+                answer += part
+                if answer[9:10] == b"2" and _is_whole(answer):
+                    break
+            return answer
+        finally:
+            connection.close()
+
+
+def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagrams | Post:
+    """Return the sender for STALLSCOPE_ADDRESS; by default the node's UNIX socket, or UDP to the local exporter.
+
+    Args:
+        environment: STALLSCOPE_ADDRESS, STALLSCOPE_CA_FILE, STALLSCOPE_TOKEN and STALLSCOPE_TOKEN_FILE.
+        timeout: seconds for which a report over HTTP waits for its response.
+    """
+    address = environment.get("STALLSCOPE_ADDRESS", "").strip()
+    sign = _signing(environment)
+    if not address:
+        return Datagrams([(socket.AF_UNIX, DEFAULT_SOCKET), (socket.AF_INET, ("127.0.0.1", DEFAULT_PORT))], sign)
+    scheme, separator, rest = address.partition("://")
+    if separator and scheme == "unix" and rest.startswith("/") and len(os.fsencode(rest)) <= _LONGEST_PATH:
+        return Datagrams([(socket.AF_UNIX, rest)], sign)
+    try:
+        if separator and scheme == "udp":
+            host, port = host_and_port(rest, DEFAULT_PORT)
+            return Datagrams(_resolved(host, port), sign)
+        if separator and scheme in ("http", "https"):
+            place, slash, path = rest.partition("/")
+            host, port = host_and_port(place, 443 if scheme == "https" else 80)
+            path = (slash + path).rstrip("/") or "/api/v1/report"
+            if not path.isprintable() or " " in path:
+                raise ValueError(path)
+            authorities = environment.get("STALLSCOPE_CA_FILE", "").strip()
+            try:
+                return Post(scheme, host, port, path, authorities, sign, timeout=timeout)
+            except OSError as error:
+                complain(
+                    f"STALLSCOPE_CA_FILE names {authorities!r:.200}, which can't be used ({error}); nothing is reported"
+                )
+                return Datagrams([])
+    except ValueError:
+        pass
+    shown = scheme.rpartition("@")[2] + separator + rest.rpartition("@")[2]  # without a password
+    complain(
+        f"STALLSCOPE_ADDRESS is {shown!r:.200}; expected unix:///path (of at most {_LONGEST_PATH} bytes),"
+        " udp://host:port, http://host:port or https://host:port; nothing is reported"
+    )
+    return Datagrams([])
+
+
+def datagram_socket(family: int) -> socket.socket:
+    """Return a new socket with a descriptor above those of the standard streams."""
+    opened = socket.socket(family, socket.SOCK_DGRAM)
+    return opened if opened.fileno() > 2 else socket.socket(fileno=above_standard(opened.detach()))
+
+
+def room(sender: Sender) -> int:
+    """Return the maximum bytes of a report with a sender."""
+    if getattr(sender, "sign", None) is None:
+        return MAX_BYTES
+    with standard_library():
+        from stallscope.training.protocol.signature import LENGTH
+
+    return MAX_BYTES - LENGTH
+
+
+def _signing(environment: Mapping[str, str]) -> Signing | None:
+    token = environment.get("STALLSCOPE_TOKEN", "").strip()
+    file = environment.get("STALLSCOPE_TOKEN_FILE", "").strip()
+    if not token and not file:
+        return None
+    with standard_library():
+        from stallscope.training.shim.signing import Signing  # imports hashlib, which most runs do not need
+
+    return Signing(token, "" if token else file)
+
+
+def host_and_port(place: str, default: int) -> tuple[str, int]:
+    """Split host:port or [address]:port.
+
+    Raises:
+        ValueError: the host is missing or impossible, or the port is invalid.
+    """
+    host, colon, port = place.partition(":")
+    if place.startswith("["):
+        host, bracket, rest = place[1:].partition("]")
+        colon, port = rest[:1], rest[1:]
+        try:
+            socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+        except OSError:
+            raise ValueError(place) from None
+        if not bracket or colon not in ("", ":"):
+            raise ValueError(place)
+    number = default
+    if port:
+        number = int(port) if port.isascii() and port.isdecimal() and len(port) < 6 else 0
+    if not host or not 0 < number < 65536 or not host.isprintable() or any(each in " @[]/?#\\" for each in host):
+        raise ValueError(place)
+    return host, number
+
+
+def _is_whole(answer: bytes) -> bool:
+    """Return True if the response is complete; one without Content-Length is complete with its head."""
+    with standard_library():
+        import re  # only HTTP needs it
+
+    head, end, body = answer.partition(b"\r\n\r\n")
+    announced = re.search(rb"(?i)\r\ncontent-length: *(\d{1,9})", head)
+    if announced is None:
+        return bool(end) or answer[9:12] != b"200"
+    return bool(end) and len(body) >= int(announced[1])
+
+
+def connected(targets: list[tuple[int, Address]], deadline: float) -> socket.socket:
+    """Connect to the first of several addresses that accepts.
+
+    Raises:
+        OSError: none of them has accepted by the deadline.
+    """
+    problem: OSError = ConnectionRefusedError("the host is not known")
+    for family, address in targets:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            wait_until(deadline, connection)
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            problem = error
+        else:
+            return connection
+    raise problem
+
+
+def wait_until(deadline: float, connection: socket.socket) -> None:
+    """Limit the next wait of a connection to the time up to the deadline.
+
+    Raises:
+        TimeoutError: the deadline is over.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0.0:
+        raise TimeoutError("the exporter took too long to respond")
+    connection.settimeout(left)
+
+
+def _resolved(host: str, port: int, kind: int = socket.SOCK_DGRAM) -> list[tuple[int, Address]]:
+    """Resolve the host once, because the training loop must not wait for DNS."""
+    try:
+        with standard_library():  # a codec for names of hosts is imported
+            found = socket.getaddrinfo(host, port, type=kind)
+    except OSError as error:
+        complain(f"STALLSCOPE_ADDRESS names the host {host!r:.200}, which is not found ({error}); nothing is reported")
+        return []
+    return [(family, address) for family, _, _, _, address in found]
