@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from stallscope.common.bundle import RUNBOOKS
 from stallscope.model.catalogue.causes import (
     CAUSES,
     Alert,
@@ -25,7 +26,6 @@ from stallscope.model.catalogue.causes import (
     Value,
 )
 from stallscope.model.catalogue.conditions import general_of
-from stallscope.common.bundle import RUNBOOKS
 from stallscope.model.view.verdict_words import PHASE_WORDS, ROOT_WORDS, root_words
 
 _TOP = Path(__file__).parents[1]

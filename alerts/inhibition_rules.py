@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from alerts.alert_rules import between
-from stallscope.model.catalogue.causes import CAUSES, EVERYTHING, PERFORMANCE, SLOW_ALERTS, Cause, Straggler, muted_alerts
+from stallscope.model.catalogue.causes import (
+    CAUSES,
+    EVERYTHING,
+    PERFORMANCE,
+    SLOW_ALERTS,
+    Cause,
+    Straggler,
+    muted_alerts,
+)
 
 _ALERTS = Path(__file__).parents[1] / "alerts"
 CONFIGURATION = _ALERTS / "alertmanager.yml"

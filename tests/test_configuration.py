@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stallscope.node import configuration as configuration_module
 from stallscope.common.address import Address
+from stallscope.node import configuration as configuration_module
 from stallscope.node.configuration import Configuration, ConfigurationError, load, parse_duration
 from stallscope.node.intake.service import IntakeSettings
 

@@ -1,9 +1,13 @@
-"""The layers of the package: which unit may import which, and which libraries. ARCHITECTURE.md has the picture."""
+"""The layers of the package: which house and which unit may import which, and which libraries.
+
+ARCHITECTURE.md has the picture.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -14,10 +18,35 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "exporter" / "stallscope"
+HOUSES: Mapping[str, frozenset[str]] = {
+    house: frozenset(others.split())
+    for house, others in {
+        "training": "common",
+        "model": "common protocol",
+        "node": "common model protocol",
+        "lab": "__init__ common model node training",
+        "tools": "common model protocol",
+    }.items()
+}
+"""Which houses and units the units of a house may import, besides those of their own house."""
+BEYOND: Mapping[str, frozenset[str]] = {
+    unit: frozenset(others.split())
+    for unit, others in {
+        "capacity": "drivers owners",  # reads the GPUs of this machine
+        "cli": "lab node training",  # starts the exporter, the shim and the stack
+        "doctor": "collectors configuration drivers owners shim",  # checks them
+        "summary": "shim",  # reads what it stored
+    }.items()
+}
+"""Units of `tools` that import more, and what."""
+MOST_LINES = 20_000
+"""Lines of a house, so that a reader can know it."""
+PUBLIC = frozenset({"analysis", "integrations"})
+"""Names of units that users import, beside the houses: each is the same module as the unit."""
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     unit: frozenset(others.split())
     for unit, others in {
-        "__init__": "common integrations shim",
+        "__init__": "analysis common integrations shim",
         "__main__": "cli",
         "analysis": "catalogue clients common",
         "capacity": "catalogue clients common drivers owners",
@@ -93,7 +122,7 @@ def _imports() -> Iterator[tuple[str, str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         place = path.relative_to(PACKAGE)
         parts = place.with_suffix("").parts
-        module = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        module = in_house(".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -106,6 +135,12 @@ def _imports() -> Iterator[tuple[str, str, str]]:
                 yield module, name, str(place)
 
 
+def in_house(module: str) -> str:
+    """A module's name within its house; `__init__` for the public names."""
+    first, _, rest = module.partition(".")
+    return rest if first in HOUSES else module if first in {"__main__", "common"} else "__init__"
+
+
 def unit_of(module: str) -> str:
     """The unit that a module of the package belongs to."""
     return module.partition(".")[0]
@@ -116,7 +151,7 @@ def own(module: str) -> str | None:
     package, _, rest = module.partition(".")
     if package != "stallscope":
         return None
-    return rest if unit_of(rest) in MAY_IMPORT else "__init__"
+    return in_house(rest)
 
 
 def part_of(module: str) -> str | None:
@@ -125,9 +160,43 @@ def part_of(module: str) -> str | None:
     return next((part for n in (2, 1) if (part := ".".join(parts[:n])) in WITHIN), None)
 
 
+def modules(folder: Path) -> set[str]:
+    """The modules and packages of a folder."""
+    return {each.stem for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()}
+
+
+@cache
+def houses() -> Mapping[str, str]:
+    """The house of each unit; a unit without one is its own."""
+    top = {unit: unit for unit in modules(PACKAGE) - set(HOUSES) - PUBLIC}
+    return top | {unit: house for house in HOUSES for unit in modules(PACKAGE / house) - {"__init__"}}
+
+
 def test_every_unit_has_its_rule() -> None:
-    places = [each for each in PACKAGE.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()]
-    assert {each.stem for each in places} == set(MAY_IMPORT)
+    assert set(houses()) == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_a_house_imports_only_what_stands_beneath_it(house: str) -> None:
+    for unit in modules(PACKAGE / house) - {"__init__"}:
+        allowed = {house, *HOUSES[house], *BEYOND.get(unit, ())}
+        assert not {other for other in MAY_IMPORT[unit] if not {other, houses()[other]} & allowed}, unit
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_a_reader_can_know_a_house(house: str) -> None:
+    lines = sum(path.read_text().count("\n") for path in (PACKAGE / house).rglob("*.py"))
+    assert 1000 < lines <= MOST_LINES
+
+
+@pytest.mark.parametrize("name", ["analysis", "integrations.keras", "integrations.pytorch", "integrations.jax"])
+def test_a_public_name_is_the_same_module_as_its_unit(name: str) -> None:
+    unit = name.partition(".")[0]
+    program = (
+        f"import sys, stallscope.{name} as public\n"
+        f"assert public is sys.modules['stallscope.{houses()[unit]}.{name}'] is sys.modules['stallscope.{name}']"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("unit", MAY_IMPORT)
@@ -139,7 +208,9 @@ def test_a_unit_imports_exactly_what_its_rule_names(unit: str) -> None:
 
 
 def test_the_table_of_units_lists_what_each_imports() -> None:
-    table = (ROOT / "ARCHITECTURE.md").read_text().partition("## Units of the package")[2].partition("\n## ")[0]
+    table = (
+        (ROOT / "ARCHITECTURE.md").read_text().partition("## Houses and units of the package")[2].partition("\n## ")[0]
+    )
     rows = re.findall(r"^\| `(\w+)/?` \|.*\|([^|]*)\|$", table, re.MULTILINE)
     assert {unit: frozenset(re.findall(r"`(\w+)`", others)) for unit, others in rows} == MAY_IMPORT
 

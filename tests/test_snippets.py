@@ -21,9 +21,9 @@ import yaml
 
 import stallscope
 from deploy.generate import STACK_ALERTMANAGER
-from stallscope.tools.cli import commands
 from stallscope.common.thresholds import with_values
 from stallscope.node.web.http.configuration_file import read_web_configuration
+from stallscope.tools.cli import commands
 from tests.deploy.kubernetes_tools import program
 from tests.web.certificates import Authority, needs_openssl
 
@@ -250,7 +250,8 @@ def test_promql_is_valid(tmp_path: Path) -> None:
 )
 def test_imports_in_the_table_of_integrations_exist(line: str) -> None:
     module, name = re.fullmatch(r"from (\S+) import (\w+)", line).groups()  # type: ignore[union-attr]
-    source = (ROOT / "exporter" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    unit = module.replace("stallscope.", "stallscope.training.").replace(".", "/")
+    source = (ROOT / "exporter" / f"{unit}.py").read_text(encoding="utf-8")
     is_lazy = "__getattr__" in source and f'"{name}"' in source
     assert is_lazy or name in {getattr(node, "name", "") for node in ast.parse(source).body}
 

@@ -33,8 +33,9 @@ def page() -> str:
         "# Causes",
         "",
         (
-            "Generated from `stallscope/model/catalogue/causes.py` by `make generate`; do not edit. The third column is "
-            "the cause's precedence as a verdict: hardware comes first, then progress, then the performance cause that "
+            "Generated from `stallscope/model/catalogue/causes.py` by `make generate`; do not edit. The third column "
+            "is the cause's precedence as a verdict: hardware comes first, then progress, then the performance cause "
+            "that "
             "costs most, "
             "then the classes of the device side, then GPU use. A cause that is never a verdict has only its alert. "
             "The severity is the alert's highest; on a run of job class `experiment` it is info."

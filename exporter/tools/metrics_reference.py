@@ -111,8 +111,9 @@ def frames_page() -> str:
         "# Columns of data frames",
         "",
         (
-            "Generated from `stallscope/model/analysis/columns.py` by `make generate`; do not edit. These are the columns "
-            "that `stallscope.model.analysis.frames` returns and `stallscope frames` writes. [METRICS.md](METRICS.md) "
+            "Generated from `stallscope/model/analysis/columns.py` by `make generate`; do not edit. These are the "
+            "columns that `stallscope.analysis.frames` returns and `stallscope frames` writes. "
+            "[METRICS.md](METRICS.md) "
             "describes the series."
         ),
         "",

@@ -20,8 +20,7 @@ _PARTS = (
     "common/standard_library.py",
     "common/version.py",
     "integrations",
-    "protocol",
-    "shim",
+    "training",
 )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stallscope.model.catalogue.causes import CAUSES
 from stallscope.lab.simulation.scenarios import SCENARIOS
+from stallscope.model.catalogue.causes import CAUSES
 from tests.alerting.alertmanager import PATIENCE, Alert, Alertmanager, bundled, hastened, notifying, running
 from tests.alerting.dying_node import (
     Moment,

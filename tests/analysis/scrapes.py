@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from stallscope.model.clients.prometheus import Prometheus
 from stallscope.lab.replay.series import Series
+from stallscope.model.clients.prometheus import Prometheus
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
 

@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from stallscope.lab.replay.series import Series
 from stallscope.model.analysis import Frames, frames, pieces
 from stallscope.model.analysis.runs import RunError, UnknownRunError
 from stallscope.model.clients.prometheus import Prometheus
-from stallscope.lab.replay.series import Series
 from tests.analysis.scrapes import (
     BUSY,
     DATA_WAIT,

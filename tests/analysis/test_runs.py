@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stallscope.lab.replay.series import Series
 from stallscope.model.analysis.runs import (
     AmbiguousRunError,
     Claim,
@@ -18,7 +19,6 @@ from stallscope.model.analysis.runs import (
     find_run,
     run_names,
 )
-from stallscope.lab.replay.series import Series
 from tests.analysis.scrapes import INTERVAL, SCRAPES, Held, gauge, of_rank, scraped
 
 LATE = range(17, 45)

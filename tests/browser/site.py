@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stallscope.model.catalogue.metrics import FAMILIES
 from stallscope.common.address import Address
+from stallscope.model.catalogue.metrics import FAMILIES
+from stallscope.model.view.verdicts import RunName, Verdict, Verdicts, VerdictWatch
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.node.sampling.sampler import Sampler
-from stallscope.model.view.verdicts import RunName, Verdict, Verdicts, VerdictWatch
 from stallscope.node.web.application import REFRESH_SECONDS, Application
 from stallscope.node.web.http.server import Server
 from stallscope.node.web.status.exporter_state import ExporterState

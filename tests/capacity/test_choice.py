@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from stallscope.node.drivers.device import Identity
 from stallscope.tools.capacity.choice import Wanted, choose, host_against, judge, never
 from stallscope.tools.capacity.claims import Claim
 from stallscope.tools.capacity.gpu import GpuNow, Holder
 from stallscope.tools.capacity.host import Host
-from stallscope.node.drivers.device import Identity
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from stallscope.tools.capacity.exporter import WANTED, with_exporter, xids_of_hardware
-from stallscope.tools.capacity.gpu import GpuNow
 from stallscope.model.clients.exposition import Page
 from stallscope.node.drivers.device import Identity
+from stallscope.tools.capacity.exporter import WANTED, with_exporter, xids_of_hardware
+from stallscope.tools.capacity.gpu import GpuNow
 
 NOW = 1_000_000.0
 GPU = GpuNow(Identity(0, "GPU-0", "H100", "", "", "", "", ""))

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.tools.capacity.gpu import GpuNow
-from stallscope.tools.capacity.reading import read
 from stallscope.node.drivers.device import (
     Activity,
     DeviceLost,
@@ -19,6 +17,8 @@ from stallscope.node.drivers.device import (
     TimedSample,
     Utilization,
 )
+from stallscope.tools.capacity.gpu import GpuNow
+from stallscope.tools.capacity.reading import read
 from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver, memory
 from tests.waiting import giving_up_on
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from stallscope.node.drivers.device import Identity
 from stallscope.tools.capacity.gpu import GpuNow
 from stallscope.tools.capacity.visible import visible
-from stallscope.node.drivers.device import Identity
 
 
 def gpu(index: int, uuid: str, *, model: str = "H100", parent: str = "", instance: int | None = None) -> GpuNow:

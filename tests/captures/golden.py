@@ -6,8 +6,8 @@ import logging
 import sys
 from pathlib import Path
 
-from stallscope.tools.cli.record import replay
 from stallscope.node.drivers.nvidia.capture import read
+from stallscope.tools.cli.record import replay
 
 CAPTURES = Path(__file__).parent
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.tools.cli.record import file_name, replay
 from stallscope.node.drivers.nvidia.capture import read, text
+from stallscope.tools.cli.record import file_name, replay
 from tests.captures.golden import CAPTURES, captures, golden
 
 _STAND_IN_MARKS = ("stand-in", "57a1d000")

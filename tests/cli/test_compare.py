@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from stallscope.lab.replay.series import Series
 from stallscope.model.analysis import comparison
 from stallscope.model.analysis.run_figures import RunFigures
+from stallscope.model.clients.prometheus import Prometheus
 from stallscope.tools.cli import compare
 from stallscope.tools.cli._comparison import text
-from stallscope.model.clients.prometheus import Prometheus
-from stallscope.lab.replay.series import Series
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
 

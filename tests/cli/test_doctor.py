@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stallscope.tools.cli import doctor, main
 from stallscope.common.local_stack import LocalStack, announced
+from stallscope.tools.cli import doctor, main
 from stallscope.tools.doctor.examination import PARTS
 from tests.doctor.test_exporter import page
 from tests.doctor.web_servers import Served, serving

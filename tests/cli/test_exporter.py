@@ -23,10 +23,10 @@ from typing import ClassVar
 import bcrypt
 import pytest
 
-from stallscope.tools.cli.exporter import Exporter
 from stallscope.node.collectors.base import Collector, Environment
 from stallscope.node.configuration import load
 from stallscope.node.sampling.reading import Sample
+from stallscope.tools.cli.exporter import Exporter
 from tests.analysis.servers import answering, talking
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from stallscope.tools.cli import _flight_recorder, _rank_files, stacks
 from stallscope.model.view.collective_counts import lines
+from stallscope.tools.cli import _flight_recorder, _rank_files, stacks
 from tests.analysis.servers import answering
 
 RECORDED = Path(__file__).with_name("flight_recorder")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from stallscope.tools.cli import frames
 from stallscope.common.installation import install_command
 from stallscope.lab.replay.series import Series
+from stallscope.tools.cli import frames
 from tests.analysis.scrapes import SCRAPES, of_gpu, of_host, of_rank, scraped, there
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stallscope.tools.cli import gpus as command
 from stallscope.node.drivers.peak_flops import TABLE_DATE
+from stallscope.tools.cli import gpus as command
 from tests.nvml_library.stand_in import DriverState, GpuState, Group, NvmlStandIn
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from stallscope.tools.cli import _nccl_ras, stacks
 from stallscope.common.address import Address
 from stallscope.model.view.collective_counts import Evidence, lines
+from stallscope.tools.cli import _nccl_ras, stacks
 from tests.analysis.servers import answering, dripping, talking
 
 Say = Callable[[socket.socket, threading.Event], None]

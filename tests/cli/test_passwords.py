@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.tools.cli import main, trace
-from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 from stallscope.common.formatting import without_password
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 from stallscope.node.configuration import ConfigurationError, load
+from stallscope.tools.cli import main, trace
 from stallscope.tools.doctor.alerts import _received
 from stallscope.tools.doctor.server import Server
 from stallscope.training.shim import gpu_counters, transport

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from stallscope.node.drivers.device import DriverUnavailable, GpuProcess, Utilization
 from stallscope.tools.capacity.claims import Claims
 from stallscope.tools.cli import pick as command
 from stallscope.tools.cli._picker import Picker, PickFailed
-from stallscope.node.drivers.device import DriverUnavailable, GpuProcess, Utilization
 from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver, memory
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 

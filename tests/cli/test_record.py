@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from stallscope.tools.cli import record as command
 from stallscope.node.drivers.nvidia.capture import Capture, parse, read, text
 from stallscope.node.drivers.nvidia.library import NvmlFailure
 from stallscope.node.drivers.nvidia.replay import ReplayLibrary
+from stallscope.tools.cli import record as command
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 from tests.waiting import until
 

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.model.catalogue.metrics import FAMILIES
-from stallscope.tools.cli import _record_pages, replay
-from stallscope.tools.cli._recorded_exporter import Playback, samples_of
-from stallscope.model.clients.exporter import ExporterClient
 from stallscope.lab.replay import verdicts
 from stallscope.lab.replay.pages import Recording, Writer
 from stallscope.lab.replay.verdicts import INTERVAL
+from stallscope.model.catalogue.metrics import FAMILIES
+from stallscope.model.clients.exporter import ExporterClient
 from stallscope.node.sampling.exposition import Renderer
 from stallscope.node.sampling.reading import Distribution, Sample
+from stallscope.tools.cli import _record_pages, replay
+from stallscope.tools.cli._recorded_exporter import Playback, samples_of
 from tests.cli.test_trace import exporter
 from tests.free_ports import free_port
 from tests.simulation.verdicts import pages_of

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from stallscope.tools.cli import report
-from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 from stallscope.common.installation import install_command
 from stallscope.lab.replay.series import Series
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError
+from stallscope.tools.cli import report
 from tests.filled_prometheus import write
 from tests.free_ports import free_port
 from tests.prometheus_server import prometheus

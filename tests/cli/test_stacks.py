@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stallscope.tools.cli import _py_spy, _requests, stacks
 from stallscope.common.installation import install_command
+from stallscope.tools.cli import _py_spy, _requests, stacks
 from tests.analysis.servers import answering
 from tests.cli.test_nccl_ras import in_json, service, serving
 from tests.cli.test_trace import exporter, page, process

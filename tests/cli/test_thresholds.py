@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stallscope.tools.cli import thresholds
 from stallscope.common.thresholds import changed, default_thresholds, threshold_file, with_values
+from stallscope.tools.cli import thresholds
 from tests.rules.rulebook import tool
 
 

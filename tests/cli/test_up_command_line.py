@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.tools.cli.up import main, parser
 from stallscope.common.local_stack import LocalStack, announced
 from stallscope.lab.simulation.scenarios import SCENARIOS
+from stallscope.tools.cli.up import main, parser
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stallscope.model.catalogue.causes import CAUSES
-from stallscope.tools.cli import why
-from stallscope.model.clients.prometheus import Prometheus
 from stallscope.common.thresholds import default_thresholds
 from stallscope.lab.replay.series import Series
+from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.clients.prometheus import Prometheus
+from stallscope.tools.cli import why
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.tools.cli import main
-from stallscope.tools.cli.top import parser
+from stallscope.common.address import Address
 from stallscope.model.clients.client_certificate import (
     ClientCertificate,
     ClientCertificateError,
@@ -22,11 +21,12 @@ from stallscope.model.clients.client_certificate import (
 )
 from stallscope.model.clients.exporter import ExporterClient, ExporterError
 from stallscope.model.clients.prometheus import Prometheus, PrometheusError
-from stallscope.common.address import Address
 from stallscope.node.web.http.configuration_file import Tls
 from stallscope.node.web.http.response import TEXT, Response
 from stallscope.node.web.http.server import Server
 from stallscope.node.web.http.tls import TlsAdapter, context_of
+from stallscope.tools.cli import main
+from stallscope.tools.cli.top import parser
 from tests.web.certificates import Authority, needs_openssl
 
 pytestmark = needs_openssl

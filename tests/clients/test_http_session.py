@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
+from stallscope.common.address import is_this_machine
 from stallscope.model.clients.alertmanager import Alertmanager
 from stallscope.model.clients.prometheus import Prometheus, PrometheusError
-from stallscope.common.address import is_this_machine
 from tests.free_ports import free_port
 from tests.handled import handled, reply
 

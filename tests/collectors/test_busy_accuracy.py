@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import pytest
 
+from stallscope.lab.simulation.driver import SimulatedDevice, SimulatedDriver
+from stallscope.lab.simulation.node import Node
+from stallscope.lab.simulation.scenarios import SCENARIOS
 from stallscope.node.collectors.base import Environment
 from stallscope.node.collectors.nvidia import NvidiaCollector
 from stallscope.node.drivers.device import SampleKind, TimedSample, Utilization
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.sampler import Sampler
-from stallscope.lab.simulation.driver import SimulatedDevice, SimulatedDriver
-from stallscope.lab.simulation.node import Node
-from stallscope.lab.simulation.scenarios import SCENARIOS
 from tests.nvml_library.reading_process import Page, ReadingProcess
 from tests.nvml_library.stand_in import Gpu, NvmlStandIn, Wave
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.model.catalogue.metrics import HOST_FAMILIES, PROCESS_FAMILIES
-from stallscope.node.collectors.base import Collector, NotPresent, available
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.lab.simulation.host import SimulatedHost
 from stallscope.lab.simulation.node import Node
 from stallscope.lab.simulation.scenarios import scenario
+from stallscope.model.catalogue.metrics import HOST_FAMILIES, PROCESS_FAMILIES
+from stallscope.node.collectors.base import Collector, NotPresent, available
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.collectors.recorded import TREES, source_at, values
 
 HOST = {

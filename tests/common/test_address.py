@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.model.clients.exporter import ExporterClient
 from stallscope.common.address import parse_address, split_url
+from stallscope.model.clients.exporter import ExporterClient
 from stallscope.node.configuration import parse_server
 
 INVALID = [

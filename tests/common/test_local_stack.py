@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.model.clients.address import default_exporter, default_url
 from stallscope.common.local_stack import LocalStack, announced, newest_stack, runtime_folder
+from stallscope.model.clients.address import default_exporter, default_url
 
 FIRST = LocalStack("http://127.0.0.1:1", "http://127.0.0.1:2")
 SECOND = LocalStack("http://127.0.0.1:11", "http://127.0.0.1:12")

@@ -18,8 +18,8 @@ import jsonschema
 import pytest
 import yaml
 
-from stallscope.node.collectors.base import available
 from stallscope.common.version import __version__
+from stallscope.node.collectors.base import available
 from stallscope.node.configuration import load
 from tests.deploy import dockerfile
 from tests.free_ports import free_ports

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from deploy import generate
-from stallscope.node.collectors.base import available
 from stallscope.common.version import __version__
+from stallscope.node.collectors.base import available
 from stallscope.node.configuration import OWN_PATHS, Configuration, ConfigurationError, load
 from stallscope.training.protocol.vocabulary import DEFAULT_PORT
 from stallscope.training.shim.launchers import ranks

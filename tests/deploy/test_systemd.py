@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.tools.cli.exporter import _STUCK_STATUS
 from stallscope.node.configuration import load
+from stallscope.tools.cli.exporter import _STUCK_STATUS
 from tests.free_ports import free_port
 from tests.waiting import until
 

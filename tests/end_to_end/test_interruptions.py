@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.tools.cli._record_pages import header, write_pages
-from stallscope.model.clients.exporter import ExporterClient
 from stallscope.lab.replay.pages import Recording
 from stallscope.lab.replay.verdicts import replay
 from stallscope.lab.stack.programs import find_programs
+from stallscope.model.clients.exporter import ExporterClient
+from stallscope.tools.cli._record_pages import header, write_pages
 from tests.end_to_end.training_stack import FACTOR, THRESHOLDS, TrainingStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timed, pytest.mark.timeout(600)]

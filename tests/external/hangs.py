@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from stallscope.model.view.hangs import Conclusion
 from stallscope.tools.cli import _flight_recorder
 from stallscope.tools.cli._rank_files import Unreadable
-from stallscope.model.view.hangs import Conclusion
 from tests.external.errors import ExternalError
 
 FOLDER = "flight-recorder"

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from stallscope.lab.replay.series import Series
 from stallscope.model.catalogue.metrics import FAMILIES, MetricType
 from stallscope.model.clients.exposition import labels_of
 from stallscope.node.intake.runs import Limits, RunRegistry
-from stallscope.training.protocol.vocabulary import COUNTERS
-from stallscope.lab.replay.series import Series
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.exposition import Renderer
+from stallscope.training.protocol.vocabulary import COUNTERS
 from stallscope.training.shim.run import Run
 from tests.external.errors import ExternalError
 from tests.external.recording import Recording, Step, Values, base

@@ -16,12 +16,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stallscope.tools.cli import record
-from stallscope.node.drivers.nvidia.capture import Capture, CaptureError, parse, text
-from stallscope.node.drivers.nvidia.identifiers import masked
 from stallscope.lab.replay.pages import Recording, RecordingError
 from stallscope.lab.replay.rule_engine import EngineError
 from stallscope.lab.stack.programs import find_programs
+from stallscope.node.drivers.nvidia.capture import Capture, CaptureError, parse, text
+from stallscope.node.drivers.nvidia.identifiers import masked
+from stallscope.tools.cli import record
 from tests.hardware import judge_inputs as inputs
 from tests.hardware import judge_tables as tables
 from tests.hardware.judge_signals import Measured, measured

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stallscope.model.clients.exposition import labels_of
 from stallscope.lab.replay.pages import Page, Recording
+from stallscope.model.clients.exposition import labels_of
 from tests.hardware.judge_inputs import Signal
 
 

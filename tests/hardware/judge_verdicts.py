@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stallscope.model.catalogue.causes import CAUSES, muted_alerts
 from stallscope.lab.replay.pages import Recording
 from stallscope.lab.replay.rule_engine import Answers, Sample
 from stallscope.lab.replay.verdicts import Replayed, replay
+from stallscope.model.catalogue.causes import CAUSES, muted_alerts
 from tests.end_to_end.scaled import scaled
 from tests.end_to_end.training_stack import OF_THE_JOB
 from tests.hardware.judge_inputs import Program

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stallscope.tools.cli.record import replay
-from stallscope.node.drivers.nvidia.capture import read, text
 from stallscope.lab.replay.pages import FORMAT, Writer
+from stallscope.node.drivers.nvidia.capture import read, text
+from stallscope.tools.cli.record import replay
 from tests.captures.golden import captures
 from tests.hardware import judge
 from tests.hardware.judge_inputs import Machine

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.tools.cli.record import RecordError, record, replay
 from stallscope.node.drivers.nvidia.capture import parse, text
 from stallscope.node.drivers.nvidia.identifiers import masked
 from stallscope.node.drivers.nvidia.library import PynvmlLibrary
+from stallscope.tools.cli.record import RecordError, record, replay
 
 pytestmark = pytest.mark.hardware
 

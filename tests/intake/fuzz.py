@@ -30,14 +30,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from stallscope.node.intake.pending import Datagram, newest
 from stallscope.node.intake.runs import STEP_SECONDS, Limits, Transport
 from stallscope.node.intake.service import Intake, IntakeSettings
-from stallscope.training.protocol import signature
-from stallscope.training.protocol.report import ReportError
-from stallscope.training.protocol.step_request import ACTIONS
-from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, INFO_KEYS, MAX_BYTES, PRECISIONS, STEP_BUCKET_COUNT
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.exposition import Renderer
 from stallscope.node.sampling.reading import Distribution, checked
 from stallscope.node.sampling.sampler import DEFAULT_MAX_SERIES
+from stallscope.training.protocol import signature
+from stallscope.training.protocol.report import ReportError
+from stallscope.training.protocol.step_request import ACTIONS
+from stallscope.training.protocol.vocabulary import (
+    COUNTERS,
+    GAUGES,
+    INFO_KEYS,
+    MAX_BYTES,
+    PRECISIONS,
+    STEP_BUCKET_COUNT,
+)
 from tests.intake.heavy_reports import SHAPES
 
 CEILING = 160

@@ -19,10 +19,10 @@ from stallscope.node.intake.authentication import REASONS, Authentication, Token
 from stallscope.node.intake.receivers import UdpReceiver
 from stallscope.node.intake.runs import REJECTION_REASONS
 from stallscope.node.intake.service import Intake, IntakeSettings
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol import signature
 from stallscope.training.protocol.report import ReportError, parse
 from stallscope.training.protocol.vocabulary import MAX_BYTES
-from stallscope.node.sampling.clock import ScriptedClock
 from tests.intake.reports import make_report
 from tests.waiting import until
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from stallscope.node.intake.journal import Journal
 from stallscope.node.intake.processes import Process
 from stallscope.node.intake.runs import Held, RunRegistry
-from stallscope.training.protocol.report import parse
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.report import parse
 from tests.intake.reports import make_report
 
 SetProcess = Callable[..., None]

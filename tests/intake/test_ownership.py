@@ -14,8 +14,8 @@ import pytest
 from stallscope.node.intake.journal import Journal
 from stallscope.node.intake.runs import RunRegistry, Transport
 from stallscope.node.intake.service import Intake, IntakeSettings
-from stallscope.training.protocol.report import ReportError
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.report import ReportError
 from tests.intake.conftest import SetProcess
 from tests.intake.reports import make_report
 

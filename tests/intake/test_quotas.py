@@ -13,10 +13,10 @@ from stallscope.node.intake.journal import Journal
 from stallscope.node.intake.processes import Process
 from stallscope.node.intake.quotas import Totals, Usage, has_new_names, names_of, usage_of, without_new_names
 from stallscope.node.intake.runs import Held, Limits, RunRegistry
-from stallscope.training.protocol.report import ReportError, parse
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.exposition import Renderer
 from stallscope.node.sampling.sampler import DEFAULT_MAX_SERIES, Sampler
+from stallscope.training.protocol.report import ReportError, parse
 from tests.intake.conftest import SetProcess
 from tests.intake.heavy_reports import SHAPES, many_series
 from tests.intake.reports import make_report

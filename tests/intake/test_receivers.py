@@ -20,9 +20,9 @@ from stallscope.common.address import all_interfaces
 from stallscope.node.intake.dispatcher import BatchLimits, Dispatcher
 from stallscope.node.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.node.intake.runs import Transport
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.report import ReportError
 from stallscope.training.protocol.vocabulary import MAX_BYTES
-from stallscope.node.sampling.clock import ScriptedClock
 from tests.waiting import until
 
 Arrival = tuple[bytes, Transport, int | None]

@@ -11,10 +11,10 @@ import pytest
 from stallscope.model.catalogue.metrics import RUN_STATES, TRAINING_FAMILIES
 from stallscope.node.intake.quotas import usage_of
 from stallscope.node.intake.runs import REJECTION_REASONS, Limits, RunRegistry
-from stallscope.training.protocol.report import ReportError
-from stallscope.training.protocol.vocabulary import TRIAL_RUN
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample, checked
+from stallscope.training.protocol.report import ReportError
+from stallscope.training.protocol.vocabulary import TRIAL_RUN
 from tests.intake.reports import make_report
 
 SetProcess = Callable[..., None]

@@ -17,9 +17,9 @@ from stallscope.node.intake.dispatcher import BatchLimits
 from stallscope.node.intake.receivers import UdpReceiver
 from stallscope.node.intake.runs import REJECTION_REASONS, Limits
 from stallscope.node.intake.service import Intake, IntakeSettings
-from stallscope.training.protocol.vocabulary import MAX_BYTES
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample, checked
+from stallscope.training.protocol.vocabulary import MAX_BYTES
 from tests.intake.reports import make_report
 from tests.waiting import until
 

@@ -11,11 +11,11 @@ import pytest
 
 from stallscope.node.intake.runs import RunRegistry
 from stallscope.node.intake.step_requests import StepRequests
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol import step_request
 from stallscope.training.protocol.report import Report
 from stallscope.training.protocol.request_name import request_name
 from stallscope.training.protocol.vocabulary import STEP_BUCKET_COUNT
-from stallscope.node.sampling.clock import ScriptedClock
 from tests.intake.reports import make_report
 
 BUCKET = 6

@@ -19,9 +19,9 @@ from stallscope.common.address import Address
 from stallscope.common.version import __version__
 from stallscope.node.intake.receivers import UdpReceiver
 from stallscope.node.intake.service import Intake, IntakeSettings
-from stallscope.training.protocol.report import Report
 from stallscope.node.web.application import Application
 from stallscope.node.web.http.server import Server
+from stallscope.training.protocol.report import Report
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]

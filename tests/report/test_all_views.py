@@ -20,18 +20,18 @@ import stallscope
 from stallscope.model.analysis.run_figures import read_figures
 from stallscope.model.analysis.runs import find_run
 from stallscope.model.clients.prometheus import Prometheus
+from stallscope.model.view.model import Run, runs_of
+from stallscope.model.view.observer import Observer, wanted
 from stallscope.node.intake.runs import RunRegistry
-from stallscope.training.protocol.report import Report, parse
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.sampler import Sampler
 from stallscope.tools.report import json
 from stallscope.tools.report.contents import build
 from stallscope.tools.report.document import Document, Facts, Notice
 from stallscope.tools.report.subject import of_run
-from stallscope.node.sampling.clock import ScriptedClock
-from stallscope.node.sampling.sampler import Sampler
-from stallscope.training.shim.hot_lines import Burst, HotLines, Line
 from stallscope.tools.summary.measured import RankTime, RunTime
-from stallscope.model.view.model import Run, runs_of
-from stallscope.model.view.observer import Observer, wanted
+from stallscope.training.protocol.report import Report, parse
+from stallscope.training.shim.hot_lines import Burst, HotLines, Line
 from tests.filled_prometheus import recorded, write
 from tests.prometheus_server import prometheus
 from tests.scenarios.runner import EVALUATION_SECONDS

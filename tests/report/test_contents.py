@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import pytest
 
+from stallscope.common.percentiles import Bucket
 from stallscope.model.analysis.runs import Run, find_run
 from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.clients.prometheus import Prometheus, PrometheusError, RangeSeries, Series
-from stallscope.common.percentiles import Bucket
 from stallscope.tools.report import html, json, markdown, steps
 from stallscope.tools.report.alerts import Alerts, FiredAlert
 from stallscope.tools.report.contents import PARTS, build

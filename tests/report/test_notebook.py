@@ -13,10 +13,10 @@ import nbclient
 import nbformat
 import pytest
 
+from stallscope.lab.replay.series import Series
 from stallscope.model.analysis import frames
 from stallscope.model.analysis.runs import Run, find_run
 from stallscope.model.clients.prometheus import Prometheus
-from stallscope.lab.replay.series import Series
 from stallscope.tools.report import from_frames, notebook
 from stallscope.tools.report.document import Areas, Figure, HeatMap, Histogram, Notice, Section
 from stallscope.tools.report.options import Options

@@ -12,13 +12,13 @@ import pytest
 from stallscope.model.analysis.run_figures import RunFigures, read_figures
 from stallscope.model.analysis.runs import find_run
 from stallscope.model.clients.prometheus import Prometheus
+from stallscope.model.view.model import Node, runs_of
+from stallscope.model.view.observer import Observer, wanted
 from stallscope.tools.report import owners
 from stallscope.tools.report.contents import build
 from stallscope.tools.report.document import Document, Facts, Table, Value
 from stallscope.tools.report.options import Options
 from stallscope.tools.report.subject import of_everything, of_nodes, of_run
-from stallscope.model.view.model import Node, runs_of
-from stallscope.model.view.observer import Observer, wanted
 from tests.filled_prometheus import FilledPrometheus
 from tests.grafana.dashboard_queries import Chosen, Window, choose, run_query
 from tests.grafana.pages import PAGES, drawn

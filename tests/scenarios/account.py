@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import yaml
 
-from stallscope.model.catalogue.causes import CAUSES, DeviceClass
 from stallscope.lab.replay.rule_engine import Answers, Sample
+from stallscope.model.catalogue.causes import CAUSES, DeviceClass
 from tests.rules.rulebook import ALERT_FILES
 from tests.scenarios.baselines import HEALTHY, Diagnoser
 from tests.scenarios.case import Case, Series

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stallscope.model.catalogue.metrics import FAMILIES
 from stallscope.lab.replay.series import Series
+from stallscope.model.catalogue.metrics import FAMILIES
 from tests.scenarios.disturbance import Disturbance
 from tests.scenarios.page_gpu import show_gpus
 from tests.scenarios.page_host import show_host

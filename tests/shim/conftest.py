@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stallscope.training.protocol.report import Report, parse
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.report import Report, parse
 from stallscope.training.shim import lifetime, tolerance
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stallscope
-from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_PHASES
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_PHASES
 from stallscope.training.shim import tolerance
 from stallscope.training.shim.run import OWN_COUNTERS
 from tests.shim.conftest import Desk

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import pytest
 
 import stallscope
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.report import CodeLine
 from stallscope.training.protocol.stacks import HotLine, SampledPhase, sampled_phases
 from stallscope.training.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.shim import code_location, hot_lines, worker_samples
 from stallscope.training.shim.hot_lines import AGAIN, FIRST_WINDOW, PAUSE, WINDOW, Burst, HotLines, Line, lines_of
 from stallscope.training.shim.timeline import Timeline

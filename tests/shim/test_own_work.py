@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import stallscope
-from stallscope.training.integrations.pytorch_device import DeviceClock
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.integrations.pytorch_device import DeviceClock
 from tests.shim.conftest import Desk
 
 SEED = 3

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import stallscope
-from stallscope.training.protocol.vocabulary import MAX_VALUES
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.vocabulary import MAX_VALUES
 from tests.shim.conftest import Desk
 
 

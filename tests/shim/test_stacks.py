@@ -19,9 +19,9 @@ import pytest
 import stallscope
 from stallscope.node.intake.service import Intake, IntakeSettings
 from stallscope.node.intake.stacks import Left
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.stack_request import StackRequest
 from stallscope.training.protocol.stacks import Frame
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.shim import stacks
 from tests.waiting import until
 
@@ -390,7 +390,8 @@ def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake,
 def test_a_running_rank_finds_the_lines_that_its_owner_requests_after_the_stacks(
     intake: Intake, tmp_path: Path
 ) -> None:
-    program = "from stallscope.training.shim import worker_samples\nworker_samples.SECONDS = 1.0\nstacks._KEPT_SECONDS = 3.0\n"
+    imports = "from stallscope.training.shim import worker_samples\n"
+    program = imports + "worker_samples.SECONDS = 1.0\nstacks._KEPT_SECONDS = 3.0\n"
     with hanging(tmp_path, program + TRAINING):
         until(lambda: reported(intake), "no report")
         assert ask(intake, os.getuid(), samples=2, interval=0.05)[0] == 202

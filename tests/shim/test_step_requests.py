@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import stallscope
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.request_name import request_name
 from stallscope.training.protocol.step_request import StepRequest, encode
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.shim import stopping
 from stallscope.training.shim.request_file import beside_socket, mistrust
 from stallscope.training.shim.step_requests import requests_of

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallscope.model.catalogue import metrics as catalogue
-from stallscope.training.protocol.vocabulary import MAX_PHASES
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.vocabulary import MAX_PHASES
 from stallscope.training.shim import timeline as module
 from stallscope.training.shim.timeline import NO_PHASE, Timeline
 

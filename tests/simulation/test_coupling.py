@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.training.protocol.report import Report, parse
-from stallscope.node.sampling.clock import ScriptedClock
-from stallscope.training.shim.run import Run
 from stallscope.lab.simulation import Simulation
 from stallscope.lab.simulation.coupling import DELAY_SECONDS
 from stallscope.lab.simulation.driver import SimulatedDevice
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.report import Report, parse
+from stallscope.training.shim.run import Run
 from tests.simulation.numbers import memory, number, watts
 
 STEP = {"data_wait": 0.1, "forward": 0.1, "backward": 0.15, "optimizer": 0.05}

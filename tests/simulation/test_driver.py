@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from stallscope.model.catalogue.metrics import GPU_FAMILIES
-from stallscope.node.drivers.device import Device, DeviceLost, Driver, DriverUnavailable, Unsupported
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.lab.simulation.driver import SimulatedDriver
 from stallscope.lab.simulation.gpu import POWER_LIMIT_WATTS
 from stallscope.lab.simulation.node import Node
 from stallscope.lab.simulation.scenarios import scenario
 from stallscope.lab.simulation.workload import EFFECTS, Step
+from stallscope.model.catalogue.metrics import GPU_FAMILIES
+from stallscope.node.drivers.device import Device, DeviceLost, Driver, DriverUnavailable, Unsupported
+from stallscope.node.sampling.clock import ScriptedClock
 from tests.simulation.numbers import celsius, clock, highest_clock, memory, number, watts
 
 CALLS: tuple[Callable[[Device], object], ...] = (

@@ -8,13 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.node.drivers.device import Device
-from stallscope.node.intake.pending import PassedFile
-from stallscope.node.intake.runs import RunRegistry
-from stallscope.node.intake.stacks import StackFiles
-from stallscope.training.protocol.report import Report, parse
-from stallscope.training.protocol.stacks import Stack
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.lab.simulation import Simulation
 from stallscope.lab.simulation.driver import SimulatedDriver
 from stallscope.lab.simulation.gpu import IDLE_WATTS, MEMORY_BYTES
@@ -22,6 +15,13 @@ from stallscope.lab.simulation.node import Node
 from stallscope.lab.simulation.scenarios import SCENARIOS, HardwareFault, LoadChange, Scenario, scenario
 from stallscope.lab.simulation.workload import PhaseEffect
 from stallscope.model.view.stack_groups import grouped, sentence
+from stallscope.node.drivers.device import Device
+from stallscope.node.intake.pending import PassedFile
+from stallscope.node.intake.runs import RunRegistry
+from stallscope.node.intake.stacks import StackFiles
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.report import Report, parse
+from stallscope.training.protocol.stacks import Stack
 from tests.simulation.numbers import clock, highest_clock, number
 from tests.simulation.verdicts import verdicts
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.node.collectors.base import Collector, Environment, available
-from stallscope.node.owners.processes import Processes
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.lab.simulation.host import CPUS, SimulatedHost
 from stallscope.lab.simulation.node import Node, pid
 from stallscope.lab.simulation.scenarios import scenario
+from stallscope.node.collectors.base import Collector, Environment, available
+from stallscope.node.owners.processes import Processes
+from stallscope.node.sampling.clock import ScriptedClock
 
 
 class World:

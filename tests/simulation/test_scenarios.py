@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.model.catalogue.causes import CAUSES
 from stallscope.lab.simulation.scenarios import SCENARIOS, GpuLoss, LoadChange, Scenario, scenario
+from stallscope.model.catalogue.causes import CAUSES
 
 
 @pytest.mark.parametrize("story", SCENARIOS.values(), ids=SCENARIOS)

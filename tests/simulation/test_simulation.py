@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.node.drivers.device import DeviceLost
-from stallscope.node.intake.runs import RunRegistry
-from stallscope.training.protocol.report import Report, parse
-from stallscope.node.sampling.clock import ScriptedClock, SystemClock
 from stallscope.lab.simulation import Simulation
 from stallscope.lab.simulation.workload import EFFECTS
+from stallscope.node.drivers.device import DeviceLost
+from stallscope.node.intake.runs import RunRegistry
+from stallscope.node.sampling.clock import ScriptedClock, SystemClock
+from stallscope.training.protocol.report import Report, parse
 from tests.simulation.numbers import watts
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stallscope.node.collectors.base import Environment, available
-from stallscope.node.intake.runs import RunRegistry
 from stallscope.lab.replay.series import Series
-from stallscope.node.sampling.clock import ScriptedClock
-from stallscope.node.sampling.sampler import Sampler
 from stallscope.lab.simulation import Simulation
 from stallscope.lab.simulation.scenarios import scenario
+from stallscope.node.collectors.base import Environment, available
+from stallscope.node.intake.runs import RunRegistry
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.sampling.sampler import Sampler
 from tests.rules.rulebook import RULE_FILES
 from tests.scenarios.runner import EVALUATION_SECONDS, evaluate
 

@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from stallscope.model.clients.prometheus import Prometheus
 from stallscope.lab.stack.readiness import rules
+from stallscope.model.clients.prometheus import Prometheus
 from tests.handled import handled, reply
 
 

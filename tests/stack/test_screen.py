@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.model.clients.alertmanager import Alert
 from stallscope.lab.stack import screen
+from stallscope.model.clients.alertmanager import Alert
 from stallscope.model.view.verdicts import Culprit, Verdict
 
 ALERT = Alert(

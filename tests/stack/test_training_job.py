@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.training.protocol import report, vocabulary
 from stallscope.lab.stack.training_job import Classifier, Glyphs, loss_of
+from stallscope.training.protocol import report, vocabulary
 
 
 def test_its_loss_falls() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stallscope.training.protocol.report import Report, from_document
 from stallscope.tools.summary.measured import RankTime
+from stallscope.training.protocol.report import Report, from_document
 
 START = 1_700_000_000.0
 PHASES = {"initialization": 5.0, "data_wait": 30.0, "forward": 20.0, "backward": 40.0, "other": 10.0}

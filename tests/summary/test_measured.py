@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from stallscope.tools.summary.measured import RankTime, RunTime, read_runs, runs_of
 from stallscope.training.protocol.report import from_document
 from stallscope.training.shim.stored_reports import NEWEST, WARMED_UP
-from stallscope.tools.summary.measured import RankTime, RunTime, read_runs, runs_of
 from tests.summary.reports import PHASES, document, rank, report
 
 

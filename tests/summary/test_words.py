@@ -13,6 +13,8 @@ import pytest
 from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.catalogue.metrics import OUTSIDE_PHASES, PHASES
 from stallscope.model.clients.exposition import Page
+from stallscope.model.view.observer import GPU_UP, LOST_INFO, PROCESSES, RANK_GPU, RANK_STATE
+from stallscope.model.view.verdicts import Culprit, Verdict
 from stallscope.tools.summary.conditions import EXCEEDED, parse
 from stallscope.tools.summary.document import document_of
 from stallscope.tools.summary.evidence import FAMILIES, Evidence, gather, gpus_of
@@ -20,8 +22,6 @@ from stallscope.tools.summary.findings import PHASE_CAUSES, gpu_findings, main_f
 from stallscope.tools.summary.main import judge
 from stallscope.tools.summary.measured import WORK, RankTime, RunTime
 from stallscope.tools.summary.text import lines_of, unmeasured
-from stallscope.model.view.observer import GPU_UP, LOST_INFO, PROCESSES, RANK_GPU, RANK_STATE
-from stallscope.model.view.verdicts import Culprit, Verdict
 from tests.free_ports import free_port
 from tests.handled import handled, reply
 from tests.summary.reports import START, rank

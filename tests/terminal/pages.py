@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from stallscope.model.catalogue.metrics import STEP_BUCKETS, Family, family
 from stallscope.model.clients.exposition import Page
-from stallscope.node.sampling.exposition import Renderer
-from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.model.view import observer
 from stallscope.model.view.model import Node
+from stallscope.node.sampling.exposition import Renderer
+from stallscope.node.sampling.reading import Distribution, Sample
 
 NOW = 1_700_000_000.0
 GIB = 1 << 30

@@ -11,12 +11,12 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 from textual.widgets import Input
 
+from stallscope.model.view.model import Node
+from stallscope.model.view.verdicts import RunName, Verdicts
 from stallscope.tools.terminal.feed import ExporterState
 from stallscope.tools.terminal.lines import plain
 from stallscope.tools.terminal.live import Top
 from stallscope.tools.terminal.views import HELP
-from stallscope.model.view.model import Node
-from stallscope.model.view.verdicts import RunName, Verdicts
 from tests.terminal.pages import node
 from tests.terminal.test_views import LATER, OVERVIEW, VERDICTS
 

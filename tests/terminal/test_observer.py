@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from stallscope.model.catalogue.metrics import STEP_BUCKETS, Family
-from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.model.view import observer
 from stallscope.model.view.model import Owner, Run, no_step_for, runs_of
 from stallscope.model.view.observer import Observer
 from stallscope.model.view.verdicts import RunName
+from stallscope.node.sampling.reading import Distribution, Sample
 from tests.captures.golden import captures, golden
 from tests.terminal.pages import GIB, NOW, PHASE_SHARES, node, page, sample
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.model.catalogue.metrics import FAMILIES, MetricType
 from stallscope.common.formatting import percent
-from stallscope.training.protocol.stacks import Place
+from stallscope.model.catalogue.metrics import FAMILIES, MetricType
+from stallscope.model.view import observer
+from stallscope.model.view.model import Node
+from stallscope.model.view.observer import Observer
+from stallscope.model.view.phase_shares import PhaseShare
+from stallscope.model.view.verdicts import OddRank, RunName, Verdict, Verdicts
 from stallscope.node.sampling.reading import Sample
 from stallscope.tools.terminal.feed import ExporterState
 from stallscope.tools.terminal.gpu_lines import SORTS
 from stallscope.tools.terminal.lines import ASCII, Span, fit, length_of, phase_bar, plain, share, width_of, wrapped
 from stallscope.tools.terminal.screen import Screen
 from stallscope.tools.terminal.views import HELP, VIEWS, overview, title
-from stallscope.model.view import observer
-from stallscope.model.view.model import Node
-from stallscope.model.view.observer import Observer
-from stallscope.model.view.phase_shares import PhaseShare
-from stallscope.model.view.verdicts import OddRank, RunName, Verdict, Verdicts
+from stallscope.training.protocol.stacks import Place
 from tests.terminal.pages import NOW, node, page, rendered, sample
 
 LATER = (1000, 1014, 1028, 1040)

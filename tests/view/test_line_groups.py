@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from stallscope.training.protocol.stacks import HotLine, SampledPhase
 from stallscope.model.view.line_groups import grouped_lines
+from stallscope.training.protocol.stacks import HotLine, SampledPhase
 
 
 def phase(seconds: float, *lines: tuple[str, float]) -> SampledPhase:

@@ -6,20 +6,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stallscope.model.catalogue.gpu_losses import explained
 from stallscope.common.formatting import ago, count, duration, percent, progress, size_of, time_left, whole_time
+from stallscope.model.catalogue.gpu_losses import explained
+from stallscope.model.view import observer
+from stallscope.model.view.phase_shares import phase_shares
+from stallscope.model.view.verdict_words import words_of
+from stallscope.model.view.verdicts import Culprit, RunName, Verdict, Verdicts
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample
+from stallscope.node.web.status.history import MARK_SECONDS, History
 from stallscope.tools.terminal.document import document
 from stallscope.tools.terminal.feed import ExporterState
 from stallscope.tools.terminal.lines import plain
 from stallscope.tools.terminal.screen import Screen
 from stallscope.tools.terminal.views import VIEWS
-from stallscope.model.view import observer
-from stallscope.model.view.phase_shares import phase_shares
-from stallscope.model.view.verdict_words import words_of
-from stallscope.model.view.verdicts import Culprit, RunName, Verdict, Verdicts
-from stallscope.node.web.status.history import MARK_SECONDS, History
 from tests.terminal.pages import GIB, NOW, rendered, sample, samples
 from tests.web.status_page import Element, ScriptedVerdicts, shown
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.training.protocol.stacks import Frame, Stack
 from stallscope.model.view.stack_groups import grouped, sentence
+from stallscope.training.protocol.stacks import Frame, Stack
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 MAIN = Frame("/home/me/job/main.py", 5, "<module>")

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from stallscope.model.catalogue.causes import CAUSES, MISSING, REMAINDERS
-from stallscope.training.protocol.stacks import Place
 from stallscope.model.view.verdict_words import line_sentence, phrase_of, root_words, words_of
 from stallscope.model.view.verdicts import CodeLine, Culprit, OddRank, Verdict
+from stallscope.training.protocol.stacks import Place
 from tests.known_names import rules
 
 HOT = Culprit("3", "b:9400", "1", "", "thermal_throttle")

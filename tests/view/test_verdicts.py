@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from stallscope.model.clients.prometheus import Prometheus, PrometheusError, Series
-from stallscope.training.protocol.stacks import Place
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.model.view.verdicts import (
     USEFUL_SECONDS,
     WATCHED_SECONDS,
@@ -24,6 +22,8 @@ from stallscope.model.view.verdicts import (
     Verdicts,
     VerdictWatch,
 )
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.stacks import Place
 from tests.analysis.servers import prometheus
 
 RESNET = RunName("resnet50", "")

@@ -8,17 +8,17 @@ from html.parser import HTMLParser
 from typing import Any
 
 from stallscope.model.catalogue.metrics import FAMILIES
+from stallscope.model.view.observer import RankKey
+from stallscope.model.view.verdicts import Verdicts, VerdictWatch
 from stallscope.node.intake.runs import Held, samples_of
-from stallscope.training.protocol.report import parse
-from stallscope.training.protocol.vocabulary import STEP_BUCKET_COUNT
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.node.sampling.sampler import SOURCE_UP, CollectorStatus
-from stallscope.model.view.observer import RankKey
-from stallscope.model.view.verdicts import Verdicts, VerdictWatch
 from stallscope.node.web.status.exporter_state import ExporterState
 from stallscope.node.web.status.history import History
 from stallscope.node.web.status.page import StatusPage
+from stallscope.training.protocol.report import parse
+from stallscope.training.protocol.vocabulary import STEP_BUCKET_COUNT
 
 NOW = 1_700_000_000.0
 _VOID = frozenset({"meta", "br", "link"})

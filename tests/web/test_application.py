@@ -16,13 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stallscope.common.address import Address
 from stallscope.node.intake.service import Intake, IntakeSettings
-from stallscope.training.protocol.vocabulary import MAX_BYTES
 from stallscope.node.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 from stallscope.node.sampling.sampler import Sampler
 from stallscope.node.web.application import Application, is_loopback
 from stallscope.node.web.http.refusals import Refusals
 from stallscope.node.web.http.request import Request
 from stallscope.node.web.http.server import Server
+from stallscope.training.protocol.vocabulary import MAX_BYTES
 
 PROMETHEUS_2_42 = {
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stallscope.common.address import Address
-from stallscope.training.protocol.vocabulary import MAX_BYTES
 from stallscope.node.web.http.request import MAX_HEAD_BYTES, Request
 from stallscope.node.web.http.response import TEXT, Response
 from stallscope.node.web.http.server import Server
+from stallscope.training.protocol.vocabulary import MAX_BYTES
 
 GET = b"GET /metrics?name=x HTTP/1.1\r\nHost: h\r\nAccept: a\r\nACCEPT: b\r\nConnection: close\r\n\r\n"
 

@@ -11,13 +11,13 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from stallscope.model.catalogue.causes import CAUSES
 from stallscope.common.bundle import RUNBOOKS
-from stallscope.tools.report.words import runbook_of
+from stallscope.model.catalogue.causes import CAUSES
 from stallscope.node.sampling.sampler import Sampler
 from stallscope.node.web import runbooks
 from stallscope.node.web.application import Application
 from stallscope.node.web.http.request import Request
+from stallscope.tools.report.words import runbook_of
 from tests.rules.rulebook import ROOT
 
 FILES = sorted((ROOT / "alerts/runbooks").glob("*.md"))

@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 
 from stallscope.common.address import Address, all_interfaces, sender_of
-from stallscope.training.protocol.vocabulary import MAX_BYTES
 from stallscope.node.web.http import server as server_module
 from stallscope.node.web.http.request import Request
 from stallscope.node.web.http.response import TEXT, Response
 from stallscope.node.web.http.server import ListenError, Server, connection_limit
+from stallscope.training.protocol.vocabulary import MAX_BYTES
 from tests.free_ports import free_port
 from tests.waiting import until
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stallscope.model.catalogue.metrics import FAMILIES
+from stallscope.model.view.verdicts import Verdict, Verdicts
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample
-from stallscope.model.view.verdicts import Verdict, Verdicts
 from stallscope.node.web.status.history import POINT_SECONDS, History
 from tests.web.status_page import BUSY, NOW, Element, ScriptedVerdicts, gpu, shown, status
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from stallscope.model.catalogue.metrics import FAMILIES
+from stallscope.model.view.model import Recent
+from stallscope.model.view.observer import node_of
 from stallscope.node.intake.runs import Held
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample
-from stallscope.model.view.model import Recent
-from stallscope.model.view.observer import node_of
 from stallscope.node.web.status.exporter_state import SnapshotSamples
 from stallscope.node.web.status.history import MARK_SECONDS, MAX_GPUS, POINT_SECONDS, POINTS, UNKNOWN, History
 from tests.web.status_page import NOW, held, ranks

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.node.intake.runs import Held
-from stallscope.training.protocol.report import StepSeconds
-from stallscope.training.protocol.stacks import Frame, Stack, place_of
-from stallscope.training.protocol.vocabulary import STEP_BUCKET_COUNT
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.model.view.observer import STACK_INFO
 from stallscope.model.view.stack_groups import grouped
 from stallscope.model.view.verdicts import CodeLine, Culprit, RunName, Verdict, Verdicts
+from stallscope.node.intake.runs import Held
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.web.status.history import MARK_SECONDS, History
+from stallscope.training.protocol.report import StepSeconds
+from stallscope.training.protocol.stacks import Frame, Stack, place_of
+from stallscope.training.protocol.vocabulary import STEP_BUCKET_COUNT
 from tests.terminal.pages import sample
 from tests.web.status_page import NOW, Element, ScriptedVerdicts, held, ranks, shown
 

@@ -16,12 +16,12 @@ import pytest
 
 from stallscope.common.address import Address
 from stallscope.node.configuration import ConfigurationError
-from stallscope.training.protocol.vocabulary import MAX_BYTES
 from stallscope.node.web.http import server as server_module
 from stallscope.node.web.http.configuration_file import CIPHER_SUITES, CURVES, Tls
 from stallscope.node.web.http.response import TEXT, Response
 from stallscope.node.web.http.server import Server
 from stallscope.node.web.http.tls import TlsAdapter, context_of, outside_its_time_at
+from stallscope.training.protocol.vocabulary import MAX_BYTES
 from tests.waiting import until
 from tests.web.certificates import Authority, needs_openssl
 

@@ -19,6 +19,8 @@ _CLIENTS_DO = ("stallscope.tools.cli", "stallscope.node.intake", "stallscope.nod
 _BURST = 20
 _WINDOW = 60.0
 """Each of their call sites logs at most this many messages in this many seconds."""
+_HOUSE = re.compile(r"^stallscope\.(training\.|node\.|model\.|lab\.|tools\.)?")
+"""Beginning of the names of loggers, before the unit."""
 _PLAIN_VALUE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -30,7 +32,7 @@ class _Formatter(logging.Formatter):
         pairs = {
             "ts": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "logger": record.name.removeprefix("stallscope."),
+            "logger": _HOUSE.sub("", record.name),
             "msg": record.getMessage(),
         }
         pairs.update(getattr(record, "fields", {}))

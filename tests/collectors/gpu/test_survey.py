@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.lab.simulation.simulation import Simulation
 from stallscope.node.collectors.amd import AmdCollector
 from stallscope.node.collectors.base import Environment
 from stallscope.node.collectors.gpu.survey import survey
 from stallscope.node.collectors.nvidia import NvidiaCollector
 from stallscope.node.sampling.clock import SystemClock
 from stallscope.node.sampling.reading import Sample
-from stallscope.lab.simulation.simulation import Simulation
 from tests.waiting import giving_up_on
 
 

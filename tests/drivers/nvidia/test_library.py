@@ -99,7 +99,8 @@ def test_lists_take_one_call_and_grow_when_they_must(library: DriverProcess, nvm
     assert len(library.evaluate('call("nvmlDeviceGetComputeRunningProcesses", device)')) == 14
     assert nvml_stand_in.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 1
     library.execute(
-        "import stallscope.node.drivers.nvidia.library as module; module._PROCESSES_AT_MOST = 2; module._SAMPLES_AT_MOST = 2"
+        "from stallscope.node.drivers.nvidia import library as module;"
+        "module._PROCESSES_AT_MOST = 2; module._SAMPLES_AT_MOST = 2"
     )
     library.execute(SCRIPT)
     nvml_stand_in.reset_counts()

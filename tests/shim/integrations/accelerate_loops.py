@@ -13,8 +13,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.utils.data import DataLoader
 
 import stallscope
-from stallscope.training.integrations.accelerate import StallscopeTracker
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.integrations.accelerate import StallscopeTracker
 from tests.shim.conftest import Desk
 from tests.shim.integrations.pytorch_loops import FETCH, LastReport, Samples
 

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import stallscope
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations import pytorch, pytorch_device
 from stallscope.training.integrations.pytorch_device import DeviceClock
 from stallscope.training.integrations.pytorch_patches import goes_to_gpu
-from stallscope.node.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
 
 pytestmark = pytest.mark.usefixtures("strict")

@@ -32,10 +32,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 import stallscope
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations import pytorch, pytorch_input
 from stallscope.training.integrations.pytorch_device import ReducerClock
 from stallscope.training.protocol.report import Phase
-from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.shim import identity, lifetime
 from tests.shim.conftest import Desk
 
@@ -1343,7 +1343,8 @@ def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_b
     monkeypatch.setattr(identity, "information", information)
     monkeypatch.setattr(time, "monotonic", clock.monotonic)
     monkeypatch.setattr(
-        "stallscope.training.integrations.pytorch.Run", functools.partial(stallscope.Run, "job", clock=clock, sender=desk)
+        "stallscope.training.integrations.pytorch.Run",
+        functools.partial(stallscope.Run, "job", clock=clock, sender=desk),
     )
     pytorch.watch_any()
     clock.advance(4.0)

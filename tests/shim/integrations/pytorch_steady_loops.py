@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import stallscope
+from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations import pytorch
 from stallscope.training.integrations.pytorch_steady import SteadyLoop
-from stallscope.node.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
 from tests.shim.integrations.pytorch_gpu import Device
 from tests.shim.integrations.pytorch_loops import STEP, Optimizer, Parts, Samples

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import stallscope
-from stallscope.training.integrations import tensorboard
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.integrations import tensorboard
 from tests.shim.conftest import Desk
 from tests.shim.integrations.trainings import held, read
 

@@ -33,6 +33,6 @@ def table(results: Iterable[Result]) -> str:
         error = f"{name} {seconds * 1000:.0f} ms" + (f" ({seconds / true:.1%})" if true > _LONG else "")
         files = "no" if result.files else "yes" if result.number_of_files else "none saved"
         codes = "yes" if result.exit_codes[0] == result.exit_codes[1] else "no"
-        program = f"[{result.style}](../../../tests/shim/loops/programs/{result.program}.py)"
+        program = f"[{result.style}](../../../../tests/shim/loops/programs/{result.program}.py)"
         rows.append(f"| {program} | {steps} | {error} | {files} | {codes} |")
     return "\n".join(rows)

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TextIO
 
-from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 from stallscope.common.bundle import bundle_folder
 from stallscope.lab.replay.verdicts import INTERVAL, Replayed, is_unix_time
 from stallscope.lab.stack.component import Component, stop_all
@@ -18,6 +17,7 @@ from stallscope.lab.stack.grafana import grafana_component
 from stallscope.lab.stack.ports import ADDRESS, Port, reserved_ports
 from stallscope.lab.stack.programs import Programs
 from stallscope.lab.stack.signals import stop_signals
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 
 _PORTS = (
     Port("Prometheus", 19090, "--open", chosen=False),

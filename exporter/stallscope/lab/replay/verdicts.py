@@ -10,13 +10,13 @@ from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.model.clients.exposition import labels_of
 from stallscope.lab.replay import rule_engine
 from stallscope.lab.replay.pages import Recording, RecordingError
 from stallscope.lab.replay.rule_engine import Answers
 from stallscope.lab.replay.rule_files import group_of, rule_files
 from stallscope.lab.replay.series import Series
 from stallscope.lab.stack.configuration import with_thresholds
+from stallscope.model.clients.exposition import labels_of
 
 INTERVAL = 15
 """Seconds between two scrapes, and between two evaluations, as in the bundle's `prometheus.yml`."""

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from stallscope.training.protocol.report import Report
-from stallscope.node.sampling.clock import Clock
 from stallscope.lab.simulation.gpu import SimulatedGpu
 from stallscope.lab.simulation.node import FREE_MEMORY_SHARE, Node, uuid
 from stallscope.lab.simulation.scenarios import Scenario
 from stallscope.lab.simulation.workload import EFFECTS, IDLE, PhaseEffect
+from stallscope.node.sampling.clock import Clock
+from stallscope.training.protocol.report import Report
 
 DELAY_SECONDS = 2.0
 """Delay with which a GPU replays a report: four reports of a loop with the shortest interval."""

@@ -10,6 +10,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stallscope.lab.simulation.gpu import MEMORY_BYTES, POWER_LIMIT_WATTS, SAMPLES_KEPT, SAMPLES_PER_SECOND, GpuState
+from stallscope.lab.simulation.node import Node, uuid
+from stallscope.lab.simulation.scenarios import HardwareFault
+from stallscope.lab.simulation.workload import PhaseEffect
 from stallscope.node.drivers.device import (
     Activity,
     ComputeMode,
@@ -29,10 +33,6 @@ from stallscope.node.drivers.device import (
     Utilization,
 )
 from stallscope.node.sampling.clock import ScriptedClock
-from stallscope.lab.simulation.gpu import MEMORY_BYTES, POWER_LIMIT_WATTS, SAMPLES_KEPT, SAMPLES_PER_SECOND, GpuState
-from stallscope.lab.simulation.node import Node, uuid
-from stallscope.lab.simulation.scenarios import HardwareFault
-from stallscope.lab.simulation.workload import PhaseEffect
 
 MODEL = "Simulated NVIDIA H100 80GB HBM3"
 _MIB = 1024**2

@@ -6,7 +6,6 @@ import random
 import threading
 from collections.abc import Callable
 
-from stallscope.node.sampling.clock import Clock
 from stallscope.lab.simulation.gpu import GpuState, SimulatedGpu
 from stallscope.lab.simulation.scenarios import (
     CoolingFailure,
@@ -20,6 +19,7 @@ from stallscope.lab.simulation.scenarios import (
     Workload,
 )
 from stallscope.lab.simulation.workload import IDLE, SPINNING, PhaseTime, Step, StepGenerator, effect_of
+from stallscope.node.sampling.clock import Clock
 
 _STALL_SLICE_SECONDS = 1.0
 FREE_MEMORY_SHARE = 0.005

@@ -7,18 +7,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from stallscope.training.protocol.stacks import Stack
-from stallscope.training.protocol.vocabulary import STACKS_HEADER, STANDSTILL
-from stallscope.node.sampling.clock import ScriptedClock
-from stallscope.training.shim.hot_lines import HotLines
-from stallscope.training.shim.run import Run
-from stallscope.training.shim.stacks import STANDSTILL_SECONDS, memory_file
 from stallscope.lab.simulation.gpu import MEMORY_BYTES
 from stallscope.lab.simulation.host import CPUS, SLURM_JOB, USER, busy_cpu_seconds
 from stallscope.lab.simulation.node import Node, pid, uuid
 from stallscope.lab.simulation.program import SimulatedBurst
 from stallscope.lab.simulation.scenarios import GpuLoss, Stall
 from stallscope.lab.simulation.workload import Step
+from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.stacks import Stack
+from stallscope.training.protocol.vocabulary import STACKS_HEADER, STANDSTILL
+from stallscope.training.shim.hot_lines import HotLines
+from stallscope.training.shim.run import Run
+from stallscope.training.shim.stacks import STANDSTILL_SECONDS, memory_file
 
 _PROCESS_BYTES = 24 * 1024**3
 _STEPS_SAVED = 50

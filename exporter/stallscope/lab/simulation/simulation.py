@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stallscope.training.protocol.report import Report
-from stallscope.node.sampling.clock import Clock, ScriptedClock
 from stallscope.lab.simulation.coupling import CoupledNode
 from stallscope.lab.simulation.driver import SimulatedDriver
 from stallscope.lab.simulation.host import SimulatedHost
 from stallscope.lab.simulation.node import Node
 from stallscope.lab.simulation.ranks import Deliver, DeliverWithFile, Ranks
 from stallscope.lab.simulation.scenarios import Scenario, scenario
+from stallscope.node.sampling.clock import Clock, ScriptedClock
+from stallscope.training.protocol.report import Report
 
 _logger = logging.getLogger(__name__)
 

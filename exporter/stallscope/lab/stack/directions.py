@@ -7,9 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from stallscope.model.clients.exporter import ExporterClient, ExporterError
 from stallscope.lab.simulation.scenarios import Scenario
 from stallscope.lab.stack.settings import RUN, Settings
+from stallscope.model.clients.exporter import ExporterClient, ExporterError
 
 _VERDICTS = "g0.expr=run%3Averdict%3Aratio5m&g0.tab=1"
 _NO_WEB_PAGE = b"does not include a web"

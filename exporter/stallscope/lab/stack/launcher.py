@@ -13,9 +13,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from stallscope.model.clients.alertmanager import Alert, Alertmanager
-from stallscope.model.clients.exporter import ExporterClient, ExporterError
-from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 from stallscope.common.installation import install_command
 from stallscope.common.local_stack import LocalStack, announced, runtime_folder
 from stallscope.lab.simulation.scenarios import Scenario
@@ -39,6 +36,9 @@ from stallscope.lab.stack.readiness import (
 from stallscope.lab.stack.settings import RUN, WATCHDOG, Settings
 from stallscope.lab.stack.signals import StopRequest, stop_signals
 from stallscope.lab.stack.verdict_log import VerdictLog
+from stallscope.model.clients.alertmanager import Alert, Alertmanager
+from stallscope.model.clients.exporter import ExporterClient, ExporterError
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError
 
 _POLL_SECONDS = 0.25
 _WATCH_SECONDS = 2.0

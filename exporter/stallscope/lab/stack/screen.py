@@ -6,7 +6,6 @@ import textwrap
 import time
 from collections.abc import Sequence
 
-from stallscope.model.clients.alertmanager import Alert
 from stallscope.common.formatting import percent
 from stallscope.lab.simulation.scenarios import Scenario
 from stallscope.lab.stack.component import Component
@@ -14,6 +13,7 @@ from stallscope.lab.stack.directions import alertmanager_pages, commands, promet
 from stallscope.lab.stack.programs import Programs
 from stallscope.lab.stack.readiness import Check
 from stallscope.lab.stack.settings import RUN, THRESHOLDS, Settings
+from stallscope.model.clients.alertmanager import Alert
 from stallscope.model.view.verdict_words import phrase_of
 from stallscope.model.view.verdicts import Verdict
 

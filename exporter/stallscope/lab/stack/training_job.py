@@ -1,9 +1,9 @@
 """A small but real training job: an image classifier in NumPy on one CPU, reported to the exporter by the shim.
 
-`python -m stallscope.lab.stack.training_job` trains until SIGTERM. STALLSCOPE_RUN names its run. Its arguments are indices
-of GPUs that it claims without using them; simulated GPUs can then follow the job. The data loader draws each image (a
-shifted glyph under noise) on demand, which takes about half of the time: a bottleneck for the rules to find. The loss
-falls because the model learns.
+`python -m stallscope.lab.stack.training_job` trains until SIGTERM. STALLSCOPE_RUN names its run. Its arguments are
+indices of GPUs that it claims without using them; simulated GPUs can then follow the job. The data loader draws each
+image (a shifted glyph under noise) on demand, which takes about half of the time: a bottleneck for the rules to find.
+The loss falls because the model learns.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from stallscope.common.whole_files import whole_files
 from stallscope.model.analysis.data_frames import NAMES, Frames
 from stallscope.model.analysis.runs import Run
-from stallscope.common.whole_files import whole_files
 
 FORMATS = ("parquet", "csv")
 _FORMULA = re.compile(r"^'*[=+\-@\t\r\n]")

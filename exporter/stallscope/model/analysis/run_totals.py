@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
+from stallscope.common.percentiles import Bucket, buckets_of, relative_error
 from stallscope.model.analysis.over_time import FIRST_SCRAPE_SECONDS, Server
 from stallscope.model.analysis.runs import Run
-from stallscope.common.percentiles import Bucket, buckets_of, relative_error
 
 NOT_OF_THE_LOOP = frozenset({"initialization", "paused"})
 """Phases before, between and after loops."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
+from stallscope.common.formatting import NAME_LENGTH, readable
 from stallscope.model.analysis import ranges
 from stallscope.model.analysis.ranges import Ranges, joined
 from stallscope.model.clients.expressions import any_of, quoted
 from stallscope.model.clients.prometheus import RangeSeries, Series
-from stallscope.common.formatting import NAME_LENGTH, readable
 
 GOES_ON_SECONDS = 300.0
 """A run goes on if its newest scrape is no older than this, unless its ranks have ended."""

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from stallscope.model.clients.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
-from stallscope.model.clients.deadline import deadline_after, watch
 from stallscope.common.address import split_url
 from stallscope.common.formatting import without_password
 from stallscope.common.version import __version__
+from stallscope.model.clients.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
+from stallscope.model.clients.deadline import deadline_after, watch
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 64 << 20

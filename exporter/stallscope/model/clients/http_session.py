@@ -18,8 +18,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
-from stallscope.model.clients.deadline import deadline_after, watch
 from stallscope.common.address import is_this_machine
+from stallscope.model.clients.deadline import deadline_after, watch
 
 _PIECE_BYTES = 65_536
 

@@ -17,11 +17,11 @@ from urllib.parse import quote, urlsplit
 
 import requests
 
-from stallscope.model.clients.client_certificate import ClientCertificate, tls_trouble
-from stallscope.model.clients.http_session import HttpSession, TooLongError
 from stallscope.common.address import is_this_machine
 from stallscope.common.formatting import readable, without_password
 from stallscope.common.version import __version__
+from stallscope.model.clients.client_certificate import ClientCertificate, tls_trouble
+from stallscope.model.clients.http_session import HttpSession, TooLongError
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 16 << 20

@@ -6,9 +6,9 @@ import datetime as dt
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from stallscope.common.formatting import duration, percent, readable, several
 from stallscope.model.catalogue.causes import MISSING
 from stallscope.model.catalogue.conditions import SIGNALS, Unit
-from stallscope.common.formatting import duration, percent, readable, several
 from stallscope.model.view.explanation import LOOKBACK, Compared, Considered, Explanation, Measured, Missing, Sharers
 from stallscope.model.view.stack_groups import named
 from stallscope.model.view.verdict_words import words_of

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stallscope.model.catalogue.metrics import GONE_STATES, OUTSIDE_PHASES, OWNER_LABELS
 from stallscope.common.formatting import duration
-from stallscope.training.protocol.stacks import Place
+from stallscope.model.catalogue.metrics import GONE_STATES, OUTSIDE_PHASES, OWNER_LABELS
 from stallscope.model.view.verdicts import RunName
+from stallscope.training.protocol.stacks import Place
 
 Labels = Mapping[str, str]
 ENDED = ("finished", *GONE_STATES)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from stallscope.model.catalogue.metrics import Family, MetricType, family
 from stallscope.model.clients.exposition import Page
-from stallscope.training.protocol.stacks import Place
 from stallscope.model.view.model import ENDED, Gpu, Host, Labels, Node, Owner, Rank, Recent, Source
+from stallscope.training.protocol.stacks import Place
 
 BUILD_INFO = family("stallscope_build_info")
 GPU_INFO = family("stallscope_gpu_info")

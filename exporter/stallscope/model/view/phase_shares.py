@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stallscope.model.catalogue.metrics import OUTSIDE_PHASES, PHASES
 from stallscope.common.formatting import readable, whole_percents
+from stallscope.model.catalogue.metrics import OUTSIDE_PHASES, PHASES
 
 KNOWN: Mapping[str, int] = {name: place for place, name in enumerate(dict.fromkeys((*PHASES, *OUTSIDE_PHASES)))}
 """Position of each predefined phase."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stallscope.model.catalogue.causes import CAUSES, MISSING, REMAINDERS, Severity
 from stallscope.common.formatting import capitalised, percent, readable
+from stallscope.model.catalogue.causes import CAUSES, MISSING, REMAINDERS, Severity
 from stallscope.model.view.model import Run
 from stallscope.model.view.stack_groups import at
 from stallscope.model.view.verdicts import CodeLine, Culprit, OddRank, Verdict, Verdicts

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from stallscope.common.file_mark import mark
 from stallscope.common.file_trust import secret_problem
+from stallscope.node.sampling.clock import Clock, SystemClock
 from stallscope.training.protocol import signature
 from stallscope.training.protocol.report import Report, ReportError
-from stallscope.node.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)
 

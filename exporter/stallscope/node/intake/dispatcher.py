@@ -21,8 +21,8 @@ from stallscope.node.intake.pending import PassedFile, is_last, newest, sessions
 from stallscope.node.intake.receivers import Received, Receiver
 from stallscope.node.intake.refusal_log import RefusalLog
 from stallscope.node.intake.runs import Transport
-from stallscope.training.protocol.report import Report, ReportError
 from stallscope.node.sampling.clock import Clock, SystemClock
+from stallscope.training.protocol.report import Report, ReportError
 
 _logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Any
 from stallscope.common import file_trust
 from stallscope.node.intake.processes import Process, Processes
 from stallscope.node.intake.runs import Held
-from stallscope.training.protocol.report import encode, from_document, to_document
 from stallscope.node.sampling.clock import Clock, SystemClock
+from stallscope.training.protocol.report import encode, from_document, to_document
 
 _logger = logging.getLogger(__name__)
 

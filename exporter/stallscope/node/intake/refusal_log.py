@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from stallscope.training.protocol.report import ReportError
 from stallscope.node.sampling.clock import Clock
+from stallscope.training.protocol.report import ReportError
 
 _logger = logging.getLogger(__name__)
 

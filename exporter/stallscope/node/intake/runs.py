@@ -56,7 +56,18 @@ from stallscope.model.catalogue.metrics import ACTIVITIES, RUN_STATES, MetricTyp
 from stallscope.node.intake import authentication
 from stallscope.node.intake.authentication import Authentication
 from stallscope.node.intake.processes import Process, Processes
-from stallscope.node.intake.quotas import Key, Sender, Totals, Usage, has_new_names, names_of, usage_of, without_new_names
+from stallscope.node.intake.quotas import (
+    Key,
+    Sender,
+    Totals,
+    Usage,
+    has_new_names,
+    names_of,
+    usage_of,
+    without_new_names,
+)
+from stallscope.node.sampling.clock import Clock, SystemClock
+from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.training.protocol import signature
 from stallscope.training.protocol.report import REASONS, CodeLine, Phase, Report, ReportError, parse
 from stallscope.training.protocol.vocabulary import (
@@ -69,8 +80,6 @@ from stallscope.training.protocol.vocabulary import (
     MAX_VALUES,
     TRIAL_RUN,
 )
-from stallscope.node.sampling.clock import Clock, SystemClock
-from stallscope.node.sampling.reading import Distribution, Sample
 
 RANK_INFO = family("stallscope_training_rank_info")
 RANK_GPU_INFO = family("stallscope_training_rank_gpu_info")

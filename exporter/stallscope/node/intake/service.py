@@ -26,11 +26,11 @@ from stallscope.node.intake.refusal_log import RefusalLog
 from stallscope.node.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
 from stallscope.node.intake.stacks import StackFiles, StackRequests
 from stallscope.node.intake.step_requests import StepRequests
+from stallscope.node.sampling.clock import Clock, SystemClock
+from stallscope.node.sampling.reading import Sample
 from stallscope.training.protocol.report import Report, ReportError
 from stallscope.training.protocol.request_name import STACKS
 from stallscope.training.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET
-from stallscope.node.sampling.clock import Clock, SystemClock
-from stallscope.node.sampling.reading import Sample
 
 _logger = logging.getLogger(__name__)
 

@@ -22,6 +22,8 @@ from stallscope.node.intake.pending import PassedFile
 from stallscope.node.intake.quotas import Key
 from stallscope.node.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
 from stallscope.node.intake.runs import Held, RunRegistry
+from stallscope.node.sampling.clock import Clock, SystemClock
+from stallscope.node.sampling.reading import Sample
 from stallscope.training.protocol import stack_request, step_request
 from stallscope.training.protocol.rank_stacks import RankStacks
 from stallscope.training.protocol.report import Report
@@ -29,8 +31,6 @@ from stallscope.training.protocol.request_name import STACKS, request_name
 from stallscope.training.protocol.stack_request import StackRequest
 from stallscope.training.protocol.stacks import MAX_SAMPLES, Capture, Stack, parse, place_of
 from stallscope.training.protocol.vocabulary import STACKS_SIZE
-from stallscope.node.sampling.clock import Clock, SystemClock
-from stallscope.node.sampling.reading import Sample
 
 STACK_INFO = family("stallscope_training_stack_info")
 

@@ -16,11 +16,11 @@ from stallscope.model.catalogue.metrics import STEP_BUCKETS
 from stallscope.node.intake.quotas import Key
 from stallscope.node.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
 from stallscope.node.intake.runs import Held, RunRegistry
+from stallscope.node.sampling.clock import Clock, SystemClock
 from stallscope.training.protocol import step_request
 from stallscope.training.protocol.report import Report, StepSeconds
 from stallscope.training.protocol.request_name import request_name
 from stallscope.training.protocol.step_request import MAX_STEPS, StepRequest
-from stallscope.node.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from stallscope.model.catalogue.metrics import family
 from stallscope.common.version import __version__
+from stallscope.model.catalogue.metrics import family
 from stallscope.node.sampling.clock import Clock, SystemClock
 from stallscope.node.sampling.exposition import Renderer, label_text
 from stallscope.node.sampling.page import Demand, Page

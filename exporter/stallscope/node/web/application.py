@@ -7,13 +7,13 @@ from functools import partial
 from typing import Protocol
 
 from stallscope.node.configuration import parse_release_time
-from stallscope.training.protocol.vocabulary import MAX_BYTES
 from stallscope.node.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 from stallscope.node.web.control import Control
 from stallscope.node.web.http.negotiation import accepts_gzip, accepts_openmetrics
 from stallscope.node.web.http.refusals import Refusals
 from stallscope.node.web.http.request import Request
 from stallscope.node.web.http.response import HTML, JSON, Response, problem, text
+from stallscope.training.protocol.vocabulary import MAX_BYTES
 
 HEALTHY_PATH = "/-/healthy"
 READY_PATH = "/-/ready"

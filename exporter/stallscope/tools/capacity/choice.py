@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from stallscope.common.formatting import duration, percent, readable, size
 from stallscope.tools.capacity.claims import SETTLED_SECONDS, Claim
 from stallscope.tools.capacity.gpu import GpuNow, Holder
 from stallscope.tools.capacity.host import Host
-from stallscope.common.formatting import duration, percent, readable, size
 
 _UNOCCUPIED = 512 << 20
 """Bytes in use on a GPU that counts as free: those of a desktop."""

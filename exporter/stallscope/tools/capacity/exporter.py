@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stallscope.tools.capacity.gpu import GpuNow
-from stallscope.model.catalogue.metrics import Family, family
-from stallscope.model.clients.exposition import Page
 from stallscope.common.bundle import bundle_folder
 from stallscope.common.formatting import ago, readable
+from stallscope.model.catalogue.metrics import Family, family
+from stallscope.model.clients.exposition import Page
+from stallscope.tools.capacity.gpu import GpuNow
 
 _BUSY = family("stallscope_gpu_busy_seconds_total")
 _SM_ACTIVE = family("stallscope_gpu_sm_active_seconds_total")

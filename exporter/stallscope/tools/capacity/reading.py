@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from stallscope.tools.capacity.gpu import GpuNow, Holder
 from stallscope.common.concurrency import Attempt, run_concurrently
 from stallscope.node.drivers.device import (
     Activity,
@@ -29,6 +28,7 @@ from stallscope.node.drivers.device import (
     TimedSample,
 )
 from stallscope.node.owners.processes import Processes
+from stallscope.tools.capacity.gpu import GpuNow, Holder
 
 _REMEMBERED_US = 16_000_000
 _LONGEST_SAMPLE_US = 1_200_000

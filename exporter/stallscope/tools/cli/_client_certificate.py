@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from stallscope.tools.cli._parser import Parser
 from stallscope.model.clients.client_certificate import (
     CERTIFICATE_VARIABLE,
     KEY_VARIABLE,
     ClientCertificateError,
     client_certificate,
 )
+from stallscope.tools.cli._parser import Parser
 
 
 def add_flags(parser: Parser, servers: str) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
+from stallscope.common.formatting import duration, readable
 from stallscope.model.analysis.batch_size import BatchSizeStudy
 from stallscope.model.analysis.comparison import UNEXPLAINED, Against, Comparison
 from stallscope.model.analysis.run_figures import RunFigures
 from stallscope.model.catalogue.causes import CAUSES
-from stallscope.common.formatting import duration, readable
 
 _WIDTH = 79
 _NAME = 23

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
-from stallscope.model.catalogue.conditions import SIGNALS
 from stallscope.common.formatting import capitalised, percent, readable
+from stallscope.model.catalogue.conditions import SIGNALS
 from stallscope.model.view import explanation_words as words
 from stallscope.model.view.explanation import Compared, Explanation, Sharers
 

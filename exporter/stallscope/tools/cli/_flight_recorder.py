@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
-from stallscope.tools.cli._rank_files import Unreadable, bounded, rank_files, superseded
 from stallscope.common.formatting import ago, duration, readable, several
 from stallscope.model.view.collective_counts import Communicator, Evidence, Member, shared
 from stallscope.model.view.hangs import Group, Launch, Progress, RankOperations, conclude
+from stallscope.tools.cli._rank_files import Unreadable, bounded, rank_files, superseded
 
 _MAX_ENTRIES = 200_000
 """The newest entries of a file that are read."""

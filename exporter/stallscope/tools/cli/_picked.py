@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stallscope.common.formatting import percent, size
 from stallscope.tools.capacity.choice import Assessment, Wanted
 from stallscope.tools.capacity.gpu import GpuNow
 from stallscope.tools.capacity.host import Host
-from stallscope.common.formatting import percent, size
 
 _COLUMNS = 80
 

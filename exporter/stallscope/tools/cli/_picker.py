@@ -10,6 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stallscope.model.clients.address import default_exporter
+from stallscope.model.clients.exporter import ExporterClient, ExporterError
+from stallscope.model.clients.exposition import Page
+from stallscope.node.drivers.device import Driver, DriverError
+from stallscope.node.drivers.nvidia.nvml import NvmlDriver
+from stallscope.node.drivers.pci import pci_gpus
 from stallscope.tools.capacity.choice import Wanted, choose, host_against, judge, never
 from stallscope.tools.capacity.claims import Claims, ClaimsFailed, shared_folder
 from stallscope.tools.capacity.exporter import WANTED, with_exporter
@@ -18,12 +24,6 @@ from stallscope.tools.capacity.host import host, processor_time
 from stallscope.tools.capacity.reading import read
 from stallscope.tools.capacity.visible import visible
 from stallscope.tools.cli._picked import Picked, refusal
-from stallscope.model.clients.address import default_exporter
-from stallscope.model.clients.exporter import ExporterClient, ExporterError
-from stallscope.model.clients.exposition import Page
-from stallscope.node.drivers.device import Driver, DriverError
-from stallscope.node.drivers.nvidia.nvml import NvmlDriver
-from stallscope.node.drivers.pci import pci_gpus
 
 _POLL_SECONDS = 10.0
 """Interval between two polls while waiting. One poll takes the driver a few milliseconds per GPU."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from stallscope.common.formatting import without_password
+from stallscope.model.clients.address import LOCAL, LOCAL_STACK, VARIABLE, default_url
+from stallscope.node.configuration import parse_server
 from stallscope.tools.cli import _client_certificate, _times
 from stallscope.tools.cli._durations import duration
 from stallscope.tools.cli._parser import Parser
-from stallscope.model.clients.address import LOCAL, LOCAL_STACK, VARIABLE, default_url
-from stallscope.common.formatting import without_password
-from stallscope.node.configuration import parse_server
 
 if TYPE_CHECKING:
     from stallscope.model.clients.prometheus import Prometheus

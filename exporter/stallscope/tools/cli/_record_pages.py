@@ -13,13 +13,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stallscope.tools.cli._progress import progress
-from stallscope.model.clients.address import default_exporter
-from stallscope.model.clients.exporter import ExporterClient, ExporterError
 from stallscope.common.version import __version__
 from stallscope.lab.replay.pages import MAX_BYTES, Writer
 from stallscope.lab.stack.component import Component, stop_all
 from stallscope.lab.stack.ports import ADDRESS, Port, reserved_ports
+from stallscope.model.clients.address import default_exporter
+from stallscope.model.clients.exporter import ExporterClient, ExporterError
+from stallscope.tools.cli._progress import progress
 
 INTERVAL = 1.0
 """Seconds between two pages."""

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from urllib.parse import parse_qs
 
-from stallscope.model.catalogue.metrics import FAMILIES, Family, MetricType
-from stallscope.model.clients.exposition import labels_of
-from stallscope.model.clients.prometheus import Prometheus, PrometheusError, Series
 from stallscope.common.address import Address
 from stallscope.lab.replay.pages import Recording
 from stallscope.lab.replay.verdicts import is_unix_time
-from stallscope.node.sampling.reading import Distribution, Sample
-from stallscope.node.sampling.sampler import CollectorStatus
 from stallscope.lab.stack.ports import ADDRESS, Port
+from stallscope.model.catalogue.metrics import FAMILIES, Family, MetricType
+from stallscope.model.clients.exposition import labels_of
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError, Series
 from stallscope.model.view.observer import node_of
 from stallscope.model.view.verdicts import VerdictWatch
+from stallscope.node.sampling.reading import Distribution, Sample
+from stallscope.node.sampling.sampler import CollectorStatus
 from stallscope.node.web import runbooks
 from stallscope.node.web.application import (
     RELEASE_PATH,

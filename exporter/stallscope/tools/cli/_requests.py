@@ -7,12 +7,12 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
+from stallscope.common.formatting import readable
+from stallscope.model.clients.client_certificate import ClientCertificate
+from stallscope.model.clients.exporter import Answer, ExporterClient, ExporterError
 from stallscope.tools.cli import _client_certificate
 from stallscope.tools.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.tools.cli._parser import Parser
-from stallscope.model.clients.client_certificate import ClientCertificate
-from stallscope.model.clients.exporter import Answer, ExporterClient, ExporterError
-from stallscope.common.formatting import readable
 from stallscope.training.protocol.step_request import MAX_RANKS
 
 _LONGEST_ANSWER = 16 << 20

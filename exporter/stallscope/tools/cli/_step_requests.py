@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stallscope.common.formatting import without_password
+from stallscope.model.clients.address import default_exporter
 from stallscope.tools.cli import _requests
 from stallscope.tools.cli._parser import Parser
-from stallscope.model.clients.address import default_exporter
-from stallscope.common.formatting import without_password
 
 
 def add_flags(made: Parser, first_step: str) -> None:

@@ -7,9 +7,9 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from stallscope.common.version import __version__
 from stallscope.tools.cli import GROUPS, commands
 from stallscope.tools.cli._parser import HelpFormatter
-from stallscope.common.version import __version__
 
 DESCRIPTION = (
     "Stallscope shows where GPU time goes in training, and what to change. An exporter on each node serves metrics of "

@@ -61,10 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         import shtab
     except ModuleNotFoundError as error:
         return missing("completion", error, "exporter")
+    from stallscope.lab.simulation.scenarios import SCENARIOS
     from stallscope.tools.cli import commands
     from stallscope.tools.cli._whole import takes_file, takes_folder, whole_parser
     from stallscope.tools.cli.doctor import PARTS
-    from stallscope.lab.simulation.scenarios import SCENARIOS
 
     if parsed.shell not in shtab.SUPPORTED_SHELLS:
         print(f"stallscope completion: this shtab is too old for {parsed.shell}: pip install -U shtab", file=sys.stderr)

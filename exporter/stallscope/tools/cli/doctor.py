@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from stallscope.common.formatting import readable
+from stallscope.common.local_stack import newest_stack
+from stallscope.model.clients.address import VARIABLE, default_exporter
 from stallscope.tools.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.tools.cli._parser import Parser, nearest
 from stallscope.tools.cli._progress import add_flag, progress
 from stallscope.tools.cli._prometheus import add_flags
-from stallscope.model.clients.address import VARIABLE, default_exporter
-from stallscope.common.formatting import readable
-from stallscope.common.local_stack import newest_stack
 
 if TYPE_CHECKING:
     from stallscope.tools.doctor.checkup import Result, Subject

@@ -21,19 +21,19 @@ from stallscope.node.configuration import Configuration, ConfigurationError, fla
 if TYPE_CHECKING:
     import argparse
 
-    from stallscope.node.collectors.base import Collector, KubernetesSettings
-    from stallscope.node.drivers.device import Driver
-    from stallscope.training.protocol.report import Report
-    from stallscope.training.protocol.stacks import Stack
-    from stallscope.node.sampling.reading import Sample
     from stallscope.lab.simulation.simulation import Simulation
     from stallscope.model.view.verdicts import VerdictWatch
+    from stallscope.node.collectors.base import Collector, KubernetesSettings
+    from stallscope.node.drivers.device import Driver
+    from stallscope.node.sampling.reading import Sample
     from stallscope.node.web.http.refusals import Refusals
     from stallscope.node.web.http.request import Request
     from stallscope.node.web.http.security import Security
     from stallscope.node.web.http.server import Answer
     from stallscope.node.web.status.exporter_state import ExporterState
     from stallscope.node.web.status.page import StatusPage
+    from stallscope.training.protocol.report import Report
+    from stallscope.training.protocol.stacks import Stack
 
 _logger = logging.getLogger(__name__)
 
@@ -304,9 +304,9 @@ class Exporter:
         self._host_tree: tempfile.TemporaryDirectory[str] | None = None
         if not configuration.scenario:
             return None, configuration.root, None
+        from stallscope.lab.simulation.simulation import Simulation
         from stallscope.node.intake.pending import PassedFile
         from stallscope.node.sampling.clock import SystemClock
-        from stallscope.lab.simulation.simulation import Simulation
 
         tree: Path | None = None
         if configuration.simulated_host:
@@ -359,8 +359,8 @@ class Exporter:
         return self._status_page.html(refreshing)
 
     def _look(self) -> ExporterState:
-        from stallscope.node.collectors.gpu.source import GpuCollector
         from stallscope.model.view.stack_groups import grouped
+        from stallscope.node.collectors.gpu.source import GpuCollector
         from stallscope.node.web.status.exporter_state import ExporterState
 
         snapshot = self.sampler.snapshot

@@ -10,12 +10,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stallscope.common.formatting import readable
 from stallscope.tools.cli import _prometheus, _times
 from stallscope.tools.cli._durations import duration
 from stallscope.tools.cli._extras import missing
 from stallscope.tools.cli._parser import Parser
 from stallscope.tools.cli._progress import add_flag, progress
-from stallscope.common.formatting import readable
 
 if TYPE_CHECKING:
     from stallscope.model.analysis.export import Export
@@ -29,7 +29,7 @@ def parser() -> Parser:
         description="Write a run's series from Prometheus to five files: steps, phases, gpu, host and values (custom "
         "values that the training reported). A row is one scrape of one rank, phase, GPU or host, with the rank's "
         "training step at that time. Values cover the interval since the previous scrape. A run of any length fits "
-        "into memory. In Python, use stallscope.model.analysis.frames.",
+        "into memory. In Python, use stallscope.analysis.frames.",
         examples={
             "stallscope frames --run resnet50": "the last day, as steps.parquet, gpu.parquet ... in this directory",
             "stallscope frames --run resnet50 --since 30d --step 5m --out month": "a month, one row per five minutes",
@@ -83,10 +83,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _write(parsed: Any) -> Export:
+    from stallscope.common.whole_files import reason
     from stallscope.model.analysis.data_frames import pieces
     from stallscope.model.analysis.export import export
     from stallscope.model.analysis.runs import find_run
-    from stallscope.common.whole_files import reason
 
     try:
         with (

@@ -118,11 +118,11 @@ def _real() -> tuple[list[Survey], RecordingLibrary | None]:
 
 
 def _simulated(scenario: str) -> tuple[list[Survey], None]:
+    from stallscope.lab.simulation.simulation import Simulation
     from stallscope.node.collectors.base import Environment
     from stallscope.node.collectors.gpu.survey import survey
     from stallscope.node.collectors.nvidia import NvidiaCollector
     from stallscope.node.sampling.clock import SystemClock
-    from stallscope.lab.simulation.simulation import Simulation
 
     simulation = Simulation.named(scenario, clock=SystemClock())
     simulation.start()

@@ -7,10 +7,10 @@ import importlib
 from collections.abc import Sequence
 from functools import partial
 
+from stallscope.common.version import __version__
 from stallscope.tools.cli import GROUPS, commands
 from stallscope.tools.cli._parser import Parser
 from stallscope.tools.cli._whole import DESCRIPTION
-from stallscope.common.version import __version__
 
 _COLUMNS = 78
 

@@ -18,14 +18,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stallscope.tools.cli import _record_pages as pages
-from stallscope.tools.cli._durations import duration
-from stallscope.tools.cli._exporter import DEFAULT_EXPORTER, exporter_url
-from stallscope.tools.cli._parser import Parser
-from stallscope.tools.cli._progress import progress
+from stallscope.common.version import __version__
 from stallscope.node.collectors.base import Environment
 from stallscope.node.collectors.nvidia import NvidiaCollector
-from stallscope.common.version import __version__
 from stallscope.node.drivers.nvidia.capture import Call, Capture, Header, text
 from stallscope.node.drivers.nvidia.identifiers import masked
 from stallscope.node.drivers.nvidia.library import Library, PynvmlLibrary
@@ -34,6 +29,11 @@ from stallscope.node.drivers.nvidia.record import Pending, RecordingLibrary
 from stallscope.node.drivers.nvidia.replay import ReplayLibrary
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.sampler import Sampler
+from stallscope.tools.cli import _record_pages as pages
+from stallscope.tools.cli._durations import duration
+from stallscope.tools.cli._exporter import DEFAULT_EXPORTER, exporter_url
+from stallscope.tools.cli._parser import Parser
+from stallscope.tools.cli._progress import progress
 
 INTERVAL = 1.0
 HANG_SECONDS = 10.0

@@ -99,9 +99,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(recording: Recording, replayed: Replayed, programs: Programs, at: float | None) -> int:
-    from stallscope.tools.cli._recorded_exporter import Playback, recorded_exporter
     from stallscope.lab.replay.server import ServerError, serve
     from stallscope.node.web.http.server import ListenError
+    from stallscope.tools.cli._recorded_exporter import Playback, recorded_exporter
 
     begin = max(0.0, replayed.seconds - _PLAYED_SECONDS) if at is None else at
     if begin >= replayed.seconds:

@@ -16,14 +16,14 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stallscope.common.formatting import readable
+from stallscope.common.whole_files import reason, whole_file
 from stallscope.tools.cli import _prometheus, _times
 from stallscope.tools.cli._durations import duration
 from stallscope.tools.cli._extras import missing
 from stallscope.tools.cli._parser import Parser, nearest
 from stallscope.tools.cli._progress import add_flag, progress
 from stallscope.tools.cli._prometheus import CommandFailed, one_line_errors
-from stallscope.common.formatting import readable
-from stallscope.common.whole_files import reason, whole_file
 from stallscope.tools.report.formats import SUFFIXES, format_of, load, written
 from stallscope.tools.report.words import UnknownZone, title_of, zone
 

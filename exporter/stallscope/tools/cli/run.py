@@ -13,11 +13,11 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from stallscope.common.standard_library import release
 from stallscope.tools.cli._become import become
 from stallscope.tools.cli._run_summary import FORMS, SummaryOptions, discard, prepare, say
 from stallscope.tools.cli._run_summary import VARIABLE as SUMMARY
 from stallscope.tools.cli._supervised import end_as, supervise
-from stallscope.common.standard_library import release
 from stallscope.training.shim import automatic, launchers, lifetime, stored_reports
 
 if TYPE_CHECKING:
@@ -263,7 +263,8 @@ def _note(main_module: ModuleType, process: int) -> None:
     if launchers.ranks(os.environ)[0] or stored_reports.has_reports(folder):
         return
     integration = sys.modules.get("stallscope.training.integrations.pytorch")
-    if not {"torch", "stallscope.training.shim.run"} & sys.modules.keys():  # a program with its own `Run` is measured by it
+    # A program with its own `Run` is measured by it.
+    if not {"torch", "stallscope.training.shim.run"} & sys.modules.keys():
         problem = "did not import torch, so there was nothing to measure"
     elif integration is not None and integration.misses_steps():
         problem = "computed gradients, but no step was found; report steps with stallscope.track() or Run.step()"

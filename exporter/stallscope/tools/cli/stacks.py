@@ -11,23 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stallscope.tools.cli import _flight_recorder, _nccl_ras, _rank_files, _requests, _stack_files
-from stallscope.tools.cli._parser import Parser
-from stallscope.tools.cli._progress import add_flag, progress
-from stallscope.tools.cli._py_spy import Unreadable, threads_of
-from stallscope.model.clients.address import default_exporter
 from stallscope.common.address import Address, parse_address
 from stallscope.common.formatting import ago, percent, readable, several, without_password
-from stallscope.training.protocol import rank_stacks
-from stallscope.training.protocol.rank_stacks import RankStacks
-from stallscope.training.protocol.stack_request import MAX_INTERVAL
-from stallscope.training.protocol.stacks import MAX_SAMPLES, Stack, is_shim
-from stallscope.training.protocol.vocabulary import MAX_CODE_LINES
+from stallscope.model.clients.address import default_exporter
 from stallscope.model.view import collective_counts
 from stallscope.model.view.collective_counts import Evidence
 from stallscope.model.view.hangs import Conclusion, by_stacks
 from stallscope.model.view.line_groups import LineGroup, PhaseLines, grouped_lines
 from stallscope.model.view.stack_groups import Grouping, grouped, sentence
+from stallscope.tools.cli import _flight_recorder, _nccl_ras, _rank_files, _requests, _stack_files
+from stallscope.tools.cli._parser import Parser
+from stallscope.tools.cli._progress import add_flag, progress
+from stallscope.tools.cli._py_spy import Unreadable, threads_of
+from stallscope.training.protocol import rank_stacks
+from stallscope.training.protocol.rank_stacks import RankStacks
+from stallscope.training.protocol.stack_request import MAX_INTERVAL
+from stallscope.training.protocol.stacks import MAX_SAMPLES, Stack, is_shim
+from stallscope.training.protocol.vocabulary import MAX_CODE_LINES
 
 _PATH = "/api/v1/stacks"
 _POLL_SECONDS = 0.5

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stallscope.common.thresholds import changed, default_thresholds, with_values
 from stallscope.tools.cli._extras import missing
 from stallscope.tools.cli._parser import Parser
-from stallscope.common.thresholds import changed, default_thresholds, with_values
 
 
 def parser() -> Parser:

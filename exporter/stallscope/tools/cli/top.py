@@ -12,21 +12,21 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stallscope.common.local_stack import newest_stack
+from stallscope.model.clients.address import LOCAL_STACK, VARIABLE, default_exporter
 from stallscope.tools.cli import _client_certificate
 from stallscope.tools.cli._durations import duration
 from stallscope.tools.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.tools.cli._extras import missing
 from stallscope.tools.cli._parser import Parser
 from stallscope.tools.cli._prometheus import address
-from stallscope.model.clients.address import LOCAL_STACK, VARIABLE, default_exporter
-from stallscope.common.local_stack import newest_stack
 
 if TYPE_CHECKING:
     from stallscope.model.clients.client_certificate import ClientCertificate
-    from stallscope.tools.terminal.feed import Feed
-    from stallscope.tools.terminal.lines import Line
     from stallscope.model.view.model import Node
     from stallscope.model.view.verdicts import VerdictWatch
+    from stallscope.tools.terminal.feed import Feed
+    from stallscope.tools.terminal.lines import Line
 
 _LEAST_COLUMNS = 20
 _RESPONSE_LIMIT = 12.0

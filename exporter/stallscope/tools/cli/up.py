@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stallscope.common.local_stack import newest_stack
+from stallscope.lab.simulation.scenarios import SCENARIOS, scenario
+from stallscope.node.configuration import parse_duration
 from stallscope.tools.cli._extras import missing
 from stallscope.tools.cli._parser import Parser
-from stallscope.common.local_stack import newest_stack
-from stallscope.node.configuration import parse_duration
-from stallscope.lab.simulation.scenarios import SCENARIOS, scenario
 
 _DEFAULT_SCENARIO = "thermal_throttle"
 _SERVICES = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
-from stallscope.model.clients.client_certificate import ClientCertificate
 from stallscope.common.concurrency import run_concurrently
+from stallscope.model.clients.client_certificate import ClientCertificate
 
 Status = Literal["ok", "warning", "failed", "skipped"]
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stallscope.model.catalogue.gpu_losses import LOSSES, remedy
 from stallscope.common.installation import install_command
 from stallscope.common.standard_library import OWN_FOLDERS
-from stallscope.tools.doctor.checkup import Finding, Stop, failed, ok, skipped, warning
+from stallscope.model.catalogue.gpu_losses import LOSSES, remedy
 from stallscope.node.drivers.pci import pci_gpus
+from stallscope.tools.doctor.checkup import Finding, Stop, failed, ok, skipped, warning
 
 _PROBE_LIMIT = 40.0
 """Seconds for all drivers, including the start of the process on a busy machine."""

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from stallscope.common.version import __version__
 from stallscope.model.catalogue.gpu_losses import LOSSES
 from stallscope.model.catalogue.metrics import Family, family
 from stallscope.model.clients.exporter import ExporterClient, ExporterError
 from stallscope.model.clients.exposition import Page
-from stallscope.common.version import __version__
 from stallscope.tools.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, warning
 
 BUILD_INFO = family("stallscope_build_info")

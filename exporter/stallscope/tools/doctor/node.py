@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stallscope.model.clients.exporter import ExporterClient
+from stallscope.node.owners.pod_resources import SOCKET as POD_RESOURCES_SOCKET
 from stallscope.tools.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, skipped, warning
 from stallscope.tools.doctor.drivers import drivers, text_of
 from stallscope.tools.doctor.exporter import client_of
-from stallscope.node.owners.pod_resources import SOCKET as POD_RESOURCES_SOCKET
 from stallscope.training.protocol.vocabulary import DEFAULT_SOCKET
 
 _READ, _WRITE, _SEARCH = 4, 2, 1

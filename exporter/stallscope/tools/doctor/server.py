@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stallscope.model.clients.client_certificate import ClientCertificate
 from stallscope.common.installation import install_command
+from stallscope.model.clients.client_certificate import ClientCertificate
 from stallscope.tools.doctor.checkup import Stop, Subject, failed, skipped
 
 if TYPE_CHECKING:

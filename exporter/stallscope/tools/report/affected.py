@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from stallscope.common.formatting import duration
 from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.clients.expressions import any_of, quoted
-from stallscope.common.formatting import duration
 from stallscope.tools.report.queries import Queries
 from stallscope.tools.report.ranks import Ranks
 from stallscope.tools.report.words import title_of

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stallscope.common.formatting import duration
 from stallscope.model.catalogue.causes import CAUSES, EVERYTHING
 from stallscope.model.clients.expressions import any_of
-from stallscope.common.formatting import duration
 from stallscope.tools.report.document import Block, Column, Notice, Paragraph, Table, unavailable
 from stallscope.tools.report.lost_time import LostTime
 from stallscope.tools.report.queries import Queries, highest

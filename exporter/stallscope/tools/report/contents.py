@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from stallscope.model.clients.prometheus import PrometheusError
+from stallscope.model.view.verdicts import CodeLine, OddRank
 from stallscope.tools.report import alerts as alerts_of
 from stallscope.tools.report import (
     considered,
@@ -37,7 +38,6 @@ from stallscope.tools.report.document import Block, Document, Notice, Section, u
 from stallscope.tools.report.options import Options
 from stallscope.tools.report.queries import Queries, Server
 from stallscope.tools.report.subject import Subject
-from stallscope.model.view.verdicts import CodeLine, OddRank
 
 PARTS = 24
 """Maximum number of calls of `progress` for a report."""

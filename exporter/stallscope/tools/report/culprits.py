@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stallscope.model.analysis.over_time import RUN_LABELS
 from stallscope.common.formatting import capitalised, duration, readable
-from stallscope.tools.report.queries import Queries
-from stallscope.tools.report.words import LONGEST_TEXT
+from stallscope.model.analysis.over_time import RUN_LABELS
 from stallscope.model.view.verdict_words import phrase_of, remedy_of
 from stallscope.model.view.verdicts import CodeLine, Culprit, OddRank, code_line_of, culprit_of, odd_rank_of
+from stallscope.tools.report.queries import Queries
+from stallscope.tools.report.words import LONGEST_TEXT
 
 
 class Blamed(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from stallscope.model.catalogue.causes import CAUSES
 from stallscope.common.formatting import capitalised, duration
+from stallscope.model.catalogue.causes import CAUSES
 from stallscope.tools.report.document import (
     Areas,
     Bars,

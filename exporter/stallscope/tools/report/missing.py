@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stallscope.model.catalogue.causes import CAUSES, MISSING, Domain
 from stallscope.common.formatting import duration
+from stallscope.model.catalogue.causes import CAUSES, MISSING, Domain
 from stallscope.tools.report.alerts import Alerts
 from stallscope.tools.report.document import Block, Column, Notice, Paragraph, Table, Value
 from stallscope.tools.report.queries import Queries

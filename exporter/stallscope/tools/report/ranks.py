@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stallscope.common.formatting import duration, readable
 from stallscope.model.analysis.runs import Run
 from stallscope.model.catalogue.metrics import GONE_STATES
 from stallscope.model.clients.expressions import any_of
-from stallscope.common.formatting import duration, readable
 from stallscope.tools.report.document import Block, Column, Notice, Paragraph, Table, Value
 from stallscope.tools.report.queries import Queries
 from stallscope.tools.report.words import LONGEST_TEXT, title_of

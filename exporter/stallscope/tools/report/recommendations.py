@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from stallscope.common.formatting import capitalised, duration
 from stallscope.model.catalogue.causes import CAUSES, EVERYTHING, REMAINDERS
 from stallscope.model.catalogue.conditions import GENERAL
-from stallscope.common.formatting import capitalised, duration
+from stallscope.model.view.verdict_words import line_sentence, odd_sentence
+from stallscope.model.view.verdicts import CodeLine, OddRank
 from stallscope.tools.report.affected import listed
 from stallscope.tools.report.alerts import Alerts
 from stallscope.tools.report.culprits import Blamed
@@ -18,8 +20,6 @@ from stallscope.tools.report.document import Block, Fact, Notice, Paragraph, Rec
 from stallscope.tools.report.lost_time import Loss, LostTime
 from stallscope.tools.report.queries import Queries
 from stallscope.tools.report.words import money, percent, plain, title_of
-from stallscope.model.view.verdict_words import line_sentence, odd_sentence
-from stallscope.model.view.verdicts import CodeLine, OddRank
 
 KEY = "recommendations"
 TITLE = "What to change"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from stallscope.common.formatting import capitalised
 from stallscope.model.analysis.comparison import UNEXPLAINED, Against, Comparison, compare
 from stallscope.model.analysis.over_time import settled
 from stallscope.model.analysis.run_figures import RunFigures, read_figures, with_distinct_names
 from stallscope.model.analysis.runs import Run
-from stallscope.common.formatting import capitalised
 from stallscope.tools.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
 from stallscope.tools.report.queries import Queries
 from stallscope.tools.report.words import percent, plain, title_of

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
-from stallscope.model.analysis.over_time import settled
-from stallscope.model.clients.expressions import quoted
 from stallscope.common.formatting import capitalised, duration
 from stallscope.common.percentiles import Bucket, buckets_of, percentile_limits
+from stallscope.model.analysis.over_time import settled
+from stallscope.model.clients.expressions import quoted
+from stallscope.model.view.phase_shares import step_contents
 from stallscope.tools.report.document import (
     Block,
     Column,
@@ -31,7 +32,6 @@ from stallscope.tools.report.phases import phase_seconds
 from stallscope.tools.report.queries import SCRAPES_SECONDS, TRAINING_TIME, Queries, RangeResult
 from stallscope.tools.report.ranks import Ranks
 from stallscope.tools.report.words import limits, percent, plain
-from stallscope.model.view.phase_shares import step_contents
 
 KEY = "steps"
 TITLE = "Steps"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from stallscope.common.formatting import capitalised, duration
 from stallscope.model.analysis.over_time import RUN_LABELS, gpus_of_runs, lost_of_runs
 from stallscope.model.analysis.run_figures import Work
 from stallscope.model.analysis.runs import Run
 from stallscope.model.catalogue.causes import MISSING
 from stallscope.model.catalogue.metrics import GONE_STATES
 from stallscope.model.clients.expressions import any_of, quoted
-from stallscope.common.formatting import capitalised, duration
+from stallscope.model.view.verdict_words import line_words, remedy_of
 from stallscope.tools.report.affected import listed
 from stallscope.tools.report.culprits import Blamed, culprits_of_runs, run_of
 from stallscope.tools.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
@@ -20,7 +21,6 @@ from stallscope.tools.report.phases import named_shares
 from stallscope.tools.report.queries import TRAINING_TIME, Queries
 from stallscope.tools.report.ranks import Ranks, standstill
 from stallscope.tools.report.words import UNKNOWN, percent, plain, title_of
-from stallscope.model.view.verdict_words import line_words, remedy_of
 
 KEY = "summary"
 TITLE = "Summary"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stallscope.model.clients.expressions import any_of
 from stallscope.common.formatting import duration
+from stallscope.model.clients.expressions import any_of
 from stallscope.tools.report.document import Block, Column, Figure, Mark, Notice, Span, States, Table, Value
 from stallscope.tools.report.lost_time import LostTime
 from stallscope.tools.report.queries import Queries, RangeResult

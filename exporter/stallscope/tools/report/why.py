@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from stallscope.model.clients.expressions import any_of
 from stallscope.common.formatting import capitalised
-from stallscope.tools.report.document import Block, Column, Paragraph, Table, Value
-from stallscope.tools.report.queries import Queries
+from stallscope.model.clients.expressions import any_of
 from stallscope.model.view import explanation_words as words
 from stallscope.model.view.explanation import explain
+from stallscope.tools.report.document import Block, Column, Paragraph, Table, Value
+from stallscope.tools.report.queries import Queries
 
 KEY = "why"
 TITLE = "Why the last verdict"

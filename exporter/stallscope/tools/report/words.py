@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from stallscope.model.catalogue.causes import CAUSES, PHASE_COLOURS, REMAINDERS
-from stallscope.model.catalogue.metrics import OUTSIDE_PHASES
 from stallscope.common.bundle import RUNBOOKS
 from stallscope.common.formatting import count, duration, readable
+from stallscope.model.catalogue.causes import CAUSES, PHASE_COLOURS, REMAINDERS
+from stallscope.model.catalogue.metrics import OUTSIDE_PHASES
 from stallscope.tools.report.document import Document, Kind, Value
 from stallscope.tools.report.options import NO_CURRENCY
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stallscope.common.address import split_url
+from stallscope.common.formatting import readable, without_password
 from stallscope.model.catalogue.metrics import family
 from stallscope.model.clients.address import default_url
 from stallscope.model.clients.exporter import ExporterClient, ExporterError
 from stallscope.model.clients.exposition import Page
-from stallscope.common.address import split_url
-from stallscope.common.formatting import readable, without_password
-from stallscope.tools.summary.measured import RunTime
 from stallscope.model.view.model import ENDED, Gpu, Owner
 from stallscope.model.view.observer import PROCESSES, RANK_GPU, RANK_STATE, WANTED, node_of
 from stallscope.model.view.verdicts import RunName, Verdict, VerdictWatch
+from stallscope.tools.summary.measured import RunTime
 
 _ADDRESS_LENGTH = 200
 _EXPORTER_SECONDS = 2.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stallscope.model.catalogue.causes import CAUSES
 from stallscope.common.formatting import capitalised, percent, readable, several
-from stallscope.tools.summary.evidence import THROTTLE_CAUSES, Evidence, GpuEvidence
-from stallscope.tools.summary.measured import COMMUNICATION, DATA_WAIT, REMAINDER, LineOfCode, RunTime
+from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.view.phase_shares import phase_shares
 from stallscope.model.view.verdict_words import words_of
+from stallscope.tools.summary.evidence import THROTTLE_CAUSES, Evidence, GpuEvidence
+from stallscope.tools.summary.measured import COMMUNICATION, DATA_WAIT, REMAINDER, LineOfCode, RunTime
 
 PHASE_CAUSES: Mapping[str, str] = {
     DATA_WAIT: "input_bound",

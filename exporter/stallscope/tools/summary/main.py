@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.common.whole_files import reason, whole_file
-from stallscope.training.shim.stored_reports import NEWEST, PAGE, SETTINGS, WARMED_UP, discard, is_alive, started
+from stallscope.model.view.phase_shares import step_contents
 from stallscope.tools.summary.conditions import EXCEEDED, LOST, STEP, UNKNOWN, Condition, parse
 from stallscope.tools.summary.document import document_of
 from stallscope.tools.summary.evidence import gather
 from stallscope.tools.summary.kept import keep
 from stallscope.tools.summary.measured import RunTime, read_runs
 from stallscope.tools.summary.text import lines_of
-from stallscope.model.view.phase_shares import step_contents
+from stallscope.training.shim.stored_reports import NEWEST, PAGE, SETTINGS, WARMED_UP, discard, is_alive, started
 
 
 def main(folder: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stallscope.common.formatting import duration, percent, rate, readable, several
-from stallscope.training.shim.slow_steps import FEWEST, WARM_UP
+from stallscope.model.view.phase_shares import phase_shares, step_contents, title_of_share
+from stallscope.model.view.verdict_words import line_words
 from stallscope.tools.summary.evidence import Evidence, GpuEvidence
 from stallscope.tools.summary.findings import VERDICT_SECONDS, Finding, gpu_findings, main_finding
 from stallscope.tools.summary.measured import DATA_WAIT, REMAINDER, RunTime
-from stallscope.model.view.phase_shares import phase_shares, step_contents, title_of_share
-from stallscope.model.view.verdict_words import line_words
+from stallscope.training.shim.slow_steps import FEWEST, WARM_UP
 
 _MOST_RUNS = 4
 _MOST_GPUS = 8

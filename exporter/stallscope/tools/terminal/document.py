@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stallscope.tools.terminal.feed import ExporterState
-from stallscope.tools.terminal.screen import Screen
 from stallscope.model.view.model import Gpu, Host, Rank, Run
 from stallscope.model.view.verdicts import CodeLine, Verdict, Verdicts
+from stallscope.tools.terminal.feed import ExporterState
+from stallscope.tools.terminal.screen import Screen
 
 
 def document(screen: Screen) -> dict[str, Any]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from stallscope.model.catalogue.gpu_losses import explained
 from stallscope.common.formatting import percent, readable, several, size, time_since
+from stallscope.model.catalogue.gpu_losses import explained
+from stallscope.model.view.model import Gpu, Owner
+from stallscope.model.view.verdict_words import words_of
+from stallscope.model.view.verdicts import Verdicts
 from stallscope.tools.terminal.lines import (
     BAR,
     Column,
@@ -25,9 +28,6 @@ from stallscope.tools.terminal.lines import (
 )
 from stallscope.tools.terminal.owner_lines import owner_name
 from stallscope.tools.terminal.verdict_lines import ROLES, verdict_lines
-from stallscope.model.view.model import Gpu, Owner
-from stallscope.model.view.verdict_words import words_of
-from stallscope.model.view.verdicts import Verdicts
 
 SORTS = ("number", "activity", "memory", "power", "owner")
 """Sort orders of GPUs."""

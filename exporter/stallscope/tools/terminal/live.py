@@ -25,14 +25,14 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Input
 
-from stallscope.model.catalogue.causes import PHASE_COLOURS
 from stallscope.common.formatting import readable
+from stallscope.model.catalogue.causes import PHASE_COLOURS
+from stallscope.model.view.verdicts import RunName, Verdicts
 from stallscope.tools.terminal.feed import ExporterState
 from stallscope.tools.terminal.gpu_lines import SORTS
 from stallscope.tools.terminal.lines import ASCII, Line, Span, line
 from stallscope.tools.terminal.screen import Screen
 from stallscope.tools.terminal.views import HELP, VIEWS, title
-from stallscope.model.view.verdicts import RunName, Verdicts
 
 _STYLES = {
     "title": Style(bold=True),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stallscope.model.catalogue.gpu_losses import explained
 from stallscope.common.formatting import count, readable, several, size, time_since, whole_time
+from stallscope.model.catalogue.gpu_losses import explained
+from stallscope.model.view.model import Host, Node
 from stallscope.tools.terminal.feed import ExporterState
 from stallscope.tools.terminal.gpu_lines import gpu_name
 from stallscope.tools.terminal.lines import (
@@ -22,7 +23,6 @@ from stallscope.tools.terminal.lines import (
     usage,
     wrapped,
 )
-from stallscope.model.view.model import Host, Node
 
 MAX_PROBLEMS = 8
 """Maximum number of problems in the overview."""

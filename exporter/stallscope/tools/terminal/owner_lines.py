@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stallscope.common.formatting import readable, size
-from stallscope.tools.terminal.lines import Column, Line, Span, line, or_dash, share_bar, table
 from stallscope.model.view.model import Gpu, Node, Owner
+from stallscope.tools.terminal.lines import Column, Line, Span, line, or_dash, share_bar, table
 
 _RUN = 32
 """Displayed characters of a run's name."""

@@ -13,6 +13,11 @@ from stallscope.common.formatting import (
     time_since,
     whole_time,
 )
+from stallscope.model.view.model import RankRow, Run, no_step_for
+from stallscope.model.view.phase_shares import phase_shares
+from stallscope.model.view.stack_groups import at
+from stallscope.model.view.verdict_words import why_unjudged
+from stallscope.model.view.verdicts import Verdicts
 from stallscope.tools.terminal.lines import (
     BAR,
     Column,
@@ -29,11 +34,6 @@ from stallscope.tools.terminal.lines import (
     wrapped,
 )
 from stallscope.tools.terminal.verdict_lines import verdict_lines
-from stallscope.model.view.model import RankRow, Run, no_step_for
-from stallscope.model.view.phase_shares import phase_shares
-from stallscope.model.view.stack_groups import at
-from stallscope.model.view.verdict_words import why_unjudged
-from stallscope.model.view.verdicts import Verdicts
 
 MAX_RANKS = 64
 """Maximum number of displayed ranks of one run."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from stallscope.tools.terminal.feed import ExporterState
 from stallscope.model.view.model import Node, Owner, Run, runs_of
 from stallscope.model.view.verdicts import RunName, Verdicts
+from stallscope.tools.terminal.feed import ExporterState
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stallscope.common.formatting import ago, readable
-from stallscope.tools.terminal.lines import Line, wrapped
 from stallscope.model.view.verdict_words import words_of
 from stallscope.model.view.verdicts import Verdict, Verdicts
+from stallscope.tools.terminal.lines import Line, wrapped
 
 ROLES = {"critical": "bad", "warning": "warn"}
 

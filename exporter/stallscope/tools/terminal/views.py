@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from stallscope.common.formatting import readable, several
+from stallscope.model.view.model import Node, Run
 from stallscope.tools.terminal.gpu_lines import gpu_block, gpu_table, sorted_gpus
 from stallscope.tools.terminal.lines import Line, Span, line, wrapped
 from stallscope.tools.terminal.node_lines import host_block, host_line, node_head, problem_lines, source_table, stale
@@ -15,7 +16,6 @@ from stallscope.tools.terminal.owner_lines import owner_name, owner_table
 from stallscope.tools.terminal.run_lines import rank_table, run_block
 from stallscope.tools.terminal.screen import Screen
 from stallscope.tools.terminal.verdict_lines import verdict_source
-from stallscope.model.view.model import Node, Run
 
 _MAX_OWNERS = 20
 """Maximum number of owners that are suggested if the filter matches none."""

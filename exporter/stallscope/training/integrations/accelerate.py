@@ -5,7 +5,7 @@
     accelerator = Accelerator(log_with=StallscopeTracker("my-run"))
     accelerator.init_trackers("project")
 
-From `init_trackers` on, each process measures its loop as `stallscope.training.integrations.pytorch.watch` does: the prepared
+From `init_trackers` on, each process measures its loop as `integrations.pytorch.watch` does: the prepared
 loader's waits, however it fetches ahead, and the optimizer's steps, however many batches each accumulates. `checkpoint`
 is `save_state`, `save_model` and `save`, `restore` is `load_state`, also under `stallscope run`.
 Numbers given to `accelerator.log` are reported, by the names that are usual for them or as values of their own; tensors

@@ -48,7 +48,7 @@ _FILE, _LINE, _FUNCTION = '  File "', '", line ', " in "
 _OWN = ("/stallscope/training/shim/stacks.py",)
 """Files of the code that takes a stack."""
 
-_SHIM = ("/stallscope/training/shim/", "/stallscope/training/integrations/", "/stallscope/tools/cli/", "/stallscope/__main__.py")
+_SHIM = ("/stallscope/training/", "/stallscope/tools/cli/", "/stallscope/__main__.py")
 _LIBRARIES = (
     *("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/torchinductor_"),
     *_SHIM,

@@ -9,7 +9,16 @@ from math import inf, isfinite
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol import vocabulary
-from stallscope.training.shim import devices, identity, launchers, lifetime, pipeline, stacks, termination, worker_samples
+from stallscope.training.shim import (
+    devices,
+    identity,
+    launchers,
+    lifetime,
+    pipeline,
+    stacks,
+    termination,
+    worker_samples,
+)
 from stallscope.training.shim.failures import failure_of, is_out_of_memory
 from stallscope.training.shim.hot_lines import HotLines
 from stallscope.training.shim.overhead import costs

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stallscope.common.concurrency import Attempt, run_concurrently
 from stallscope.model.catalogue.metrics import GPU_FAMILIES, Family
 from stallscope.node.collectors.base import NotPresent
 from stallscope.node.collectors.gpu.gpu import (
@@ -21,7 +22,6 @@ from stallscope.node.collectors.gpu.gpu import (
     Gpu,
 )
 from stallscope.node.collectors.gpu.source import LOST_INFO, GpuCollector
-from stallscope.common.concurrency import Attempt, run_concurrently
 from stallscope.node.drivers.device import DriverUnavailable
 from stallscope.node.drivers.peak_flops import TABLE_DATE
 from stallscope.node.sampling.reader import CollectorState, ReaderState

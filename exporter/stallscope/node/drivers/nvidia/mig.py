@@ -102,7 +102,7 @@ class MigInstances:
 
 
 class NvmlInstance(NvmlDevice):
-    """One MIG instance; implements `stallscope.node.drivers.device.Device`. What belongs to the whole GPU is unsupported."""
+    """One MIG instance; implements `drivers.device.Device`. What belongs to the whole GPU is unsupported."""
 
     shares = False
     """True if other instances share the GPU instance, so that its activity can't be attributed."""

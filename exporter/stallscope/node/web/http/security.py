@@ -223,7 +223,10 @@ def _load(file: Path, former: _RateLimiter | None = None) -> _Rules:
     outside_its_time = ""
     tls = configuration.tls
     if tls is not None:
-        from stallscope.node.web.http.tls import context_of, outside_its_time_at  # six megabytes that plain HTTP never needs
+        from stallscope.node.web.http.tls import (  # six megabytes that plain HTTP never needs
+            context_of,
+            outside_its_time_at,
+        )
 
         files = (tls.certificate, tls.key, tls.client_authorities)
         marks.update({path: mark(path) for path in files if isinstance(path, Path)})

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import h11
 
 from stallscope.common.address import Address, all_interfaces, sender_of
-from stallscope.training.protocol.vocabulary import MAX_BYTES
 from stallscope.node.web.http import response
 from stallscope.node.web.http.peer import Peer
 from stallscope.node.web.http.refusals import Reason, Refusals
 from stallscope.node.web.http.request import MAX_HEAD_BYTES, Request, request_of
 from stallscope.node.web.http.response import Response
 from stallscope.node.web.http.stream import Stream
+from stallscope.training.protocol.vocabulary import MAX_BYTES
 
 if TYPE_CHECKING:
     from stallscope.node.web.http.tls import TlsAdapter

@@ -7,11 +7,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from stallscope.model.catalogue.metrics import Family
-from stallscope.node.sampling.reading import Distribution, Sample
-from stallscope.node.sampling.sampler import CollectorStatus
 from stallscope.model.view.model import Labels
 from stallscope.model.view.observer import COUNT, STEP_SECONDS, SUM, WANTED, RankKey
 from stallscope.model.view.stack_groups import Grouping
+from stallscope.node.sampling.reading import Distribution, Sample
+from stallscope.node.sampling.sampler import CollectorStatus
 
 _MOST = 1e100
 """Beyond it sums and products would be infinite."""

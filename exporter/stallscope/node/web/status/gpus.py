@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stallscope.model.catalogue.gpu_losses import explained
 from stallscope.common.formatting import percent, size_of, time_since
+from stallscope.model.catalogue.gpu_losses import explained
 from stallscope.model.view.model import Gpu, Node
 from stallscope.model.view.verdicts import Verdicts
 from stallscope.node.web.status.exporter_state import ExporterState

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stallscope.model.catalogue.metrics import family
-from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.model.view.observer import Counters, RankKey, counters_of
+from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.node.web.status.exporter_state import SnapshotSamples
 
 OBSERVED = family("stallscope_gpu_utilization_samples")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stallscope.model.catalogue.causes import CAUSES
 from stallscope.common.formatting import ago, percent
+from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.view.verdict_words import words_of
 from stallscope.model.view.verdicts import Verdict, Verdicts
 from stallscope.node.web.status.markup import foreign
