@@ -81,8 +81,7 @@ def page() -> str:
         (
             "Generated from `stallscope/model/catalogue/metrics.py` by `make generate`; do not edit. Names, labels and "
             "units are frozen: they are added to, never renamed. The last column is the module under "
-            "`exporter/stallscope/` that "
-            "fills the family."
+            "`exporter/stallscope/node/` that fills the family."
         ),
         "",
         "A value that is unsupported, stale or unknown is absent, never zero.",

@@ -83,7 +83,7 @@ def test_histograms_have_rising_bounds_and_others_have_none(family: Family) -> N
 
 @families
 def test_the_module_named_as_provider_exists(family: Family) -> None:
-    assert importlib.util.find_spec(f"stallscope.{family.provider}") is not None
+    assert importlib.util.find_spec(f"stallscope.node.{family.provider}") is not None
 
 
 def test_units_are_base_units_only() -> None:

@@ -17,7 +17,7 @@ from tests.collectors.recorded import TREES, source_at, values
 HOST = {
     name: source
     for name, source in available().items()
-    if source.__module__ in {f"stallscope.{family.provider}" for family in (*HOST_FAMILIES, *PROCESS_FAMILIES)}
+    if source.__module__ in {f"stallscope.node.{family.provider}" for family in (*HOST_FAMILIES, *PROCESS_FAMILIES)}
 }
 
 

@@ -44,7 +44,7 @@ GENERATOR = sorted(
     }
 )
 MAY_KNOW = re.compile(
-    r"numpy(\.typing)?|stallscope\.catalogue\.metrics|stallscope\.replay\.series|tests\.scenarios\.(case|cases|disturbance|machines|model|page\w*|sheet"
+    r"numpy(\.typing)?|stallscope\.model\.catalogue\.metrics|stallscope\.lab\.replay\.series|tests\.scenarios\.(case|cases|disturbance|machines|model|page\w*|sheet"
     r"|story|utilization|world)(\.\w+)*"
 )
 META = ("healthy", "compute_bound", "insufficient_data")

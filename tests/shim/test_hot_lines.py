@@ -323,7 +323,7 @@ def stack_in(file: str, name: str = "user") -> FrameType:
         "<frozen importlib._bootstrap>",
         "/tmp/torchinductor_me/ab/cab.py",
         str(Path(os.__file__).with_name("queue.py")),
-        str(Path(stallscope.__file__).parent / "shim" / "run.py"),
+        str(Path(stallscope.__file__).parent / "training" / "shim" / "run.py"),
         "/env/lib/python3.11/site-packages/torch/utils/data/dataset.py",
         "/usr/lib/python3/dist-packages/numpy/core.py",
     ],

@@ -770,7 +770,7 @@ def test_nothing_waits_for_the_gpu_or_reads_a_tensor(
 
         def refused(*arguments: Any, **options: Any) -> Any:
             # PyTorch's own loader and optimizer may.
-            assert "stallscope/shim" not in sys._getframe(1).f_code.co_filename, name
+            assert "stallscope/training" not in sys._getframe(1).f_code.co_filename, name
             return original(*arguments, **options)
 
         monkeypatch.setattr(owner, name, refused)

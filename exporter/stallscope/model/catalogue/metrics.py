@@ -43,7 +43,7 @@ class Family:
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without +Inf."""
     provider: str = ""
-    """The module of `stallscope` that fills it."""
+    """The module of `stallscope.node` that fills it."""
     optional: bool = False
     """A GPU signal that not every GPU and driver has: announced in `stallscope_gpu_signal_supported`."""
 
