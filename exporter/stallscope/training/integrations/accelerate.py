@@ -1,6 +1,6 @@
 """Hugging Face Accelerate: a tracker that measures the loop that logs to it.
 
-    from stallscope.training.integrations.accelerate import StallscopeTracker
+    from stallscope.integrations.accelerate import StallscopeTracker
 
     accelerator = Accelerator(log_with=StallscopeTracker("my-run"))
     accelerator.init_trackers("project")

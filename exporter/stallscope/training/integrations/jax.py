@@ -1,6 +1,6 @@
 """JAX: a wrapper of the step function that counts steps, and does not wait for the device.
 
-    from stallscope.training.integrations.jax import track_step
+    from stallscope.integrations.jax import track_step
 
     train_step = track_step(jax.jit(train_step), "my-run", samples_per_step=256)
     for batch in train_step.batches(loader):

@@ -1,6 +1,6 @@
 """Keras: a callback that reports what `fit` does to a run, for Keras 3 with any backend.
 
-    from stallscope.training.integrations.keras import StallscopeCallback
+    from stallscope.integrations.keras import StallscopeCallback
 
     model.fit(..., callbacks=[StallscopeCallback("my-run")])
 

@@ -1,6 +1,6 @@
 """PyTorch Lightning: a callback that reports what `Trainer` does to a run, for `lightning` and `pytorch_lightning`.
 
-    from stallscope.training.integrations.lightning import StallscopeCallback
+    from stallscope.integrations.lightning import StallscopeCallback
 
     Trainer(..., callbacks=[StallscopeCallback("my-run")])
 

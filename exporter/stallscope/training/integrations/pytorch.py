@@ -1,6 +1,6 @@
 """PyTorch: report what a training loop does, with one line in the program.
 
-    from stallscope.training.integrations import pytorch
+    from stallscope.integrations import pytorch
 
     run = pytorch.watch(model, optimizer, loader)
 

@@ -1,6 +1,6 @@
 """Hugging Face Transformers: a callback that reports what `Trainer` does to a run.
 
-    from stallscope.training.integrations.transformers import StallscopeCallback
+    from stallscope.integrations.transformers import StallscopeCallback
 
     Trainer(..., callbacks=[StallscopeCallback("my-run")])
 
