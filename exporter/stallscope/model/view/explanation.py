@@ -166,7 +166,7 @@ class Explanation:
     waits: tuple[Compared, ...]
     """Conditions that hold, and because of which the GPU side is not judged."""
     gpu_side: str
-    """Other reason because of which the GPU side is not judged; empty if there is none."""
+    """Reason besides `waits` because of which the GPU side is not judged; empty without such a reason."""
     firing: tuple[Firing, ...]
     unmeasured: Mapping[str, tuple[str, ...]]
     """Series without values, each with the causes that read it."""
@@ -195,8 +195,9 @@ def explain(server: Server, run: tuple[str, str, str], matchers: str, instances:
     moment = history[-1][0] if ended else at
     found = _Recorded(server, matchers, instances, moment)
     verdict = found.verdict()
-    since, since_before, before = _since(history, verdict.cause if verdict else "", at - LOOKBACK)
-    considered, following = found.considered(verdict.cause if verdict else "")
+    cause = verdict.cause if verdict else ""
+    since, since_before, before = _since(history, cause, at - LOOKBACK)
+    considered, following = found.considered(cause)
     return Explanation(
         *run,
         at=moment,
@@ -209,13 +210,13 @@ def explain(server: Server, run: tuple[str, str, str], matchers: str, instances:
         clear_ratio=found.thresholds.get("clear_ratio"),
         considered=considered,
         following=following,
-        earlier_tiers=found.earlier_tiers(verdict.cause if verdict else ""),
+        earlier_tiers=found.earlier_tiers(cause),
         rank_verdicts=found.sharers("rank:verdict:ratio5m", lambda labels: labels.get("rank", "")),
         gpu_verdicts=found.sharers("gpu:verdict:ratio5m", _gpu_name),
         missing=found.missing(),
         waits=found.waits(),
         gpu_side=found.gpu_side(),
-        firing=found.firing(verdict.cause if verdict else ""),
+        firing=found.firing(cause),
         unmeasured=found.unmeasured(),
     )
 
@@ -253,7 +254,7 @@ class _Recorded:
         return self._series.get(name, [])
 
     def verdict(self) -> Verdict | None:
-        """Return the verdict of the run; None if there is none."""
+        """Return the verdict of the run; None if the rules recorded no verdict."""
         verdicts = self.of("run:verdict:ratio5m")
         if not verdicts:
             return None
@@ -295,13 +296,13 @@ class _Recorded:
     def considered(self, verdict: str) -> tuple[tuple[Considered, ...], str]:
         """Return the causes that the rules considered, and the verdict that would follow this one."""
         scores = _by(self._server.query(_scores(self._matchers), at=self._at), "cause")
-        evidence = {name: self._causes(name) for name in (*_EVIDENCE, *_HELD)}
+        evidence, held = self._causes(_EVIDENCE), self._causes(_HELD)
         rows: list[Considered] = []
         for each in self.of("stallscope:verdict_floor:ratio"):
             cause, tier = each.labels.get("cause", ""), each.labels.get("tier", "")
             if cause not in CAUSES or any(row.cause == cause for row in rows):
                 continue
-            result, reason = self._result(cause, tier, verdict, scores, evidence)
+            result, reason = self._result(cause, tier, verdict, scores, evidence, held)
             levels = [self.thresholds[name] for name in alert_thresholds(cause) if name in self.thresholds]
             rows.append(
                 Considered(
@@ -329,16 +330,16 @@ class _Recorded:
         tier: str,
         verdict: str,
         scores: Mapping[str, float],
-        evidence: Mapping[str, Mapping[str, int]],
+        evidence: set[str],
+        held: set[str],
     ) -> tuple[Result, str]:
         """Return what the rules made of a cause, with the reason."""
         if cause == verdict:
             return "verdict", ""
         if cause in scores:
             return "hidden", self._why_hidden(tier, verdict)
-        holds = any(cause in evidence[name] for name in _EVIDENCE)
-        if holds and cause not in self._lost:
-            if not any(cause in evidence[name] for name in _HELD):
+        if cause in evidence and cause not in self._lost:
+            if cause not in held:
                 return "evidence", "its conditions hold, but not yet for long"
             first = next((each for each in self._lost if CAUSES[each].domain == CAUSES[cause].domain), verdict)
             return "hidden", f"its conditions hold, but {first} comes first"
@@ -359,7 +360,7 @@ class _Recorded:
         return tuple(each for each in self._compared(GPU_SIDE) if each.holds) if self._is_host_side else ()
 
     def gpu_side(self) -> str:
-        """Return another reason because of which the GPU side is not judged; empty if there is none."""
+        """Return why the GPU side is not judged, besides `waits`; empty without such a reason."""
         if not self._is_host_side or self.waits():
             return ""
         if self.of("rank:missing:info"):
@@ -420,13 +421,9 @@ class _Recorded:
         values = [each.value for each in self.of(name)]
         return Measured(name, min(values), max(values), len(values)) if values else None
 
-    def _causes(self, name: str) -> dict[str, int]:
-        """Return the number of series by cause."""
-        found: dict[str, int] = {}
-        for each in self.of(name):
-            cause = each.labels.get("cause", "")
-            found[cause] = found.get(cause, 0) + 1
-        return found
+    def _causes(self, names: Iterable[str]) -> set[str]:
+        """Return the causes of the series of these names."""
+        return {each.labels.get("cause", "") for name in names for each in self.of(name)}
 
     def _tier(self, cause: str) -> str:
         return (CAUSES[cause].tier if cause in CAUSES else None) or ""
