@@ -85,19 +85,19 @@ def limited_to(capabilities: list[str]) -> list[str]:
 
 def test_other_users_processes_are_visible_with_exactly_its_capabilities() -> None:
     daemonset = only(kustomized("overlays/host-processes"), "DaemonSet")
-    asked = container(daemonset)["securityContext"]["capabilities"]["add"]
-    limited_to(asked)  # skips where the test may not start a process of another user
+    added = container(daemonset)["securityContext"]["capabilities"]["add"]
+    limited_to(added)  # skips where the test may not start a process of another user
     look = "import sys; from pathlib import Path; from stallscope.node.owners.processes import Processes; "
     look += "print(Processes(Path('/')).look_up([int(sys.argv[1])])[int(sys.argv[1])].pod_name)"
     somebody = {"user": 65534, "group": 65534, "extra_groups": [], "env": {"POD_NAME": "train-0"}}
     with subprocess.Popen(["/bin/sleep", "600"], **somebody) as process:  # type: ignore[call-overload]
         try:
-            for given in (asked, *([name] for name in asked)):
+            for given in (added, *([name] for name in added)):
                 command = [*limited_to(given), sys.executable, "-c", look]
                 done = subprocess.run(
                     [*command, str(process.pid)], capture_output=True, text=True, timeout=60, check=True
                 )
-                assert done.stdout.strip() == ("train-0" if given == asked else "")
+                assert done.stdout.strip() == ("train-0" if given == added else "")
         finally:
             process.kill()
 
