@@ -22,6 +22,7 @@ from tests.intake.reports import make_report
 OWNER, OTHER = 1001, 1002
 RUN = "resnet50"
 LATER = 1_700_000_050.0
+EARLIER = 1_699_999_900.0
 
 
 @pytest.fixture
@@ -102,6 +103,42 @@ def test_runs_of_one_rank_here_and_on_the_network_are_both_shown(
             registry.accept(report, transport)
     assert states(registry) == {(RUN, 0): ("local", "running"), (f"{RUN}-network", 0): ("network", "running")}
     assert f"the second one is shown as run '{RUN}-network'" in caplog.text
+
+
+def from_container(session: str, sequence: int, start: float, sent: float, **changes: object) -> bytes:
+    """Return a report of process 1 of a container, which the exporter does not see."""
+    return make_report(session=session, sequence=sequence, pid=1, start=start, sent=sent, **{**ALONE, **changes})
+
+
+@pytest.mark.parametrize("transport", ["udp", "http", "unix"])
+def test_programs_of_one_name_in_several_containers_are_runs_of_their_own(
+    registry: RunRegistry, transport: Transport
+) -> None:
+    uid = OWNER if transport == "unix" else None
+    for second in range(0, 60, 5):
+        for number, session in enumerate(("first", "second", "third")):
+            if second >= 10 * number:
+                report = from_container(session, second, EARLIER + 10 * number, EARLIER + second + 1)
+                registry.accept(report, transport, uid=uid)
+    found = {held.report.run: (held.report.session, held.restarts) for held in registry.held}
+    assert found == {RUN: ("third", 0), f"{RUN}-first": ("first", 0), f"{RUN}-second": ("second", 0)}
+    assert not [each for each in registry.collect() if "rejected" in each.family.name and each.value]
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param({"sent": LATER + 9}, id="a report that arrives late"),
+        pytest.param({"sent": LATER + 11, "state": "failed"}, id="its end"),
+        pytest.param({"sent": LATER + 15, "info": {"world_size": "8"}}, id="a rank of a larger run"),
+    ],
+)
+def test_a_container_that_is_started_again_is_a_restart(registry: RunRegistry, late: dict[str, object]) -> None:
+    registry.accept(from_container("first", 1, LATER, LATER + 5), "udp")
+    registry.accept(from_container("second", 1, LATER + 10, LATER + 12), "udp")
+    with pytest.raises(ReportError, match="has a session that started later"):
+        registry.accept(from_container("first", 2, LATER, **late), "udp")  # type: ignore[arg-type]
+    assert [(held.key, held.report.session, held.restarts) for held in registry.held] == [((RUN, 0), "second", 1)]
 
 
 def test_a_run_on_the_network_keeps_its_name_after_the_local_one_ended(

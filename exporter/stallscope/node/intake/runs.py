@@ -11,6 +11,9 @@ A different session for a rank that is held
   sweep.
 - replaces the held session, without counting as a restart, if both processes are seen alive and belong to larger runs:
   only the session that started later counts, on every exporter alike.
+- replaces the held session until that one reports again, if neither process is visible, as in two containers that
+  report through UDP or HTTP. If each has a world size of one, the returning session then becomes a run of its own,
+  `<run>-<session>`, and the other session no longer counts as a restart.
 
 A replaced session is refused as `superseded` while the name is held, or until its successor has ended and its own
 process is seen alive. Therefore the series of one name neither alternate between two runs nor mix them.
@@ -130,6 +133,8 @@ _SILENT_AFTER_NOTICE = 60.0
 _CUMULATIVE = (MetricType.COUNTER, MetricType.HISTOGRAM)
 _MAX_FORMER = 8
 """Former sessions of a rank to remember."""
+_SESSION_LENGTH = 8
+"""Characters of a session in the name of a run."""
 _MAX_KNOWN_NAMES = 256
 """Names of a rank to remember; a report has at most 145."""
 _RESTORED_SECONDS = 60.0
@@ -447,6 +452,7 @@ class RunRegistry:
             usage = usage_of(report)
             self._make_room(key, uid, usage, usage.series)
             if report.run != reported_run:
+                self._uncount_restart((reported_run, report.rank), report.session)
                 _logger.warning(
                     "run %r rank %d is reported by two live processes; the second one is shown as run %r: "
                     "give the runs different names",
@@ -517,6 +523,9 @@ class RunRegistry:
         ):
             report = _renamed(report, str(process.pid))
             self._refuse_foreign(report, uid)
+            held = self._held.get((report.run, report.rank))
+        elif held is not None and process is None and _goes_on(held, report, uid):
+            report = _renamed(report, report.session[:_SESSION_LENGTH])
             held = self._held.get((report.run, report.rank))
         return report, held, process
 
@@ -612,6 +621,12 @@ class RunRegistry:
             report.rank,
         )
         return held.restarts
+
+    def _uncount_restart(self, key: Key, session: str) -> None:
+        """Count a rank that replaced a session as no restart, because the session goes on."""
+        held = self._held.get(key)
+        if held is not None and session in held.former:
+            self._held[key] = held._replace(restarts=max(held.report.restarts, held.restarts - 1))
 
     def _make_room(self, key: Key, sender: Sender, usage: Usage, new_series: int) -> None:
         """Displace ranks for a new or growing rank that would exceed a limit.
@@ -843,6 +858,23 @@ def _renamed(report: Report, suffix: str) -> Report:
     """Return the report with the run's name `<run>-<suffix>`, shortened to the longest valid name."""
     name = f"-{suffix}"
     return report._replace(run=report.run[: MAX_NAME_LENGTH - len(name)] + name)
+
+
+def _goes_on(held: Held, report: Report, uid: int | None) -> bool:
+    """Return whether a replaced session runs next to its successor: it reports what it did after the other's start.
+
+    A late report, or one that another process sends for it, was written before.
+    """
+    return (
+        report.session in held.former
+        and held.ended is None
+        and held.process is None
+        and held.uid == uid
+        and report.state not in LAST_STATES
+        and report.sent > held.report.start
+        and _is_single(held.report)
+        and _is_single(report)
+    )
 
 
 def _is_single(report: Report) -> bool:
