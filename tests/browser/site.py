@@ -11,7 +11,7 @@ from stallscope.model.view.verdicts import RunName, Verdict, Verdicts, VerdictWa
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.node.sampling.sampler import Sampler
-from stallscope.node.web.application import REFRESH_SECONDS, Application
+from stallscope.node.web.application import REFRESH_SECONDS, Application, Choices
 from stallscope.node.web.http.server import Server
 from stallscope.node.web.status.exporter_state import ExporterState
 from stallscope.node.web.status.history import POINT_SECONDS, POINTS, History
@@ -133,9 +133,9 @@ class Site:
         """The address."""
         return self.server.url
 
-    def _render(self, refreshing: bool) -> bytes:
-        self.requests.append("reloaded" if refreshing else "paused")
-        return self.page.render(refreshing, NOW)
+    def _render(self, choices: Choices) -> bytes:
+        self.requests.append("reloaded" if choices.refreshing else "paused")
+        return self.page.render(choices, NOW)
 
 
 @contextmanager

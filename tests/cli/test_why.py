@@ -16,9 +16,13 @@ from stallscope.common.thresholds import default_thresholds
 from stallscope.lab.replay.series import Series
 from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.clients.prometheus import Prometheus
+from stallscope.model.view.explanation_watch import ExplanationWatch
+from stallscope.model.view.verdicts import RunName
+from stallscope.node.web.status.explanation import explained
 from stallscope.tools.cli import why
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
+from tests.web.status_page import read
 
 SCRAPES = 41
 """One every half a minute."""
@@ -358,3 +362,46 @@ def test_an_unknown_run_is_refused_with_similar_names(capsys: pytest.CaptureFixt
     assert "did you mean plain?" in capsys.readouterr().err
     assert why.main(["plain", address, "--at=20h"]) == 1
     assert "try another time (--at)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", ["plain", "workers", "uneven", "hung", "young"])
+def test_the_status_page_has_the_values_and_notes_of_the_command(
+    run: str, capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    name = RunName(run, "vision")
+    watch = ExplanationWatch(Prometheus(server.address))
+    assert explained(name, watch.look([name])) == '<p class="quiet">Querying the reasons of the verdict.</p>'
+    watch.ask()
+    found = watch.look([name])
+    assert found.problem == ""
+    page = read(f"<main>{explained(name, found)}</main>".encode())
+    text = squeezed(said(capsys, server, run))
+    assert page.one("p").text.removeprefix("Why: ").split(" (")[0].rstrip(".") in text
+    for row in page.all("tr")[1:]:
+        cells = [cell.text for cell in [*row.all("th"), *row.all("td")]]
+        assert " ".join(cells[:2]) in text
+    titles = [each.one("dt").text for each in page.all("div")]
+    assert titles
+    for title in titles:
+        assert title[0].lower() + title[1:] in text or title in text
+
+
+def test_the_status_page_explains_no_run_of_another_name_or_that_has_ended(server: Filled) -> None:
+    names = [RunName("ended", "vision"), RunName("plain", "speech"), RunName("nothing", "")]
+    watch = ExplanationWatch(Prometheus(server.address))
+    watch.look(names)
+    watch.ask()
+    found = watch.look(names)
+    assert found.problem == ""
+    assert not found.runs
+    assert "<code>stallscope why ended</code>" in explained(names[0], found)
+
+
+def test_an_explanation_that_is_too_long_names_the_command(server: Filled) -> None:
+    name = RunName("plain", "vision")
+    watch = ExplanationWatch(Prometheus(server.address, max_bytes=1000))
+    watch.look([name])
+    watch.ask()
+    shown = explained(name, watch.look([name]))
+    assert "1,000 bytes" in shown or "1000 bytes" in shown
+    assert "<code>stallscope why plain</code> may have it" in shown

@@ -12,8 +12,6 @@ import pytest
 
 from stallscope.model.clients.prometheus import Prometheus, PrometheusError, Series
 from stallscope.model.view.verdicts import (
-    USEFUL_SECONDS,
-    WATCHED_SECONDS,
     CodeLine,
     Culprit,
     OddRank,
@@ -22,6 +20,7 @@ from stallscope.model.view.verdicts import (
     Verdicts,
     VerdictWatch,
 )
+from stallscope.model.view.watch import USEFUL_SECONDS, WATCHED_SECONDS
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.stacks import Place
 from tests.analysis.servers import prometheus

@@ -8,12 +8,14 @@ from html.parser import HTMLParser
 from typing import Any
 
 from stallscope.model.catalogue.metrics import FAMILIES
+from stallscope.model.view.explanation_watch import Explanations, ExplanationWatch
 from stallscope.model.view.observer import RankKey
 from stallscope.model.view.verdicts import Verdicts, VerdictWatch
 from stallscope.node.intake.runs import Held, samples_of
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.node.sampling.sampler import SOURCE_UP, CollectorStatus
+from stallscope.node.web.application import Choices
 from stallscope.node.web.status.exporter_state import ExporterState
 from stallscope.node.web.status.history import History
 from stallscope.node.web.status.page import StatusPage
@@ -186,6 +188,10 @@ def status(name: str, up: bool | None, error: str = "", last_success: float | No
     return CollectorStatus(name=name, up=up, error=error, read_seconds=0.1, last_success=last_success, failures=0)
 
 
+REFRESHED = Choices()
+"""The choices by default."""
+
+
 class ScriptedVerdicts(VerdictWatch):
     """Verdicts that a test makes up."""
 
@@ -196,6 +202,18 @@ class ScriptedVerdicts(VerdictWatch):
     def look(self, runs: Iterable[Any], gpus: Iterable[str]) -> Verdicts:
         self.queried.append((list(runs), list(gpus)))
         return self.verdicts
+
+
+class ScriptedExplanations(ExplanationWatch):
+    """Explanations that a test makes up."""
+
+    def __init__(self, explanations: Explanations) -> None:
+        self.explanations = explanations
+        self.queried: list[list[Any]] = []
+
+    def look(self, runs: Iterable[Any]) -> Explanations:
+        self.queried.append(list(runs))
+        return self.explanations
 
 
 def ranks(*held: Held) -> list[Sample]:
@@ -223,7 +241,8 @@ def rendered(
     verdicts: VerdictWatch | None = None,
     host: str = "node1",
     telemetry_path: str = "/metrics",
-    refreshing: bool = True,
+    explanations: ExplanationWatch | None = None,
+    choices: Choices = REFRESHED,
     now: float = NOW,
     **changes: Any,
 ) -> bytes:
@@ -235,8 +254,9 @@ def rendered(
         telemetry_path=telemetry_path,
         history=history or History(ScriptedClock().monotonic),
         verdicts=verdicts,
+        explanations=explanations,
     )
-    return page.render(refreshing, now)
+    return page.render(choices, now)
 
 
 def shown(**changes: Any) -> Element:

@@ -18,7 +18,7 @@ from stallscope.common.address import Address
 from stallscope.node.intake.service import Intake, IntakeSettings
 from stallscope.node.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 from stallscope.node.sampling.sampler import Sampler
-from stallscope.node.web.application import Application, is_loopback
+from stallscope.node.web.application import Application, Choices, is_loopback
 from stallscope.node.web.http.refusals import Refusals
 from stallscope.node.web.http.request import Request
 from stallscope.node.web.http.server import Server
@@ -56,8 +56,9 @@ class Node:
         self.server = Server(Address("127.0.0.1", 0), self.application.answer)
         self.server.start()
 
-    def _status_page(self, refreshing: bool) -> bytes:
-        return b"<!DOCTYPE html>" + (b"refreshing" if refreshing else b"paused")
+    def _status_page(self, choices: Choices) -> bytes:
+        explained = b"explained " if choices.explained else b""
+        return b"<!DOCTYPE html>" + explained + (b"refreshing" if choices.refreshing else b"paused")
 
     def _release(self, seconds: float | None) -> str:
         self.released.append(seconds)
@@ -155,6 +156,11 @@ def test_a_reader_who_paused_the_status_page_is_left_alone(node: Node, query: st
     reply, body = node.ask(f"/{query}")
     assert reply.headers["Refresh"] is None
     assert body.endswith(b"paused")
+
+
+@pytest.mark.parametrize(("query", "expected"), [("?why=on&refresh=off", True), ("?why=on", True), ("?why=off", False)])
+def test_a_reader_may_have_the_verdicts_explained(node: Node, query: str, expected: bool) -> None:
+    assert (b"explained" in node.ask(f"/{query}")[1]) is expected
 
 
 @pytest.mark.parametrize("path", ["/nope", "/metrics/", "/-/", "/api/v1/reports", "/%2e%2e/etc/passwd"])

@@ -5,15 +5,32 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from stallscope.common.version import __version__
+from stallscope.model.view.explanation_watch import Explanations
+from stallscope.model.view.verdicts import RunName, Verdict, Verdicts
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.node.web.application import Choices
 from stallscope.node.web.status.exporter_state import ExporterState
 from stallscope.node.web.status.history import History
-from stallscope.node.web.status.page import StatusPage
-from tests.web.status_page import BUSY, NOW, Element, gpu, held, look, read, rendered, shown, status
+from stallscope.node.web.status.page import MAX_EXPLAINED, StatusPage
+from tests.web.status_page import (
+    BUSY,
+    NOW,
+    Element,
+    ScriptedExplanations,
+    ScriptedVerdicts,
+    gpu,
+    held,
+    look,
+    read,
+    rendered,
+    shown,
+    status,
+)
 
 HOSTILE = (
     "<script>alert('x')</script>",
@@ -107,9 +124,36 @@ def test_a_simulated_node_is_labelled_and_a_real_one_is_not() -> None:
     assert not shown().all(class_="notice")
 
 
+def judged(explanations: ScriptedExplanations | None, **changes: Any) -> Element:
+    """Return the page of four runs with verdicts and one without."""
+    names = [f"run{number}" for number in range(5)]
+    found = {RunName(name, ""): Verdict("input_bound", 0.3) for name in names[1:]}
+    verdicts = ScriptedVerdicts(Verdicts("http://prometheus", found, frozenset(), {}, 1.0, ""))
+    return shown(held=[held(name) for name in names], verdicts=verdicts, explanations=explanations, **changes)
+
+
+def test_verdicts_are_explained_only_to_a_reader_who_asks() -> None:
+    explanations = ScriptedExplanations(Explanations({}, None, ""))
+    page = judged(explanations)
+    assert not explanations.queried
+    assert "reasons of the verdict" not in page.text
+    (link,) = [each for each in page.all("a", class_="pause") if each.text == "Show why"]
+    assert link.attributes["href"] == "?refresh=on&why=on"
+    asked = judged(explanations, choices=Choices(refreshing=False, explained=True))
+    assert explanations.queried == [[RunName(f"run{number}", "") for number in (1, 2, 3)]]
+    assert asked.text.count("Querying the reasons of the verdict.") == MAX_EXPLAINED
+    hrefs = {each.text: each.attributes["href"] for each in asked.all("a", class_="pause")}
+    assert hrefs == {"Reload automatically": "?refresh=on&why=on", "Hide the reasons": "?refresh=off"}
+
+
+def test_without_verdicts_or_a_prometheus_there_is_nothing_to_explain() -> None:
+    assert "Show why" not in judged(None).text
+    assert "Show why" not in shown(explanations=ScriptedExplanations(Explanations({}, None, ""))).text
+
+
 def test_a_reader_can_pause_and_resume_reloading() -> None:
     assert shown().one("a", class_="pause").attributes["href"] == "?refresh=off"
-    assert shown(refreshing=False).one("a", class_="pause").attributes["href"] == "?refresh=on"
+    assert shown(choices=Choices(refreshing=False)).one("a", class_="pause").attributes["href"] == "?refresh=on"
 
 
 def test_says_so_where_what_it_shows_is_old() -> None:
@@ -251,26 +295,26 @@ def test_many_viewers_at_once_cost_one_rendering(
     page: StatusPage, counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stallscope.node.web.status.page.SHARED_SECONDS", 3600.0)
-    assert len({page.html(True) for _ in range(50)}) == 1
+    assert len({page.html(Choices()) for _ in range(50)}) == 1
     assert counting.looks == 1
 
 
 def test_those_who_paused_get_a_page_of_their_own(page: StatusPage) -> None:
-    assert page.html(True) != page.html(False)
+    assert page.html(Choices()) != page.html(Choices(refreshing=False))
 
 
 def test_who_comes_during_a_rendering_does_not_wait_for_it(
     page: StatusPage, counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stallscope.node.web.status.page.SHARED_SECONDS", 0.0)
-    before = page.html(True)
+    before = page.html(Choices())
     counting.may_go_on.clear()
     counting.waiting.clear()
-    slow = threading.Thread(target=page.html, args=(True,))
+    slow = threading.Thread(target=page.html, args=(Choices(),))
     slow.start()
     try:
         assert counting.waiting.wait(60)
-        assert page.html(True) == before
+        assert page.html(Choices()) == before
     finally:
         counting.may_go_on.set()
         slow.join()

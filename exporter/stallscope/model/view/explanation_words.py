@@ -15,6 +15,7 @@ from stallscope.model.view.verdict_words import words_of
 
 MOST = 3
 """Groups of ranks, alerts and causes of one kind that a note lists."""
+_ANOTHER = "another verdict"
 _GPU_SIDE_CAUSE = "GPU-side cause"
 """Words for a cause of the tiers `device` and `harmless`."""
 
@@ -34,6 +35,11 @@ class Note(NamedTuple):
     title: str
     """One or two words."""
     entries: tuple[str, ...]
+
+    @property
+    def first_entries(self) -> Sequence[str]:
+        """The first entries, and how many there are more; all that would change the verdict."""
+        return self.entries if self.title == _ANOTHER else shortened(self.entries)
 
 
 def heading(found: Explanation) -> str:
@@ -77,7 +83,7 @@ def notes(found: Explanation) -> list[Note]:
         Note("missing", tuple(_missing(found, each) for each in found.missing) if _is_open(found) else ()),
         *_sharers(found),
         *_others(found),
-        Note("another verdict", tuple(_another(found))),
+        Note(_ANOTHER, tuple(_another(found))),
     )
     return [each for each in all_notes if each.entries]
 

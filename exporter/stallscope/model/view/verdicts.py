@@ -1,31 +1,19 @@
-"""Verdicts on the displayed runs and GPUs, queried from Prometheus on a background thread.
-
-Readers get the latest verdicts without waiting. Without readers, Prometheus is not queried.
-"""
+"""Verdicts on the displayed runs and GPUs, queried from Prometheus on a background thread."""
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from stallscope.model.clients.expressions import any_of
+from stallscope.model.view.watch import INTERVAL, Watch
 from stallscope.training.protocol.stacks import Place
 
 if TYPE_CHECKING:
     from stallscope.model.clients.prometheus import Series  # loads its library only if a server is configured
 
-INTERVAL = 20.0
-"""Seconds between two queries; rules are evaluated every 15 to 60 s."""
-WATCHED_SECONDS = 120.0
-"""Queries continue for this time after the last read, so that the next read finds fresh verdicts."""
-USEFUL_SECONDS = 300.0
-"""Older verdicts are dropped; a verdict covers five minutes."""
-
-_logger = logging.getLogger(__name__)
 _Name = TypeVar("_Name")
 
 
@@ -108,72 +96,40 @@ class Server(Protocol):
         """Evaluate an expression now."""
 
 
+class _Subjects(NamedTuple):
+    runs: tuple[RunName, ...]
+    gpus: tuple[str, ...]
+
+
 class _Answer(NamedTuple):
-    at: float
     runs: Mapping[RunName, Verdict]
     ambiguous: frozenset[RunName]
     gpus: Mapping[str, Verdict]
 
 
-class VerdictWatch:
-    """Queries verdicts in the background. `start` starts the thread; `ask` queries once in the calling thread."""
+class VerdictWatch(Watch[_Subjects, _Answer]):
+    """Queries verdicts in the background."""
 
     def __init__(
-        self,
-        server: Server,
-        *,
-        interval: float = INTERVAL,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, server: Server, *, interval: float = INTERVAL, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         """Prepare; nothing is queried yet."""
+        super().__init__("verdicts", server.name, interval=interval, monotonic=monotonic)
         self._server = server
-        self._interval = interval
-        self._monotonic = monotonic
-        self._runs: tuple[RunName, ...] = ()
-        self._gpus: tuple[str, ...] = ()
-        self._last_read: float | None = None
-        self._pending_since: float | None = None
-        self._answer: _Answer | None = None
-        self._problem = ""
-        self._woken = threading.Event()
-        self._stopping = threading.Event()
-
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._run, name="verdicts", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop the thread, without waiting for a pending query."""
-        self._stopping.set()
-        self._woken.set()
 
     def look(self, runs: Iterable[RunName], gpus: Iterable[str]) -> Verdicts:
         """Return the latest verdicts from memory, and query these runs and GPUs from now on."""
-        now = self._monotonic()
-        self._runs, self._gpus, self._last_read = tuple(runs), tuple(gpus), now
-        self._woken.set()
-        answer, problem, since = self._answer, self._problem, self._pending_since
-        if since is not None and now - since > self._interval:
-            problem = f"{self._server.name}: no answer for {now - since:.0f} s"
-        if answer is None or now - answer.at > USEFUL_SECONDS:
+        answer, age, problem = self._read(_Subjects(tuple(runs), tuple(gpus)))
+        if answer is None:
             return Verdicts(self._server.name, {}, frozenset(), {}, None, problem)
-        return Verdicts(
-            self._server.name, answer.runs, answer.ambiguous, answer.gpus, max(0.0, now - answer.at), problem
-        )
+        return Verdicts(self._server.name, *answer, age, problem)
 
-    def ask(self) -> None:
-        """Query once, and store the verdicts or the error."""
-        began = self._pending_since = self._monotonic()
-        try:
-            runs, ambiguous = self._judged_runs(self._runs)
-            self._answer = _Answer(began, runs, ambiguous, self._judged_gpus(self._gpus))
-            problem = ""
-        except Exception as failure:  # noqa: BLE001 - the page must stay up and show the error
-            problem = str(failure) or type(failure).__name__
-        if problem != self._problem:
-            _logger.log(logging.WARNING if problem else logging.INFO, "verdicts: %s", problem or "available again")
-        self._problem = problem
-        self._pending_since = None
+    def _is_anything(self, subjects: _Subjects) -> bool:
+        return any(subjects)
+
+    def _query(self, subjects: _Subjects) -> _Answer:
+        runs, ambiguous = self._judged_runs(subjects.runs)
+        return _Answer(runs, ambiguous, self._judged_gpus(subjects.gpus))
 
     def _judged_runs(self, names: tuple[RunName, ...]) -> tuple[dict[RunName, Verdict], frozenset[RunName]]:
         if not names:
@@ -229,17 +185,6 @@ class VerdictWatch:
                 if uuid not in gpus or share > gpus[uuid].share:  # two jobs may scrape the same exporter
                     gpus[uuid] = Verdict(cause, share)
         return gpus
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._woken.clear()  # before reading the time, so that a later read wakes the thread
-            last_read = self._last_read
-            is_watched = last_read is not None and self._monotonic() - last_read <= WATCHED_SECONDS
-            if not is_watched or not (self._runs or self._gpus):
-                self._woken.wait()
-                continue
-            self.ask()
-            self._stopping.wait(self._interval)
 
 
 def culprit_of(labels: Mapping[str, str]) -> Culprit:

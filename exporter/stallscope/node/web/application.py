@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stallscope.node.configuration import parse_release_time
 from stallscope.node.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
@@ -34,7 +34,8 @@ _OVERSIZED = bytes(MAX_BYTES + 1)
 """Stands for a body too long to be taken, so that the intake counts and words the refusal."""
 REFRESH_SECONDS = 10
 """Seconds after which a browser reloads the status page, unless the reader has paused it."""
-_PAUSED = "refresh=off"
+_PAUSED, _EXPLAINED = "refresh=off", "why=on"
+"""Choices of a reader of the status page."""
 _PROXIED = frozenset(("forwarded", "x-forwarded-for"))
 """Headers of a proxy, which may run on this machine and forward requests of others."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -42,6 +43,20 @@ _STATUS_HEADERS = ("Cache-Control: no-store", f"Content-Security-Policy: {_POLIC
 
 _REQUESTS = {TRACE_PATH: ("trace", "traces"), STACKS_PATH: ("stacks", "stacks"), STOP_PATH: ("stop", "a stop")}
 """Kinds of requests to a run by path, and what they are for."""
+
+
+class Choices(NamedTuple):
+    """The choices of a reader of the status page."""
+
+    refreshing: bool = True
+    """True if browsers should reload the page."""
+    explained: bool = False
+    """True if the page should explain its verdicts."""
+
+    @property
+    def query(self) -> str:
+        """The query of the page's address."""
+        return f"?refresh={'on' if self.refreshing else 'off'}{f'&{_EXPLAINED}' if self.explained else ''}"
 
 
 class Pages(Protocol):
@@ -64,7 +79,7 @@ class Application:
         *,
         post_report: Callable[[bytes, str], tuple[int, bytes]],
         post_request: Callable[[str, bytes, int | None, str], tuple[int, bytes]],
-        status_page: Callable[[bool], bytes],
+        status_page: Callable[[Choices], bytes],
         release: Callable[[float | None], str],
         telemetry_path: str = "/metrics",
         allow_remote_reports: bool = False,
@@ -82,7 +97,7 @@ class Application:
             post_report: takes a report's body and the client's address; returns status and JSON.
             post_request: takes the kind and the body of a request to a run, the uid whose runs alone it may name, or
                 None, and the sender; returns the same.
-            status_page: renders the status page; its argument is true if browsers should reload it.
+            status_page: renders the status page as a reader has chosen.
             release: releases GPUs for this many seconds, the configured time for None, acquires them again for 0;
                 returns a message.
             telemetry_path: where the metrics are.
@@ -157,10 +172,10 @@ class Application:
         return text(503, "not ready: the first round of readings is under way")
 
     def _answer_status_page(self, request: Request) -> Response:
-        refreshing = _PAUSED not in request.query.split("&")
-        return Response(
-            200, HTML, self._status_page(refreshing), self._refreshing_headers if refreshing else _STATUS_HEADERS
-        )
+        chosen = request.query.split("&")
+        choices = Choices(_PAUSED not in chosen, _EXPLAINED in chosen)
+        headers = self._refreshing_headers if choices.refreshing else _STATUS_HEADERS
+        return Response(200, HTML, self._status_page(choices), headers)
 
     def _answer_report(self, request: Request, client: str) -> Response:
         if request.method != "POST":

@@ -32,8 +32,7 @@ def text(found: Explanation, *, everything: bool = False) -> str:
         lines.append(f"{'measured':<{_SIGNAL + 2}}{'value':>{_VALUE}}  {found.verdict.cause}")
         lines += [line for row in rows for line in _value(row)]
     for note in words.notes(found):
-        entries = note.entries if note.title == "another verdict" else words.shortened(note.entries)
-        for number, entry in enumerate(entries):
+        for number, entry in enumerate(note.first_entries):
             lines += _row("" if number else note.title, entry)
     if everything:
         lines += ["", *_everything(found)]

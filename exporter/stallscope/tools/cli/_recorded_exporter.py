@@ -19,7 +19,8 @@ from stallscope.lab.replay.verdicts import is_unix_time
 from stallscope.lab.stack.ports import ADDRESS, Port
 from stallscope.model.catalogue.metrics import FAMILIES, Family, MetricType
 from stallscope.model.clients.exposition import labels_of
-from stallscope.model.clients.prometheus import Prometheus, PrometheusError, Series
+from stallscope.model.clients.prometheus import Prometheus, PrometheusError, RangeSeries, Series
+from stallscope.model.view.explanation_watch import ExplanationWatch
 from stallscope.model.view.observer import node_of
 from stallscope.model.view.verdicts import VerdictWatch
 from stallscope.node.sampling.reading import Distribution, Sample
@@ -157,13 +158,14 @@ class RecordedExporter:
         self._history = History(time.monotonic)
         self._query_lock = threading.Lock()
         self.name = prometheus.name
-        self.watch = VerdictWatch(self)
+        self.watches = VerdictWatch(self), ExplanationWatch(self)
         page = StatusPage(
             self._look,
             host=f"Recording of {instance}",
             telemetry_path=_METRICS,
             history=self._history,
-            verdicts=self.watch,
+            verdicts=self.watches[0],
+            explanations=self.watches[1],
         )
         self._application = Application(
             playback,
@@ -176,14 +178,27 @@ class RecordedExporter:
             runbooks=runbooks.load(),
         )
 
-    def query(self, expression: str) -> Sequence[Series]:
-        """Evaluate an expression at the present moment of the playback.
+    def now(self) -> float:
+        """Return the Unix time of the present moment of the playback in the server."""
+        return self._start + self._playback.position
+
+    def query(self, expression: str, at: float | None = None) -> Sequence[Series]:
+        """Evaluate an expression at one time, by default at the present moment of the playback.
 
         Raises:
             PrometheusError: there is no valid response.
         """
         with self._query_lock:
-            return self._prometheus.query(expression, self._start + self._playback.position)
+            return self._prometheus.query(expression, self.now() if at is None else at)
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> Sequence[RangeSeries]:
+        """Evaluate an expression over a range.
+
+        Raises:
+            PrometheusError: there is no valid response.
+        """
+        with self._query_lock:
+            return self._prometheus.query_range(expression, start, end, step)
 
     def answer(self, request: Request, client: str) -> Response:
         """Answer a request."""
@@ -232,9 +247,11 @@ def recorded_exporter(playback: Playback, instance: str, port: Port, prometheus:
     exporter = RecordedExporter(playback, instance, Prometheus(prometheus), start)
     server = Server(Address(ADDRESS, port.number), exporter.answer)
     server.start()
-    exporter.watch.start()
+    for watch in exporter.watches:
+        watch.start()
     try:
         yield
     finally:
-        exporter.watch.stop()
+        for watch in exporter.watches:
+            watch.stop()
         server.stop()

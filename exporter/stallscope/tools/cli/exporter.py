@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     import argparse
 
     from stallscope.lab.simulation.simulation import Simulation
+    from stallscope.model.view.explanation_watch import ExplanationWatch
     from stallscope.model.view.verdicts import VerdictWatch
     from stallscope.node.collectors.base import Collector, KubernetesSettings
     from stallscope.node.drivers.device import Driver
     from stallscope.node.sampling.reading import Sample
+    from stallscope.node.web.application import Choices
     from stallscope.node.web.http.refusals import Refusals
     from stallscope.node.web.http.request import Request
     from stallscope.node.web.http.security import Security
@@ -41,6 +43,8 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OTHER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNALS = (*_END_SIGNALS, *_OTHER_SIGNALS)
 _MAX_VERDICT_BYTES = 1 << 20
+_MAX_EXPLANATION_BYTES = 2 << 20
+"""Enough for a run of 250 ranks."""
 """Size limit of a response, far above the verdicts of one node's runs and GPUs."""
 _STUCK_STATUS = os.EX_TEMPFAIL
 """Exit status after a poll that never returns: 75."""
@@ -109,7 +113,7 @@ class Exporter:
         )
         self._history = History(self._environment.clock.monotonic)
         self._status_page: StatusPage | None = None
-        self._verdicts = _verdict_watch(configuration.prometheus_url)
+        self._watches = _watches(configuration.prometheus_url)
         self.sampler.add_collector("reports", self.intake.collect)
         self._running: dict[str, Collector] = {}
         self._switch_sources()
@@ -158,8 +162,8 @@ class Exporter:
         if self._simulation is not None:
             self._simulation.start()
         self.sampler.start()
-        if self._verdicts is not None:
-            self._verdicts.start()
+        for watch in self._watches:
+            watch.start()
         if self.intake.authentication is None and self._accepts_remote_reports():
             _logger.warning(
                 "unsigned reports from other machines are accepted: anyone who can reach the port can report for any "
@@ -181,8 +185,8 @@ class Exporter:
         # No more reports arrive from here on. The intake writes its runs to the state file.
         self.intake.stop()
         self.sampler.stop(_STOP_SECONDS / 4)
-        if self._verdicts is not None:
-            self._verdicts.stop()
+        for watch in self._watches:
+            watch.stop()
         if self._simulation is not None:
             self._simulation.stop()
         self._remove_host_tree()
@@ -345,18 +349,20 @@ class Exporter:
         self._history.note(self.sampler.snapshot.samples)
         self._end_where_stuck()
 
-    def _render_status_page(self, refreshing: bool) -> bytes:
+    def _render_status_page(self, choices: Choices) -> bytes:
         if self._status_page is None:
             from stallscope.node.web.status.page import StatusPage  # saves memory until the page is first requested
 
+            verdicts, explanations = self._watches or (None, None)
             self._status_page = StatusPage(
                 self._look,
                 host=os.uname().nodename,
                 telemetry_path=self.configuration.telemetry_path,
                 history=self._history,
-                verdicts=self._verdicts,
+                verdicts=verdicts,
+                explanations=explanations,
             )
-        return self._status_page.html(refreshing)
+        return self._status_page.html(choices)
 
     def _look(self) -> ExporterState:
         from stallscope.model.view.stack_groups import grouped
@@ -506,18 +512,24 @@ def _kubernetes(node: str, environment: Mapping[str, str]) -> KubernetesSettings
     return KubernetesSettings(node, (host, int(port)))
 
 
-def _verdict_watch(url: str) -> VerdictWatch | None:
+def _watches(url: str) -> tuple[()] | tuple[VerdictWatch, ExplanationWatch]:
+    """Return the sources of verdicts and of their explanations, each with a client of its own for its thread."""
     if not url:
-        return None
+        return ()
     from stallscope.model.clients.client_certificate import ClientCertificateError, certificate_from_environment
     from stallscope.model.clients.prometheus import Prometheus
+    from stallscope.model.view.explanation_watch import ExplanationWatch
     from stallscope.model.view.verdicts import VerdictWatch
 
     try:
         certificate = certificate_from_environment()
     except ClientCertificateError as problem:
         raise ConfigurationError(f"STALLSCOPE_CLIENT_CERTIFICATE: {problem}") from None
-    return VerdictWatch(Prometheus(url, max_bytes=_MAX_VERDICT_BYTES, certificate=certificate))
+    verdicts, explanations = (
+        Prometheus(url, max_bytes=max_bytes, certificate=certificate)
+        for max_bytes in (_MAX_VERDICT_BYTES, _MAX_EXPLANATION_BYTES)
+    )
+    return VerdictWatch(verdicts), ExplanationWatch(explanations)
 
 
 def _security(file: Path | None, refusals: Refusals) -> Security | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stallscope.common.formatting import ago, percent, several
 from stallscope.common.version import __version__
 from stallscope.model.view.model import Node, runs_of
 from stallscope.model.view.observer import node_of
-from stallscope.model.view.verdicts import VerdictWatch
 from stallscope.node.web.application import (
     HEALTHY_PATH,
     READY_PATH,
@@ -19,7 +18,9 @@ from stallscope.node.web.application import (
     RELEASE_PATH,
     RESUME_PATH,
     RUNBOOKS_PATH,
+    Choices,
 )
+from stallscope.node.web.status.explanation import explained
 from stallscope.node.web.status.exporter_state import ExporterState, SnapshotSamples
 from stallscope.node.web.status.gpus import MAX_GPUS, gpu_section, shown_first
 from stallscope.node.web.status.history import History
@@ -30,6 +31,12 @@ from stallscope.node.web.status.selection import Selection, select
 from stallscope.node.web.status.sources import source_section
 from stallscope.node.web.status.style import STYLE
 
+if TYPE_CHECKING:
+    from stallscope.model.view.explanation_watch import ExplanationWatch
+    from stallscope.model.view.verdicts import RunName, Verdicts, VerdictWatch
+
+MAX_EXPLAINED = 3
+"""Runs whose verdicts are explained."""
 SHARED_SECONDS = 1.0
 """Seconds for which one rendering serves every client."""
 
@@ -50,6 +57,7 @@ class StatusPage:
         telemetry_path: str,
         history: History,
         verdicts: VerdictWatch | None = None,
+        explanations: ExplanationWatch | None = None,
     ) -> None:
         """Prepare; nothing is rendered yet.
 
@@ -59,18 +67,20 @@ class StatusPage:
             telemetry_path: where the metrics are.
             history: what is remembered of the last minutes.
             verdicts: source of verdicts, if a Prometheus is known.
+            explanations: source of their explanations, likewise.
         """
         self._look = look
         self._host = host
         self._telemetry_path = telemetry_path
         self._history = history
         self._verdicts = verdicts
-        self._rendered: dict[bool, _Rendered] = {}
+        self._explanations = explanations
+        self._rendered: dict[Choices, _Rendered] = {}
         self._rendering = threading.Lock()
 
-    def html(self, refreshing: bool) -> bytes:
-        """The page, with the link that ends or begins its renewal."""
-        made = self._rendered.get(refreshing)
+    def html(self, choices: Choices) -> bytes:
+        """The page as a reader has chosen."""
+        made = self._rendered.get(choices)
         if made is not None and time.monotonic() < made.until:
             return made.page
         # One at a time; who comes meanwhile gets the one before. A scrape never comes here.
@@ -78,15 +88,15 @@ class StatusPage:
             assert made is not None
             return made.page
         try:
-            made = self._rendered.get(refreshing)
+            made = self._rendered.get(choices)
             if made is None or time.monotonic() >= made.until:
-                page = self.render(refreshing)
-                made = self._rendered[refreshing] = _Rendered(time.monotonic() + SHARED_SECONDS, page)
+                page = self.render(choices)
+                made = self._rendered[choices] = _Rendered(time.monotonic() + SHARED_SECONDS, page)
             return made.page
         finally:
             self._rendering.release()
 
-    def render(self, refreshing: bool, now: float | None = None) -> bytes:
+    def render(self, choices: Choices, now: float | None = None) -> bytes:
         """Render again, as of that Unix time."""
         look = self._look()
         now = time.time() if now is None else now
@@ -96,6 +106,11 @@ class StatusPage:
         if self._verdicts is not None:
             asked_for = [gpu.uuid for gpu in shown_first(node.gpus)[:MAX_GPUS]]
             verdicts = self._verdicts.look([run.name for run, _ranks in selection.runs], asked_for)
+        reasons: dict[RunName, str] = {}
+        if choices.explained and self._explanations is not None and verdicts is not None:
+            judged = [run.name for run, _ranks in selection.runs if run.name in verdicts.runs][:MAX_EXPLAINED]
+            explanations = self._explanations.look(judged)
+            reasons = {name: explained(name, explanations) for name in judged}
         host = "Simulated node" if look.simulated else attribute(self._host)
         state = '<span class="badge good">ready</span>' if look.ready else '<span class="badge quiet">starting</span>'
         text = (
@@ -103,13 +118,20 @@ class StatusPage:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{host}: {_summary(node)}, Stallscope</title><style>{STYLE}</style></head><body>"
             f'<header><a class="skip" href="#main">Skip to the runs and GPUs</a><h1><bdi>{host}</bdi> {state}</h1>'
-            f"{_reloading(look, refreshing, now)}{self._links()}{_notice(look)}</header>"
+            f"{_reloading(look, choices, now)}{self._links()}{_notice(look)}</header>"
             f'<main id="main">{_tiles(look, node, selection)}{provenance(verdicts)}'
-            f"{run_section(look, node, selection, verdicts)}"
+            f"{self._choice_to_explain(choices, verdicts)}{run_section(look, node, selection, verdicts, reasons)}"
             f"{gpu_section(look, node, self._history, verdicts)}{source_section(look, now)}</main>"
             f"<footer>{_FOOT}</footer></body></html>\n"
         )
         return text.encode(errors="replace")
+
+    def _choice_to_explain(self, choices: Choices, verdicts: Verdicts | None) -> str:
+        if self._explanations is None or verdicts is None or not verdicts.runs:
+            return ""
+        address = attribute(choices._replace(explained=not choices.explained).query)
+        words = "Hide the reasons" if choices.explained else "Show why"
+        return f'<p><a class="pause" href="{address}">{words}</a></p>'
 
     def _links(self) -> str:
         links = (
@@ -135,14 +157,15 @@ _FOOT = (
 )
 
 
-def _reloading(look: ExporterState, refreshing: bool, now: float) -> str:
+def _reloading(look: ExporterState, choices: Choices, now: float) -> str:
     moment = time.gmtime(look.at)
     iso, shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", moment), time.strftime("%H:%M:%S", moment)
     late = f', <strong class="warn">{ago(now - look.at)}</strong>' if now - look.at > REFRESH_SECONDS else ""
-    if refreshing:
-        how = f'reloaded every {REFRESH_SECONDS} s. <a class="pause" href="?refresh=off">Pause</a>'
+    other = attribute(choices._replace(refreshing=not choices.refreshing).query)
+    if choices.refreshing:
+        how = f'reloaded every {REFRESH_SECONDS} s. <a class="pause" href="{other}">Pause</a>'
     else:
-        how = 'paused. <a class="pause" href="?refresh=on">Reload automatically</a>'
+        how = f'paused. <a class="pause" href="{other}">Reload automatically</a>'
     return f'<p class="quiet">As of <time datetime="{iso}">{shown} UTC</time>{late}, {how}</p>'
 
 

@@ -10,7 +10,7 @@ from stallscope.model.view.model import Node, Rank, RankRow, Run, no_step_for
 from stallscope.model.view.phase_shares import KNOWN, phase_shares, title_of_share
 from stallscope.model.view.stack_groups import at, sentence
 from stallscope.model.view.verdict_words import why_unjudged
-from stallscope.model.view.verdicts import Verdicts
+from stallscope.model.view.verdicts import RunName, Verdicts
 from stallscope.node.web.status.exporter_state import ExporterState
 from stallscope.node.web.status.judgement import verdict_line
 from stallscope.node.web.status.markup import UNKNOWN_TEXT, Part, bar, entry, foreign, stacked
@@ -34,30 +34,38 @@ class _Share(NamedTuple):
     share: float
 
 
-def run_section(look: ExporterState, node: Node, selection: Selection, verdicts: Verdicts | None) -> str:
-    """The runs that there is room for."""
-    articles = "".join(_article(run, ranks, look, node, verdicts) for run, ranks in selection.runs)
+def run_section(
+    look: ExporterState,
+    node: Node,
+    selection: Selection,
+    verdicts: Verdicts | None,
+    reasons: Mapping[RunName, str],
+) -> str:
+    """The runs that there is room for; those with reasons of their verdict show them."""
+    articles = "".join(
+        _article(run, ranks, look, node, _judged(run, verdicts, reasons)) for run, ranks in selection.runs
+    )
     body = articles or '<p class="quiet">No training run has reported.</p>'
     left_out = selection.left_out
     rest = f'<p class="quiet">{left_out:,} more runs are not shown; the metrics have them all.</p>' if left_out else ""
     return f'<section aria-labelledby="runs"><h2 id="runs">Training runs</h2>{body}{rest}</section>'
 
 
-def _article(run: Run, ranks: tuple[RankRow, ...], look: ExporterState, node: Node, verdicts: Verdicts | None) -> str:
+def _article(run: Run, ranks: tuple[RankRow, ...], look: ExporterState, node: Node, judged: str) -> str:
     return (
         f'<article class="card run"><h3><span>{foreign(run.name.run, 128)}</span> {_states(run)}</h3>'
-        f"<p>{_presence(run, look)}</p>{_judged(run, verdicts)}{_standstill(run, look)}{_progress(run)}"
+        f"<p>{_presence(run, look)}</p>{judged}{_standstill(run, look)}{_progress(run)}"
         f'<dl class="facts wide">{_facts(run, node)}</dl>'
         f"{_phases(run)}{_ranks(run, ranks, look, node)}</article>"
     )
 
 
-def _judged(run: Run, verdicts: Verdicts | None) -> str:
+def _judged(run: Run, verdicts: Verdicts | None, reasons: Mapping[RunName, str]) -> str:
     if verdicts is None:
         return ""
     verdict = verdicts.runs.get(run.name)
     if verdict is not None:
-        return verdict_line(verdict, with_gpus=run.has_gpus)
+        return verdict_line(verdict, with_gpus=run.has_gpus) + reasons.get(run.name, "")
     why = why_unjudged(run, verdicts)
     return f'<p class="quiet">{why}</p>' if why else ""
 
