@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.common.formatting import ago, count, duration, percent, readable, size, size_of
+from stallscope.common.formatting import ago, count, duration, gpu_name, percent, readable, size, size_of
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,10 @@ def test_what_can_not_be_seen_is_spelt_out() -> None:
 
 def test_no_escape_sequence_is_left() -> None:
     assert readable("\x1b[2J\x9b31m\a") == "\\x1b[2J\\x9b31m\\x07"
+
+
+def test_a_mig_instance_is_named_after_its_gpu() -> None:
+    assert gpu_name("1") == "GPU 1"
+    assert gpu_name("1", "2") == "GPU 1 MIG 2"
+    assert gpu_name("1\n", "2", lambda text: f"<{text.strip()}>") == "GPU <1> MIG <2>"
+    assert gpu_name("1\n") == "GPU 1\\n"

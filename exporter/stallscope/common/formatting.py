@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime as dt
+from collections.abc import Callable, Mapping
 
 NAME_LENGTH = 80
 """Characters that are shown of a name."""
@@ -18,6 +19,17 @@ def readable(text: str, longest: int = NAME_LENGTH) -> str:
     if not text.isprintable():  # line breaks, escape sequences, marks that turn the direction, halves of characters
         text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     return text
+
+
+def gpu_name(index: str, mig: str = "", name: Callable[[str], str] = readable) -> str:
+    """Return the name of a GPU or MIG instance.
+
+    Args:
+        index: index of the GPU.
+        mig: index of the MIG instance; empty for a whole GPU.
+        name: makes a text from outside fit for the output.
+    """
+    return f"GPU {name(index)}" + (f" MIG {name(mig)}" if mig else "")
 
 
 def without_password(address: str) -> str:
@@ -110,6 +122,11 @@ def whole_time(seconds: float) -> str:
 def time_left(seconds: float) -> str:
     """An estimate of the remaining time, not finer than it can be known."""
     return duration(round(max(60.0, seconds), -1))
+
+
+def utc(seconds: float) -> str:
+    """Return a Unix time in UTC, to the minute."""
+    return dt.datetime.fromtimestamp(seconds, dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def ago(seconds: float) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
-from stallscope.common.formatting import NAME_LENGTH, readable
+from stallscope.common.formatting import NAME_LENGTH, readable, utc
 from stallscope.model.analysis import ranges
 from stallscope.model.analysis.ranges import Ranges, joined
 from stallscope.model.clients.expressions import any_of, quoted
@@ -299,7 +298,7 @@ def _listed(names: Iterable[str]) -> str:
 def _unknown(server: Server, named: Sequence[_Reference], start: float, end: float, flags: str) -> RunError:
     """Return the error for a run that is not found."""
     name = named[0].name
-    when = f"between {_shown(start)} and {_shown(end)}"
+    when = f"between {utc(start)} and {utc(end)}"
     names_matcher = any_of(each.name for each in named)
     if server.label_values("run", f"stallscope_training_rank_info{{run=~{names_matcher}}}"):
         return UnknownRunError(f"the run {name!r} reported nothing {when}; try another time ({flags})")
@@ -331,7 +330,3 @@ def _by_number(subject: Iterable[str]) -> tuple[int, tuple[str, ...]]:
     """Sort by rank as a number."""
     fields = tuple(subject)
     return int(fields[0]), fields
-
-
-def _shown(moment: float) -> str:
-    return dt.datetime.fromtimestamp(moment, dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

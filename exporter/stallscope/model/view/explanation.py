@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from stallscope.common.formatting import gpu_name, readable
 from stallscope.model.catalogue.causes import CAUSES, MISSING, muted_alerts
 from stallscope.model.catalogue.conditions import CONDITIONS, GPU_SIDE, SIGNALS, Condition, alert_thresholds, general_of
 from stallscope.model.clients.expressions import any_of
@@ -483,8 +484,7 @@ def _any(names: Iterable[str]) -> str:
 
 
 def _gpu_name(labels: Mapping[str, str]) -> str:
-    mig = f" MIG {labels['mig']}" if labels.get("mig") else ""
-    return f"GPU {labels.get('gpu', '')}{mig} of {labels.get('instance', '')}"
+    return f"{gpu_name(labels.get('gpu', ''), labels.get('mig', ''))} of {readable(labels.get('instance', ''))}"
 
 
 def _by_number(name: str) -> tuple[int, str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stallscope.common.formatting import duration, percent, readable, several
+from stallscope.common.formatting import duration, percent, readable, several, utc
 from stallscope.model.catalogue.causes import MISSING
 from stallscope.model.catalogue.conditions import SIGNALS, Unit
 from stallscope.model.view.explanation import LOOKBACK, Compared, Considered, Explanation, Measured, Missing, Sharers
@@ -222,6 +221,5 @@ def _number(value: float | None, unit: Unit) -> str:
 
 def moment(seconds: float, at: float | None = None) -> str:
     """Return a time in UTC; without the date if it is that of another time."""
-    shown = dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
-    today = at is not None and dt.datetime.fromtimestamp(at, dt.timezone.utc).date() == shown.date()
-    return shown.strftime("%H:%M UTC" if today else "%Y-%m-%d %H:%M UTC")
+    (day, _, time), today = utc(seconds).partition(" "), "" if at is None else utc(at).partition(" ")[0]
+    return time if day == today else f"{day} {time}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stallscope.common.formatting import capitalised, percent, readable
+from stallscope.common.formatting import capitalised, gpu_name, percent, readable
 from stallscope.model.catalogue.causes import CAUSES, MISSING, REMAINDERS, Severity
 from stallscope.model.view.model import Run
 from stallscope.model.view.stack_groups import at
@@ -141,9 +141,8 @@ def line_words(location: str, function: str, share: float, name: Callable[[str],
 
 def place_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
     """Return the place of a culprit as `rank 3, GPU 1 of node1:9400`."""
-    gpu = f", GPU {name(culprit.gpu)}" if culprit.gpu else ""
-    mig = f" MIG {name(culprit.mig)}" if culprit.gpu and culprit.mig else ""
-    return f"rank {name(culprit.rank)}{gpu}{mig} of {name(culprit.instance)}"
+    gpu = f", {gpu_name(culprit.gpu, culprit.mig, name)}" if culprit.gpu else ""
+    return f"rank {name(culprit.rank)}{gpu} of {name(culprit.instance)}"
 
 
 def root_words(cause: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stallscope.common.formatting import gpu_name
 from stallscope.node.drivers.device import ComputeMode, Identity, ProcessKind
 
 
@@ -55,7 +56,7 @@ class GpuNow:
     @property
     def name(self) -> str:
         """Display name."""
-        return f"GPU {self.identity.index}" + (f" MIG {self.identity.mig}" if self.identity.mig else "")
+        return gpu_name(str(self.identity.index), self.identity.mig)
 
     @property
     def memory_used(self) -> int | None:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stallscope.common.formatting import gpu_name
 from stallscope.tools.cli._extras import missing
 from stallscope.tools.cli._parser import Parser
 
@@ -316,7 +317,7 @@ def _value(sample: Sample) -> dict[str, Any]:
 
 
 def _name(gpu: SurveyedGpu) -> str:
-    return f"GPU {gpu.info['gpu']}" + (f" MIG {gpu.info['mig']}" if gpu.info.get("mig") else "")
+    return gpu_name(gpu.info["gpu"], gpu.info.get("mig", ""))
 
 
 def _wrapped(text: str, first: str = "", others: str = "") -> str:

@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from stallscope.common.formatting import gpu_name
 from stallscope.node.collectors.base import Environment, available
 from stallscope.node.collectors.gpu.source import GpuCollector
 from stallscope.node.collectors.gpu.survey import survey
@@ -42,7 +43,7 @@ def _response(name: str, limit: float) -> dict[str, Any]:
         "nvml": _nvml_version(library) if has_nvml and not any(gpu.hung for gpu in found.gpus) else "",
         "gpus": [
             {
-                "name": f"GPU {gpu.info['gpu']}" + (f" MIG {gpu.info['mig']}" if gpu.info.get("mig") else ""),
+                "name": gpu_name(gpu.info["gpu"], gpu.info.get("mig", "")),
                 "uuid": gpu.info["uuid"],
                 "driver": gpu.info["driver_version"],
                 "trouble": gpu.trouble,

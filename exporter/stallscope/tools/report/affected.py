@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from stallscope.common.formatting import duration
+from stallscope.common.formatting import duration, gpu_name
 from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.clients.expressions import any_of, quoted
 from stallscope.tools.report.queries import Queries
@@ -92,4 +92,4 @@ def _by_cause(
 
 
 def _gpu(labels: Mapping[str, str]) -> str:
-    return f"GPU {labels.get('gpu', '')} of {labels.get('instance', '')}"
+    return f"{gpu_name(labels.get('gpu', ''), labels.get('mig', ''))} of {labels.get('instance', '')}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stallscope.common.formatting import duration
+from stallscope.common.formatting import duration, gpu_name
 from stallscope.model.catalogue.causes import CAUSES, EVERYTHING
 from stallscope.model.clients.expressions import any_of
 from stallscope.tools.report.document import Block, Column, Notice, Paragraph, Table, unavailable
@@ -243,7 +243,7 @@ def _subject(queries: Queries, labels: Mapping[str, str]) -> str:
         words.append(f"rank {labels['rank']}")
     instance = labels.get("instance", "")
     if labels.get("gpu"):
-        words.append(f"GPU {labels['gpu']} of {instance}" if instance else f"GPU {labels['gpu']}")
+        words.append(gpu_name(labels["gpu"], labels.get("mig", "")) + (f" of {instance}" if instance else ""))
     elif instance:
         words.append(instance)
     return ", ".join(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from stallscope.common.formatting import percent, readable, several, size, time_since
+from stallscope.common.formatting import gpu_name, percent, readable, several, size, time_since
 from stallscope.model.catalogue.gpu_losses import explained
 from stallscope.model.view.model import Gpu, Owner
 from stallscope.model.view.verdict_words import words_of
@@ -140,7 +140,7 @@ def _gpu_verdict(gpu: Gpu, verdicts: Verdicts) -> Line:
 def gpu_block(gpu: Gpu, now: float | None, verdicts: Verdicts | None, width: int) -> list[Line]:
     """Return all values of a GPU."""
     indent = "    "
-    head = [line(Span(gpu_name(gpu), "title")), line(readable(gpu.model)), line(Span(readable(gpu.uuid), "quiet"))]
+    head = [line(Span(name_of(gpu), "title")), line(readable(gpu.model)), line(Span(readable(gpu.uuid), "quiet"))]
     lines = flow(head, width)
     if gpu.up is not True:
         last = time_since(now, gpu.last_reading)
@@ -199,6 +199,6 @@ def _gpu_state(gpu: Gpu) -> list[Line]:
     return items
 
 
-def gpu_name(gpu: Gpu) -> str:
+def name_of(gpu: Gpu) -> str:
     """Return the name of a GPU or MIG instance."""
-    return f"GPU {readable(gpu.index, 8)}" + (f" MIG {readable(gpu.mig, 16)}" if gpu.mig else "")
+    return gpu_name(gpu.index, gpu.mig, lambda text: readable(text, 16))

@@ -8,7 +8,7 @@ from stallscope.common.formatting import count, readable, several, size, time_si
 from stallscope.model.catalogue.gpu_losses import explained
 from stallscope.model.view.model import Host, Node
 from stallscope.tools.terminal.feed import ExporterState
-from stallscope.tools.terminal.gpu_lines import gpu_name
+from stallscope.tools.terminal.gpu_lines import name_of
 from stallscope.tools.terminal.lines import (
     BAR,
     Column,
@@ -109,7 +109,7 @@ def _problems(node: Node) -> Iterator[str]:
         if gpu.up is False:
             when = time_since(node.time, gpu.last_reading)
             last = f" Last reading {when}." if when else ""
-            yield f"{gpu_name(gpu)} is down ({readable(gpu.reason or 'unknown')}). {explained(gpu.reason)}{last}"
+            yield f"{name_of(gpu)} is down ({readable(gpu.reason or 'unknown')}). {explained(gpu.reason)}{last}"
     for source in node.sources:
         if not source.up:
             when = time_since(node.time, source.last_success)

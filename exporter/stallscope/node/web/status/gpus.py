@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stallscope.common.formatting import percent, size_of, time_since
+from stallscope.common.formatting import gpu_name, percent, size_of, time_since
 from stallscope.model.catalogue.gpu_losses import explained
 from stallscope.model.view.model import Gpu, Node
 from stallscope.model.view.verdicts import Verdicts
@@ -53,7 +53,7 @@ def _nothing(look: ExporterState) -> str:
 def _card(gpu: Gpu, instances: list[Gpu], node: Node, history: History, verdicts: Verdicts | None) -> str:
     verdict = verdicts.gpus.get(gpu.uuid) if verdicts is not None else None
     judged = gpu_verdict_line(verdict) if verdict is not None else ""
-    title = f"GPU {foreign(gpu.index)}" + (f" MIG {foreign(gpu.mig)}" if gpu.mig else "")
+    title = gpu_name(gpu.index, gpu.mig, foreign)
     state = _state(gpu)
     head = f'<h3><span>{title}</span> {state}</h3><p class="model">{foreign(gpu.model)}</p>'
     if gpu.up is not True:
