@@ -132,6 +132,25 @@ def root_or(*domains: str) -> str:
     return found + "{{ if $root }}{{ $root }}{{ else }}"
 
 
+def reason_or(general: str) -> str:
+    """Return a template with the reason of a general cause; the text up to `{end}` is used if none is known."""
+    reasons = reasons_of(CAUSES[general])
+    named = "|".join(cause.name for cause in reasons)
+    query = f'printf "topk(1, run_cause:time_lost:ratio5m{_THIS_RUN[:-1]},cause=~%q}})" {_RUN_LABELS} "{named}" | query'
+    cases = "{{ else if ".join(
+        f'eq .Labels.cause "{cause.name}" }}}}{{{{ $reason = "The reason is now known: '
+        f'{root_words(cause.name).split(": ", 1)[-1]}. {cause.remedy}" }}}}'
+        for cause in reasons
+    )
+    found = f'{{{{ $reason := "" }}}}{{{{ range {query} }}}}{{{{ if {cases}{{{{ end }}}}{{{{ end }}}}'
+    return found + "{{ if $reason }}{{ $reason }}{{ else }}"
+
+
+def reasons_of(general: Cause) -> tuple[Cause, ...]:
+    """Return the causes that name the reason of a general cause."""
+    return tuple(cause for cause in CAUSES.values() if general_of(cause.name) == general.name)
+
+
 def loaders(text: str, condition: str = "") -> str:
     """Return a template with a text on the largest number of loader workers of a rank, if it meets the condition."""
     query = f'"max(stallscope_training_dataloader_workers{{run=%q,cluster=%q}}){condition}"'
@@ -196,6 +215,7 @@ PHRASES = {
     "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",
     "slowed_or": root_or("hardware"),
     "starved_or": root_or("input"),
+    "reason_or": reason_or("input_bound"),
     "clocks": (
         f'{{{{ range printf "run_rank:sm_clock:ratio5m{_RANK}" {_RANK_LABELS} | query }}}}: its clock is at '
         "{{ .Value | humanizePercentage }} of its maximum{{ end }}{{ range printf "
@@ -281,19 +301,35 @@ and on ({labels})
   {firing(cause)}"""
 
 
-def while_general(cause: Cause, shape: Loss) -> str:
-    """Return the PromQL that keeps the alert on a reason while the loss goes on without evidence of one; empty if none.
+def one_episode(loses: str, cause: Cause, shape: Loss) -> str:
+    """Return the PromQL of a loss, such that a loss and its reason are one alert, whichever fires first.
 
-    Otherwise a run whose reason shows now and then would be reported again and again.
+    The alert on the general cause goes on once the reason becomes known. The alert on the reason starts
+    only without it.
+
+    Args:
+        loses: the PromQL of the alert alone.
+        cause: the cause of the alert.
+        shape: the levels.
     """
-    general = general_of(cause.name)
-    if general is None:
-        return ""
-    return f"""
+    if reasons := reasons_of(cause):
+        named = "|".join(each.name for each in reasons)
+        return f"""\
+{loses}
 or on ({RUN})
-  run_cause:time_lost:ratio5m{{cause="{general}"}} >= {threshold(shape.warning)} * {threshold("clear_ratio")}
+    max by ({RUN}) (run_cause:time_lost:ratio5m{{cause=~"{named}"}})
+  >=
+    {threshold(shape.warning)} * {threshold("clear_ratio")}
 and on ({RUN})
   {firing(cause)}"""
+    if general := general_of(cause.name):
+        return f"""\
+  (
+{block(loses, 4)}
+  )
+unless on ({RUN})
+  ({firing(CAUSES[general])} unless on ({RUN}) {firing(cause)})"""
+    return loses
 
 
 def cleared_late(series: str, name: str, cause: Cause, labels: str) -> str:
@@ -334,7 +370,7 @@ def condition(cause: Cause, alert: Alert) -> str:
     shape = alert.shape
     lost = f'run_cause:time_lost:ratio5m{{cause="{cause.name}"}}'
     if isinstance(shape, Loss):
-        return levels(lost, lost, cause, shape, "", RUN) + while_general(cause, shape)
+        return one_episode(levels(lost, lost, cause, shape, "", RUN), cause, shape)
     if isinstance(shape, Straggler):
         straggler = f'run_rank_cause:straggler:ratio5m{{cause="{cause.name}"}}'
         both = Loss("straggler_warning", "straggler_high", window="3m")

@@ -448,15 +448,47 @@ def test_each_sub_cause_has_its_alert_alone(rulebook: Rulebook) -> None:
     )
 
 
-def test_the_alert_on_a_reason_lasts_as_long_as_its_wait_goes_on_without_evidence(rulebook: Rulebook) -> None:
-    """The wait's own alert, which the reason's alert mutes, joins it. A run that never had a reason gets none."""
-    host = {"job": "stallscope", "instance": "run:19400"}
-    story = [each for each in node("run") if "cpu_seconds_total" not in each[0] or "host" not in each[0]]
-    for mode, before, after in (("user", 63, 10), ("idle", 1, 54)):
-        story.append(series("stallscope_host_cpu_seconds_total", growing_then(20, before, after), mode=mode, **host))
-    reason = {**firing("TrainingInputCpuSaturated"), "run": "run"}
-    wait = {**firing("TrainingInputBound"), "run": "run"}
-    rulebook.check_firing([*story, *node("alone")], [reason, wait, {**wait, "run": "alone"}], at="55m")
+def full_cpus(name: str, first: float, then: float) -> Story:
+    """A run that waits while a share of its host's CPUs is busy, and another share from minute 20 on."""
+    host = {"job": "stallscope", "instance": f"{name}:19400"}
+    story = [each for each in node(name) if "cpu_seconds_total" not in each[0] or "host" not in each[0]]
+    for mode, before, after in (("user", first, then), ("idle", 1 - first, 1 - then)):
+        values = growing_then(20, 64 * before, 64 * after)
+        story.append(series("stallscope_host_cpu_seconds_total", values, mode=mode, **host))
+    return story
+
+
+REASON, WAIT = firing("TrainingInputCpuSaturated"), firing("TrainingInputBound")
+
+
+def test_a_reason_stays_as_long_as_its_wait_goes_on_without_evidence(rulebook: Rulebook) -> None:
+    story = [*full_cpus("run", 0.98, 0.16), *node("alone")]
+    causes = [({"run": "run", "cause": "input_cpu_saturated"}, 30), ({"run": "alone", "cause": "input_bound"}, 30)]
+    rulebook.check(story, {VERDICT: causes}, at="55m")
+    rulebook.check_firing(story, [{**REASON, "run": "run"}, {**WAIT, "run": "alone"}], at="55m")
+
+
+def test_a_reason_ends_with_its_wait_and_gives_way_to_another_reason(rulebook: Rulebook) -> None:
+    over = [
+        (name, growing_then(25, 0.3, 0.0) if "data_wait" in name or "below" in name else values)
+        for name, values in full_cpus("over", 0.98, 0.16)
+    ]
+    host = {"job": "stallscope", "instance": "disk:19400"}
+    disk = [each for each in full_cpus("disk", 0.98, 0.16) if 'resource="io"' not in each[0]]
+    waits = growing_then(30, 0.0, 0.3)
+    disk.append(series("stallscope_host_pressure_waiting_seconds_total", waits, resource="io", **host))
+    disk = [(name, growing(5e8) if "disk_read_bytes" in name else values) for name, values in disk]
+    over_now = 'count(run:verdict:ratio5m{run="over", cause=~"input_.*"})'
+    changed = 'count(run:verdict:ratio5m{run="disk", cause="input_disk_bound"})'
+    rulebook.check([*over, *disk], {over_now: [], changed: [({}, 1)]}, at="45m")
+
+
+def test_a_reason_that_becomes_known_after_the_alert_joins_it(rulebook: Rulebook) -> None:
+    """A second alert would be a second notification."""
+    story = full_cpus("run", 0.16, 0.98)
+    rulebook.check_firing(story, [{**WAIT, "run": "run"}], at="19m")
+    rulebook.check(story, {VERDICT: [({"run": "run", "cause": "input_cpu_saturated"}, 30)]}, at="55m")
+    rulebook.check_firing(story, [{**WAIT, "run": "run"}], at="55m")
 
 
 def test_throttling_is_told_of_after_fifteen_minutes(rulebook: Rulebook) -> None:
@@ -466,6 +498,36 @@ def test_throttling_is_told_of_after_fifteen_minutes(rulebook: Rulebook) -> None
 
 
 URL = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/"
+
+
+KNOWN = (
+    "The reason is now known: CPUs saturated. Decode and augment less per sample, give the job more CPUs per GPU, or "
+    "run other programs elsewhere."
+)
+UNKNOWN = (
+    "Its host shows no reason. Prepare batches ahead of the step: with more loader workers that stay alive between "
+    "epochs, or in a thread if the loop makes its batches itself. Check where the data are stored (cache them on a "
+    "local disk)."
+)
+
+
+@pytest.mark.parametrize(("busy", "text"), [(0.98, KNOWN), (0.16, UNKNOWN)], ids=["known", "unknown"])
+def test_the_text_on_a_wait_names_its_reason_once_it_is_known(rulebook: Rulebook, busy: float, text: str) -> None:
+    loss = "Run run loses 30 % of its GPU time waiting for the next batch"
+    rulebook.check_text(
+        full_cpus("run", 0.16, busy),
+        "TrainingInputBound",
+        {"run": "run", "severity": "warning", "cause": "input_bound", "job_class": "production"},
+        {
+            "summary": "Training run waits for its input data.",
+            "description": f"{loss}: without that it would be up to 1.4 times as fast. {text}",
+            "runbook_url": URL + "TrainingInputBound.md",
+            "dashboard_url": "/d/stallscope-run?var-run=run",
+            "line": "",
+            "lost": "7.2 GPU-hours a day",
+        },
+        at="55m",
+    )
 
 
 @pytest.mark.parametrize("with_gpu", [True, False])

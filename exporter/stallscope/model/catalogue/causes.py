@@ -186,9 +186,10 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for its input data.",
-                """{loses} waiting for the next batch: {faster}.{line} Its host shows no reason. Prepare batches ahead
-                of the step: with more loader workers that stay alive between epochs, or in a thread if the loop makes
-                its batches itself. Check where the data are stored (cache them on a local disk).""",
+                """{loses} waiting for the next batch: {faster}.{line} {reason_or}Its host shows no reason. Prepare
+                batches ahead of the step: with more loader workers that stay alive between epochs, or in a thread if
+                the loop makes its batches itself. Check where the data are stored (cache them on a local
+                disk).{end}""",
             ),
             mutes=_WAITS_FOR_DATA,
             phase="data_wait",
