@@ -520,8 +520,9 @@ GPU_FAMILIES = (
     _gpu(
         "owner_memory_used_bytes",
         _GAUGE,
-        "Frame buffer held by that owner's processes (NVML running processes). Memory without an owner is under "
-        "empty labels, so that all owners sum to the memory in use.",
+        "Frame buffer held by that owner's processes (NVML running processes). Memory that no known owner holds is "
+        "under empty labels. Owners never sum to more than the memory in use: where processes share memory, each "
+        "owner has less, in proportion.",
         labels=OWNER_LABELS,
         provider="collectors.owners",
     ),

@@ -1,7 +1,8 @@
 """Attribute GPUs to owners: join the data of the driver, the orchestrator and `/proc`, without state or files.
 
 Only separable values are split. Memory belongs to its process; a value of the whole GPU is never assigned to each of
-several owners. Values without an owner have empty labels.
+several owners. Values without an owner have empty labels. Owners never sum to more than the memory in use: where the
+driver counts memory that processes share for each of them, every owner is reduced in proportion.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Attribution(NamedTuple):
     shares: tuple[Share, ...]
     """One for each owner."""
     unattributed: int | None
-    """Bytes in use without an owner; None if there are no such bytes, or if their number is unknown."""
+    """Bytes in use without an owner; None if there are no such bytes, or if an owner may hold them."""
     problems: frozenset[Problem]
 
 
@@ -102,22 +103,33 @@ def attribute(
     shown = sorted(pids, key=lambda owner: (not owner.pod, owner))
     problems |= {("too_many_owners", f"{uuid} {'/'.join(owner)}") for owner in shown[MOST_OWNERS:]}
     shares: list[Share] = []
-    attributed = 0
     for owner in shown[:MOST_OWNERS]:
         mine = pids[owner]
         reported = [each for pid in mine if (each := memory[pid]) is not None]
         complete = len(reported) == len(mine)
         problems |= {("memory_not_told", f"{uuid} {pid}") for pid in mine if memory[pid] is None}
-        attributed += sum(reported) if complete else 0
         if owner.pod:
             users = {processes[pid].user if pid in processes else "" for pid in mine}
             owner = owner._replace(user=users.pop() if len(users) == 1 else "")
         shares.append(Share(owner, tuple(mine), sum(reported) if complete and mine else None))
     if unknown and not shares:
         shares.append(Share(NOBODY, tuple(unknown), None))
-    used = occupancy.memory_used
-    remaining = sum(memory[pid] or 0 for pid in unknown) if used is None else used - attributed
+    remaining = sum(memory[pid] or 0 for pid in unknown)
+    if occupancy.memory_used is not None:
+        shares = _at_most(occupancy.memory_used, shares)
+        free = occupancy.memory_used - sum(share.memory or 0 for share in shares)
+        # An owner whose memory is unknown may hold all that no other process holds.
+        holds_unknown = any(share.pids and share.memory is None and share.owner != NOBODY for share in shares)
+        remaining = min(remaining, free) if holds_unknown else free
     return Attribution(tuple(shares), remaining if remaining >= _TOLERANCE else None, frozenset(problems))
+
+
+def _at_most(used: int, shares: list[Share]) -> list[Share]:
+    """Return the shares, reduced in proportion if they sum to more than the memory in use."""
+    total = sum(share.memory or 0 for share in shares)
+    if total <= used:
+        return shares
+    return [share if share.memory is None else share._replace(memory=share.memory * used // total) for share in shares]
 
 
 def _memory_by_pid(occupancy: Occupancy) -> dict[int, int | None]:
