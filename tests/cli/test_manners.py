@@ -251,6 +251,12 @@ class TestProgress:
             assert terminal.is_written.wait(60)
         assert terminal.getvalue().startswith("Reading resnet50 …")
 
+    @pytest.mark.parametrize(
+        "name", ["compare", "doctor", "frames", "pick", "record", "replay", "report", "stacks", "why"]
+    )
+    def test_a_command_with_progress_can_be_quiet(self, name: str) -> None:
+        assert "--quiet" in importlib.import_module(f"stallscope.tools.cli.{name}").parser().format_help()
+
     def test_with_quiet_a_terminal_shows_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)

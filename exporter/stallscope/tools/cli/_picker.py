@@ -24,6 +24,7 @@ from stallscope.tools.capacity.host import host, processor_time
 from stallscope.tools.capacity.reading import read
 from stallscope.tools.capacity.visible import visible
 from stallscope.tools.cli._picked import Picked, refusal
+from stallscope.tools.cli._progress import progress
 
 _POLL_SECONDS = 10.0
 """Interval between two polls while waiting. One poll takes the driver a few milliseconds per GPU."""
@@ -84,6 +85,7 @@ class Picker:
         self._must_answer = parsed.exporter is not None
         self._driver = driver
         self._pause = pause
+        self._quiet: bool = parsed.quiet
 
     def until_found(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> Picked:
         """Poll until GPUs are free or the timeout is over.
@@ -93,7 +95,7 @@ class Picker:
         """
         began = clock()
         printed = ""
-        found: Picked | str = self.poll()
+        found: Picked | str = self.measure()
         while True:
             left = None if timeout is None else began + timeout - clock()
             over = left is not None and left <= 0
@@ -108,11 +110,16 @@ class Picker:
                 if why := never(found.judged, found.host, self.wanted):
                     raise PickFailed(f"{reasons}\n  waiting will not help: {why}")
             # Printed again only when a reason changes: the numbers in it change all the time.
-            if (without_numbers := re.sub(r"[\d.]+", "", reasons)) != printed:
+            if (without_numbers := re.sub(r"[\d.]+", "", reasons)) != printed and not self._quiet:
                 print(f"stallscope pick: waiting: {reasons}", file=sys.stderr, flush=True)
                 printed = without_numbers
             self._pause(_POLL_SECONDS if left is None else min(_POLL_SECONDS, left))
             found = self._poll_again()
+
+    def measure(self) -> Picked:
+        """Poll, and show on a terminal that this takes some seconds."""
+        with progress("Measuring the GPUs", quiet=self._quiet):
+            return self.poll()
 
     def _poll_again(self) -> Picked | str:
         """Poll; return the error message if the driver is being reloaded or the lock is held."""

@@ -133,6 +133,7 @@ def write_pages(
     stop: threading.Event,
     mask: Callable[[str], str] | None = None,
     max_bytes: int = MAX_BYTES,
+    quiet: bool = False,
 ) -> Done:
     """Write one page each second.
 
@@ -144,6 +145,7 @@ def write_pages(
         stop: ends the recording early.
         mask: changes each page.
         max_bytes: ends the recording when the file is larger.
+        quiet: show no progress.
 
     Raises:
         OSError: the file can't be written.
@@ -153,7 +155,7 @@ def write_pages(
     ended = ""
     begin = time.monotonic()
     try:
-        with progress("Recording", total=duration) as advance:
+        with progress("Recording", total=duration, quiet=quiet) as advance:
             for number in range(round(duration / INTERVAL) + 1):
                 if stop.wait(max(0.0, begin + number * INTERVAL - time.monotonic())):
                     ended = "interrupted"

@@ -16,6 +16,7 @@ from stallscope.tools.cli._become import become
 from stallscope.tools.cli._durations import duration
 from stallscope.tools.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.tools.cli._parser import Parser
+from stallscope.tools.cli._progress import add_flag
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT])(iB|B)?", re.IGNORECASE)
 _POWERS = "KMGT"
@@ -112,6 +113,7 @@ def parser() -> Parser:
         metavar="URL",
         help=f"the node's exporter, for past errors and runs (default: {DEFAULT_EXPORTER}, if it responds)",
     )
+    add_flag(made)
     _client_certificate.add_flags(made, "an exporter")
     return made
 
@@ -135,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         picker = Picker(parsed, running=bool(command))
-        picked = picker.until_found(parsed.timeout) if parsed.wait else picker.poll()
+        picked = picker.until_found(parsed.timeout) if parsed.wait else picker.measure()
     except ValueError as error:
         command_line.error(str(error))
     except (ClaimsFailed, PickFailed) as error:

@@ -33,7 +33,7 @@ from stallscope.tools.cli import _record_pages as pages
 from stallscope.tools.cli._durations import duration
 from stallscope.tools.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.tools.cli._parser import Parser
-from stallscope.tools.cli._progress import progress
+from stallscope.tools.cli._progress import add_flag, progress
 
 INTERVAL = 1.0
 HANG_SECONDS = 10.0
@@ -270,6 +270,7 @@ def parser() -> Parser:
     )
     made.add_argument("--force", action="store_true", help="overwrite an existing file")
     made.add_argument("--stand-in", action="store_true", help="mark the file as recorded from a test's driver library")
+    add_flag(made)
     return made
 
 
@@ -285,9 +286,9 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(problem)
     stop = threading.Event()
     _stop_at_interrupt(stop)
-    print(f"recording for {parsed.duration:g} s; Ctrl-C ends it early", file=sys.stderr)
+    _announce(parsed.duration, parsed)
     try:
-        with progress("Recording", total=parsed.duration) as advance:
+        with progress("Recording", total=parsed.duration, quiet=parsed.quiet) as advance:
             found = record(
                 PynvmlLibrary(), duration=parsed.duration, stop=stop, stand_in=parsed.stand_in, waited=advance
             )
@@ -327,7 +328,7 @@ def _record_pages(parsed: argparse.Namespace, output: Path) -> int:
     _stop_at_interrupt(stop)
     try:
         with pages.exporter(parsed.exporter or "") as client, output.open("wb") as file:
-            print(f"recording for {parsed.pages:g} s; Ctrl-C ends it early", file=sys.stderr)
+            _announce(parsed.pages, parsed)
             done = pages.write_pages(
                 file,
                 client,
@@ -335,6 +336,7 @@ def _record_pages(parsed: argparse.Namespace, output: Path) -> int:
                 duration=parsed.pages,
                 stop=stop,
                 mask=pages.Mask() if parsed.mask_names else None,
+                quiet=parsed.quiet,
             )
     except pages.NoPagesError as problem:
         return _fail(str(problem))
@@ -345,6 +347,11 @@ def _record_pages(parsed: argparse.Namespace, output: Path) -> int:
     size = output.stat().st_size / 1000
     print(f"{output}: {done.pages} pages{failed}, {size:.0f} kB{early}", file=sys.stderr)
     return 0 if done.pages else 1
+
+
+def _announce(seconds: float, parsed: argparse.Namespace) -> None:
+    if not parsed.quiet:
+        print(f"recording for {seconds:g} s; Ctrl-C ends it early", file=sys.stderr)
 
 
 def _driver_capture() -> str:

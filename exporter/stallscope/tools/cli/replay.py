@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stallscope.tools.cli._durations import duration
 from stallscope.tools.cli._parser import Parser
+from stallscope.tools.cli._progress import add_flag, progress
 from stallscope.tools.cli.thresholds import threshold
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def parser() -> Parser:
         help="with --open: play the pages from this time of the recording to its end, again and again (default: the "
         "last 5 min)",
     )
+    add_flag(made)
     return made
 
 
@@ -78,9 +80,10 @@ def main(arguments: Sequence[str]) -> int:
         return _fail("promtool is not on PATH; install Prometheus, which includes it")
     try:
         recording = Recording(parsed.file)
-        replayed = verdicts.replay(
-            recording, programs.promtool, thresholds=dict(parsed.threshold), everything=parsed.open
-        )
+        with progress("Evaluating the rules", quiet=parsed.quiet):
+            replayed = verdicts.replay(
+                recording, programs.promtool, thresholds=dict(parsed.threshold), everything=parsed.open
+            )
     except (RecordingError, StackError) as problem:
         return _fail(str(problem))
     except EngineError as problem:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stallscope.tools.cli import _prometheus, _times
 from stallscope.tools.cli._extras import missing
 from stallscope.tools.cli._parser import Parser
+from stallscope.tools.cli._progress import add_flag, progress
 
 if TYPE_CHECKING:
     from stallscope.model.clients.prometheus import Prometheus
@@ -50,6 +51,7 @@ def parser() -> Parser:
     made.add_argument("--namespace", help="namespace of the runs, if several namespaces have runs of these names")
     made.add_argument("--all", action="store_true", help="list every cause that was considered, with its values")
     made.add_argument("--json", action="store_true", help="print one JSON document: seconds, shares from 0 to 1")
+    add_flag(made)
     _prometheus.add_flags(made)
     return made
 
@@ -62,7 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         return missing("why", error, "analysis")
     try:
-        explained, notes = _explain(server, parsed)
+        with progress("Querying Prometheus", total=len(parsed.runs), quiet=parsed.quiet) as advance:
+            explained, notes = _explain(server, parsed, advance)
     except _prometheus.CommandFailed as failed:
         print(f"stallscope why: {failed}", file=sys.stderr)
         return 1
@@ -79,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _explain(server: Prometheus, parsed: Any) -> tuple[list[Explanation], list[str]]:
+def _explain(server: Prometheus, parsed: Any, advance: Callable[..., None]) -> tuple[list[Explanation], list[str]]:
     from stallscope.model.analysis.over_time import matchers_of, require_rules
     from stallscope.model.analysis.runs import find_run
     from stallscope.model.clients.expressions import any_of
@@ -96,4 +99,5 @@ def _explain(server: Prometheus, parsed: Any) -> tuple[list[Explanation], list[s
             require_rules(server, server.name, at - LOOKBACK, at)
             place = run.cluster, run.namespace, run.name
             found.append(explain(server, place, matchers_of(run), f"instance=~{any_of(run.instances)}", at))
+            advance()
     return found, server.take_notes()
