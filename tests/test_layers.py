@@ -61,7 +61,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "drivers": "",
         "intake": "catalogue common protocol sampling",
         "integrations": "protocol shim",
-        "owners": "drivers",
+        "owners": "common drivers",
         "protocol": "",
         "replay": "clients common stack",
         "report": "analysis catalogue clients common view",

@@ -1,13 +1,14 @@
 #!/bin/sh
-# Epilog= of slurm.conf. It removes the files of a job's exporter that was killed: Prometheus would report the leftover
-# target as a node that is down. With STALLSCOPE_RESET_GPUS=1 it also resets the job's GPUs, which the node's exporter
-# releases meanwhile. Set this only on clusters that give whole GPUs to one job.
+# Epilog= of slurm.conf. It removes the job's allocation, which prolog.sh wrote, and the files of a job's exporter that was
+# killed: Prometheus would report the leftover target as a node that is down. With STALLSCOPE_RESET_GPUS=1 it also resets
+# the job's GPUs, which the node's exporter releases meanwhile. Set this only on clusters that give whole GPUs to one job.
 targets=${STALLSCOPE_TARGETS:-/shared/stallscope/targets}
 node=${SLURMD_NODENAME:-$(hostname)}
 url=${STALLSCOPE_NODE_URL:-http://127.0.0.1:19400}
 case ${SLURM_JOB_ID:-} in
   "" | *[!0-9]*) exit 0 ;;
 esac
+rm -f "${STALLSCOPE_ALLOCATIONS:-/run/stallscope-slurm}/$SLURM_JOB_ID"
 
 # Run a command as the job's user, who owns the files: root may have no rights on a shared file system, and root's rights
 # must not be used on paths that a user controls.
@@ -26,9 +27,14 @@ request() {
   curl --silent --fail --max-time 5 --request POST "$url/-/$1" >/dev/null ||
     systemctl kill --signal="$2" stallscope-exporter.service 2>/dev/null
 }
-# Print the PCI addresses of the job's GPUs. Slurm numbers GPUs by their device files (/dev/nvidia0), nvidia-smi by their
-# addresses: on some machines the same number is another job's GPU.
+# Print the job's GPUs by UUID, which Slurm knows with AutoDetect, otherwise by PCI address. Slurm then numbers GPUs by
+# their device files (/dev/nvidia0), nvidia-smi by their addresses: on some machines the same number is another job's GPU.
+# The number of a MIG instance is not of a GPU.
 addresses() {
+  case ${CUDA_VISIBLE_DEVICES:-} in
+    *MIG-*) return 1 ;;
+    GPU-*) printf %s "$CUDA_VISIBLE_DEVICES"; return ;;
+  esac
   for number in $(printf %s "$SLURM_JOB_GPUS" | tr , ' '); do
     case $number in *[!0-9]*) return 1 ;; esac
     found=$(grep -lE "^Device Minor:[[:space:]]*${number}[[:space:]]*$" \

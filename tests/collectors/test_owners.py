@@ -15,6 +15,7 @@ from stallscope.node.collectors.owners import BUSY, ERRORS, INFO, MEMORY, Owners
 from stallscope.node.drivers.device import GpuProcess
 from stallscope.node.drivers.occupancy import Occupancies, Occupancy
 from stallscope.node.owners.pod_resources import SOCKET
+from stallscope.node.owners.slurm_allocations import FOLDER
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Sample, checked
 from stallscope.node.sampling.sampler import Sampler
@@ -126,6 +127,7 @@ def test_errors_of_every_reason_are_there_from_the_beginning(slurm: Node) -> Non
     assert reasons == {
         "pod_resources_unavailable",
         "pod_resources_malformed",
+        "slurm_allocation_invalid",
         "unknown_device",
         "pid_not_visible",
         "pid_reused",
@@ -155,6 +157,99 @@ def test_slurm_jobs_hold_gpus_through_their_processes(slurm: Node) -> None:
     slurm.show(on(gpu(0), used=0), on(gpu(1), used=0))
     assert (slurm.held, slurm.memory) == (set(), {})
     assert slurm.busy == {ada: 5.0}
+
+
+def allocation(root: Path, job: str, gpus: str, *, devices: str = "", user: str = "ada") -> Path:
+    """Write an allocation as Slurm's prolog does, of this boot."""
+    boot = root / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True, exist_ok=True)
+    boot.write_text("b007\n")
+    file = root / FOLDER / job
+    file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    file.write_text(f"boot=b007\njob={job}\nuser={user}\ngpus={gpus}\ndevices={devices}\n")
+    file.chmod(0o644)
+    return file
+
+
+@pytest.fixture
+def slurm_root(tmp_path: Path) -> Path:
+    return copy_of("slurm_node", tmp_path)
+
+
+def test_a_slurm_job_holds_its_gpus_from_start_to_end_whether_or_not_a_process_uses_them(slurm_root: Path) -> None:
+    file = allocation(slurm_root, "88", "0,1", user="grace")
+    grace = {(number, "", "", "", "88", "grace") for number in ("0", "1")}
+    with node_at(slurm_root) as node:
+        node.show(on(gpu(0), used=0), on(gpu(1), used=0))
+        assert (node.held, node.memory, node.errors) == (grace, {}, {})
+        node.show(on(gpu(0), (40400, GIB), used=GIB), on(gpu(1), used=0))
+        assert node.held == grace
+        assert node.memory == {("0", "", "", "", "88", "grace"): GIB}
+        node.show(on(gpu(0), used=0))
+        assert node.held == grace, "a lost GPU is still held"
+        file.unlink()
+        node.show(on(gpu(0), used=0), on(gpu(1), used=0), seconds=10)
+        node.show(on(gpu(0), used=0), on(gpu(1), used=0))
+        assert node.held == set()
+        assert node.errors == {}
+
+
+def test_a_process_of_another_job_holds_the_gpu_next_to_the_job_that_has_it(slurm_root: Path) -> None:
+    allocation(slurm_root, "7", "1", user="ada")
+    with node_at(slurm_root) as node:
+        node.show(on(gpu(0), used=0), on(gpu(1), (40400, GIB), used=GIB))
+        assert node.held == {("1", "", "", "", "7", "ada"), ("1", "", "", "", "88", "grace")}
+
+
+def test_jobs_with_shards_of_one_gpu_share_it(slurm_root: Path) -> None:
+    allocation(slurm_root, "7", "0")
+    allocation(slurm_root, "8", "0", user="bob")
+    allocation(slurm_root, "9", "1,1")
+    with node_at(slurm_root) as node:
+        node.show(on(gpu(0), used=0), on(gpu(1), used=0))
+        sharing = node.environment.occupancies.sharing
+        assert [sharing(uuid) for uuid in UUIDS] == ["time_sliced", ""]
+        assert {labels[4] for labels in node.held} == {"7", "8", "9"}
+
+
+def test_a_job_with_mig_instances_holds_them_by_uuid_and_slurms_numbers_name_none(slurm_root: Path) -> None:
+    allocation(slurm_root, "7", "0", devices=MIGS[1])
+    with node_at(slurm_root) as node:
+        shown = (on(gpu(0), used=0), on(mig(0), used=0), on(mig(1), used=0))
+        node.show(*shown)
+        held = {sample.labels[1] for sample in node.read if sample.family is INFO}
+        assert held == {MIGS[1]}
+        allocation(slurm_root, "7", "0")
+        node.clock.advance(10)
+        node.show(*shown)
+        assert (node.held, node.errors) == (set(), {"unknown_device": 1})
+
+
+def test_a_number_of_slurm_names_a_gpu_only_if_device_files_and_addresses_agree(slurm_root: Path) -> None:
+    allocation(slurm_root, "7", "0,2")
+    for address, minor in (("0000:07:00.0", 1), ("0000:0f:00.0", 0)):
+        information = slurm_root / "proc/driver/nvidia/gpus" / address / "information"
+        information.parent.mkdir(parents=True)
+        information.write_text(f"Device Minor: \t {minor}\n")
+    with node_at(slurm_root) as node:
+        node.show(on(gpu(0), used=0), on(gpu(1), used=0))
+        assert (node.held, node.errors) == (set(), {"unknown_device": 2})
+        allocation(slurm_root, "7", "0,2", devices=UUIDS[1])
+        node.clock.advance(10)
+        node.show(on(gpu(0), used=0), on(gpu(1), used=0))
+        assert node.held == {("1", "", "", "", "7", "ada")}
+
+
+def test_an_allocation_that_is_refused_is_counted_and_logged_once(
+    slurm_root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    allocation(slurm_root, "7", "0").chmod(0o666)
+    with node_at(slurm_root) as node:
+        for _ in range(3):
+            node.show(on(gpu(0), used=0), seconds=10)
+        assert (node.held, node.errors) == (set(), {"slurm_allocation_invalid": 1})
+    assert len(caplog.records) == 1
+    assert "7: other users may write it; let only root write there" in caplog.text
 
 
 def test_a_workstation_names_containers_and_users() -> None:

@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
+from stallscope.node.collectors.base import Environment
+from stallscope.node.collectors.owners import Owners
 from stallscope.node.owners.attribution import Owner, attribute
 from stallscope.node.owners.processes import Processes
+from stallscope.node.owners.slurm_allocations import FOLDER as ALLOCATIONS
 from tests.free_ports import free_port
-from tests.owners.machines import GIB, gpu, on
+from tests.owners.machines import GIB, UUIDS, gpu, on
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +65,7 @@ def job(tmp_path: Path) -> dict[str, str]:
         "SCRIPTS": str(FOLDER),
         "STALLSCOPE_TARGETS": str(tmp_path / "targets"),
         "STALLSCOPE_LISTEN": "127.0.0.1:0",
+        "STALLSCOPE_ALLOCATIONS": str(tmp_path / "allocations"),
         # Not the number of a real job, because the folder in /tmp is named after it.
         "SLURM_JOB_ID": f"9{os.getpid()}",
         "SLURM_JOB_UID": str(os.getuid()),
@@ -437,6 +441,20 @@ def test_the_epilog_resets_no_gpu_if_the_driver_lists_no_device_file_of_that_num
     assert not (tmp_path / "calls").exists()
 
 
+@pytest.mark.parametrize(("devices", "reset"), [(f"{UUIDS[0]},{UUIDS[1]}", True), ("MIG-1", False)])
+def test_the_epilog_resets_gpus_by_the_uuids_that_slurm_knows_and_no_mig_instance(
+    job: dict[str, str], tmp_path: Path, devices: str, reset: bool
+) -> None:
+    for name in ("nvidia-smi", "systemctl", "curl"):
+        program(Path(job["PATH"].partition(":")[0]), name, f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
+    settings = {"STALLSCOPE_RESET_GPUS": "1", "STALLSCOPE_RELEASE_WAIT": "0", "SLURM_JOB_GPUS": "0,1"}
+    # The device files of these numbers are other GPUs'.
+    settings |= {"STALLSCOPE_DRIVER_GPUS": driver_lists(tmp_path / "gpus", b8=0, b9=1), "CUDA_VISIBLE_DEVICES": devices}
+    subprocess.run([FOLDER / "epilog.sh"], env={**job, **settings}, capture_output=True, check=True, timeout=60)
+    calls = (tmp_path / "calls").read_text() if reset else ""
+    assert (f"nvidia-smi --gpu-reset --id={devices}\n" in calls, (tmp_path / "calls").exists()) == (reset, reset)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_the_epilog_removes_only_files_of_the_jobs_user(job: dict[str, str]) -> None:
     job_user = 65534
@@ -473,6 +491,69 @@ def test_on_a_recorded_node_each_job_owns_the_gpus_it_uses() -> None:
     assert owners.keys() == set(pids)
     assert owners[31337] == Owner(slurm_job=processes[31337].slurm_job, user=processes[31337].user)
     assert len({owner.slurm_job for owner in owners.values()} - {""}) > 1
+
+
+@pytest.fixture
+def slurm_machine(job: dict[str, str], tmp_path: Path) -> Path:
+    """Return the root of a machine that has started as this one; the scripts write its allocations."""
+    root = tmp_path / "machine"
+    boot = root / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text(Path("/proc/sys/kernel/random/boot_id").read_text())
+    job["STALLSCOPE_ALLOCATIONS"] = str(root / ALLOCATIONS)
+    (root / "run").mkdir()
+    return root
+
+
+def holders(machine: Path) -> set[tuple[str, str, str]]:
+    """Return GPU, job and user of each owner that the exporter's collector finds without a process."""
+    environment = Environment(root=machine)
+    environment.occupancies.publish("nvidia", {UUIDS[index]: on(gpu(index), used=0) for index in (0, 1)})
+    source = Owners(environment)
+    samples = [sample.labels for sample in source.read() if sample.family.name == "stallscope_gpu_owner_info"]
+    source.close()
+    return {(labels[0], labels[5], labels[6]) for labels in samples}
+
+
+# As slurmd sets them for Prolog= and Epilog=, without AutoDetect and with it.
+@pytest.mark.parametrize("devices", ["1", UUIDS[1]])
+def test_the_exporter_knows_a_jobs_gpus_from_the_prolog_to_the_epilog(
+    job: dict[str, str], slurm_machine: Path, devices: str
+) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    slurmd = {**job, "SLURM_JOB_GPUS": "1", "CUDA_VISIBLE_DEVICES": devices, "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
+    mask = os.umask(0)  # slurmd's may be anything
+    try:
+        done = prolog(slurmd, nobody)
+    finally:
+        os.umask(mask)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert holders(slurm_machine) == {("1", job["SLURM_JOB_ID"], "ada")}
+    ended = {**slurmd, "SLURM_SCRIPT_CONTEXT": "epilog_slurmd"}
+    subprocess.run([FOLDER / "epilog.sh"], env=ended, check=True, timeout=60)
+    assert holders(slurm_machine) == set()
+    assert list((slurm_machine / ALLOCATIONS).iterdir()) == []
+
+
+def test_a_job_without_gpus_is_not_recorded_and_one_that_cannot_be_recorded_starts(
+    job: dict[str, str], slurm_machine: Path
+) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    assert prolog(job, nobody).returncode == 0
+    assert not (slurm_machine / ALLOCATIONS).exists()
+    (slurm_machine / ALLOCATIONS).write_text("")
+    done = prolog({**job, "SLURM_JOB_GPUS": "0"}, nobody)
+    assert done.returncode == 0
+    assert "the job's GPUs are not recorded; check that root may write there" in done.stderr
+    assert holders(slurm_machine) == set()
+
+
+@needs_curl
+def test_a_job_that_does_not_start_is_not_recorded(job: dict[str, str], slurm_machine: Path, tmp_path: Path) -> None:
+    with node_exporter("gpu_lost", tmp_path) as url:
+        until(lambda: prolog(job, url).returncode)
+        until(lambda: prolog({**job, "SLURM_JOB_GPUS": "0", "SLURM_JOB_ID": "1"}, url).returncode)
+        assert not (slurm_machine / ALLOCATIONS / "1").exists()
 
 
 def test_promtool_accepts_the_scrape_job(tmp_path: Path) -> None:

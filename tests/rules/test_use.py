@@ -159,6 +159,42 @@ def test_a_gpu_is_idle_when_somebody_has_held_it_for_an_hour_without_work(rulebo
     )
 
 
+def test_a_gpu_that_slurm_gave_a_job_and_that_no_process_uses_is_named_within_ten_minutes(rulebook: Rulebook) -> None:
+    # The job starts at minute 10.
+    def given(index: int = 0) -> LastReport:
+        return owner(index, "_x20 1+0x280", user="ada", slurm_job="42")
+
+    unused = gpu(idle=1.0, busy=0.0, low_samples=1.0, held=False)
+    nodes = {
+        "unused": (node("unused", unused, given()), True),
+        "one of two": (node("one of two", gpu() + gpu(1, idle=1.0, busy=0.0, held=False), given(1)), True),
+        "process": (node("process", idle(), given()), False),
+        "busy": (node("busy", gpu(), given()), False),
+        "pod": (node("pod", unused, owner(0, "_x20 1+0x280", namespace="team", pod="train-0")), False),
+        "run": (node("run", rank(run="r") + unused, given()), False),
+        "unknown processes": (
+            node("unknown processes", [each for each in unused if "processes" not in each[0]], given()),
+            False,
+        ),
+        "free": (node("free", unused), False),
+    }
+    story = exporter() + [each for story, _named in nodes.values() for each in story]
+    verdict = "count by (instance) (gpu:verdict:ratio5m{cause='idle_allocated'})"
+    alert = "ALERTS{alertname='GpuIdleAllocated', alertstate='firing'}"
+    rulebook.check(story, {verdict: []}, at="17m", rule_files=FILES)
+    rulebook.check(
+        story,
+        {
+            verdict: [({"instance": name}, 1) for name, (_story, named) in nodes.items() if named],
+            f"count by (instance, user) ({alert})": [
+                ({"instance": name, "user": "ada"}, 1) for name, (_story, named) in nodes.items() if named
+            ],
+        },
+        at="20m",
+        rule_files=FILES,
+    )
+
+
 def test_memory_without_a_process_is_a_zombies(rulebook: Rulebook) -> None:
     free = gpu(idle=1.0, busy=0.0, held=False)
     nodes = {

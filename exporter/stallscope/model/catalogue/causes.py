@@ -1384,7 +1384,7 @@ CAUSES: dict[str, Cause] = {
             "use",
             "Held but idle",
             "Release the GPU, or start the GPU stage earlier.",
-            # The recorded series already waits for an hour.
+            # The recorded series already waits for an hour, or for eight minutes without a process.
             Alert(
                 "warning",
                 Value(
@@ -1395,7 +1395,7 @@ CAUSES: dict[str, Cause] = {
                 "GPU is held, and nothing runs on it.",
                 """{gpu} has had no work for {{ with printf "gpu:idle_allocated:seconds{instance=%q,gpu=%q,uuid=%q}"
                 $labels.instance $labels.gpu $labels.uuid | query }}{{ . | first | value | humanizeDuration }}{{
-                else }}over an hour{{ end }}, although it is held: {share} of its time is lost.{held_by}
+                else }}long{{ end }}, although it is held: {share} of its time is lost.{held_by}
                 Release it, or start the stage that needs it earlier; if the job has several GPUs, check that it
                 uses them all.""",
                 wait="1m",

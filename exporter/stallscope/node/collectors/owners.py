@@ -1,10 +1,10 @@
 """Owners of each GPU (pod and container, Slurm job, container, user), and their use of it.
 
-Joins three sources: the driver's list of processes on each GPU, their entries in `/proc`, and the kubelet's
-allocations. The collector `kubernetes` adds workloads and the GPUs of claims, if it is enabled. Requirements in a
-container are listed in `owners.processes` (`hostPID: true`) and
-`owners.pod_resources` (the folder of the kubelet's socket). Slurm needs only `/proc`: a job is known as soon as
-one of its processes is on a GPU, and not before.
+Joins four sources: the driver's list of processes on each GPU, their entries in `/proc`, and the allocations of the
+kubelet and of Slurm. The collector `kubernetes` adds workloads and the GPUs of claims, if it is enabled. Requirements
+in a container are listed in `owners.processes` (`hostPID: true`) and `owners.pod_resources` (the folder of the
+kubelet's socket). A Slurm job is known as soon as one of its processes is on a GPU, or from its start if Slurm's
+prolog writes its allocation (`owners.slurm_allocations`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from stallscope.node.owners.cluster import Pod
 from stallscope.node.owners.devices import Devices, handed_out_again
 from stallscope.node.owners.pod_resources import Allocation, Container, PodResources, PodResourcesFailed
 from stallscope.node.owners.processes import Processes
+from stallscope.node.owners.slurm_allocations import JobAllocation, SlurmAllocations
 from stallscope.node.sampling.reading import Sample
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +38,9 @@ _ADVICE = {
     "pod_resources_unavailable": "see that the kubelet runs, that the folder of its socket (not the socket itself) is "
     "mounted, and that the exporter may open it",
     "pod_resources_malformed": "check that the socket is the kubelet's; the former pods are shown for a minute",
-    "unknown_device": "the orchestrator gave a pod a GPU that the driver does not show, or by a name that fits none",
+    "slurm_allocation_invalid": "let only root write there, and install prolog.sh and epilog.sh of one release",
+    "unknown_device": "the orchestrator gave a pod or job a GPU that the driver does not show, or by a name that fits "
+    "none",
     "pid_not_visible": "run the exporter in the host's PID namespace (hostPID: true, or docker run --pid=host), and "
     "where /proc is mounted with hidepid, as root",
     "pid_reused": "a process number came back for another process between two readings; nothing to do",
@@ -52,6 +55,8 @@ _PODS_HELD_SECONDS = 60.0
 """Seconds that the last response stays valid while the kubelet does not respond: as long as its restart takes."""
 _PODS_TIMEOUT = 2.0
 """Longest timeout of the kubelet in seconds; at most 1.5 intervals, so that owners never become stale."""
+_JOBS_SECONDS = 10.0
+"""Seconds between two readings of Slurm's allocations."""
 _LOG_AGAIN_SECONDS = 300.0
 """Seconds without a problem after which it is logged again."""
 _EXAMPLES = 3
@@ -62,13 +67,18 @@ class Owners(Collector):
     """Attributes GPUs. Missing information is counted by reason; it is not a failure of the collector."""
 
     name = "owners"
-    summary = "Who holds each GPU: pod, Slurm job, container, user (kubelet, /proc)."
+    summary = "Who holds each GPU: pod, Slurm job, container, user (kubelet, Slurm's prolog, /proc)."
 
     def __init__(self, environment: Environment, pods_timeout: float | None = None) -> None:
         super().__init__(environment)
         self._pods_timeout = pods_timeout or min(_PODS_TIMEOUT, 1.5 * environment.interval)
         self._processes = Processes(environment.root)
         self._kubelet = PodResources(environment.root)
+        self._slurm = SlurmAllocations(environment.root)
+        self._jobs: tuple[JobAllocation, ...] = ()
+        self._jobs_invalid: frozenset[Problem] = frozenset()
+        self._jobs_read_at: float | None = None
+        self._jobs_of: dict[str, list[Owner]] = {}
         self._busy = BusyAccounts()
         self._errors: Counter[str] = Counter(dict.fromkeys(_ADVICE, 0))
         self._problems: frozenset[Problem] = frozenset()
@@ -80,7 +90,7 @@ class Owners(Collector):
         self._pods_queried_at: float | None = None
         self._pods_read_at = 0.0
         self._pods_due = True
-        self._placed_for: tuple[object, object, object] | None = None
+        self._placed_for: tuple[object, ...] | None = None
         self._holders: dict[str, list[Container]] = {}
         self._replicated: frozenset[str] = frozenset()
         self._unplaced: frozenset[Problem] = frozenset()
@@ -101,6 +111,7 @@ class Owners(Collector):
         pids = frozenset(process.pid for each in occupancies.values() for process in each.processes)
         self._pods_due = self._pods_due or bool(pids - self._pids)
         self._query_kubelet(now)
+        self._read_jobs(now)
         self._request_facts()
         self._place()
         processes = self._processes.look_up(pids)
@@ -109,10 +120,11 @@ class Owners(Collector):
         # A process that has just started or ended may differ from the driver's list for a moment.
         brief = {("pid_not_visible", str(pid)) for pid in unseen - self._unseen}
         self._pids, self._unseen = pids, unseen
-        problems: set[Problem] = {("pid_reused", str(pid)) for pid in self._processes.reused} | self._unplaced
+        problems: set[Problem] = {("pid_reused", str(pid)) for pid in self._processes.reused}
+        problems |= self._unplaced | self._jobs_invalid
         samples: list[Sample] = []
         for uuid, occupancy in self._whole(occupancies).items():
-            found = attribute(occupancy, self._holders.get(uuid, ()), processes, pods)
+            found = attribute(occupancy, self._holders.get(uuid, ()), processes, pods, self._jobs_of.get(uuid, ()))
             problems |= found.problems - brief
             self._busy.add(occupancy, found, now)
             samples += self._samples(occupancy.identity, found)
@@ -128,8 +140,9 @@ class Owners(Collector):
         self.environment.occupancies.tell_sharing({})
 
     def _remember(self, present: Mapping[str, Identity]) -> None:
-        """Remember identities: a lost GPU is still held by its pod."""
-        kept = {uuid: each for uuid, each in self._identities.items() if uuid in present or uuid in self._holders}
+        """Remember identities: a lost GPU is still held by its pod or job."""
+        held = self._holders.keys() | self._jobs_of.keys()
+        kept = {uuid: each for uuid, each in self._identities.items() if uuid in present or uuid in held}
         identities = {**kept, **present}
         if identities != self._identities:
             self._identities = identities
@@ -162,6 +175,14 @@ class Owners(Collector):
         if now - self._pods_read_at >= _PODS_HELD_SECONDS:
             self._allocations = ()
 
+    def _read_jobs(self, now: float) -> None:
+        """Read which GPUs Slurm has given to jobs, when due."""
+        if self._jobs_read_at is not None and now - self._jobs_read_at < _JOBS_SECONDS:
+            return
+        self._jobs_read_at = now
+        self._jobs, refused = self._slurm.read()
+        self._jobs_invalid = frozenset(("slurm_allocation_invalid", line) for line in refused)
+
     def _request_facts(self) -> None:
         """Publish which pods and devices the collector of the Kubernetes API is to request."""
         cluster = self.environment.cluster
@@ -176,7 +197,8 @@ class Owners(Collector):
     def _place(self) -> None:
         """Find the GPU behind each allocated device, if either has changed."""
         published = self.environment.cluster.device_names
-        if self._placed_for == (self._allocations, self._identities, published):
+        placed_for = (self._allocations, self._jobs, self._identities, published)
+        if self._placed_for == placed_for:
             return
         devices = Devices(self.environment.root, self._identities.values())
         holders: dict[str, list[Container]] = {}
@@ -199,8 +221,19 @@ class Owners(Collector):
             first = holder_of.setdefault((uuid, device), container)
             if any(handed_out_again(name) for name in names) or first != container:
                 replicated.add(uuid)
+        jobs_of: dict[str, list[Owner]] = {}
+        for job, user, names in self._jobs:
+            for name in names:
+                uuid = devices.find_number(int(name)) if name.isdigit() else devices.find((name,))
+                owner = Owner(slurm_job=job, user=user)
+                if uuid is None:
+                    unplaced.add(("unknown_device", f"{name} of Slurm job {job}"))
+                elif owner not in jobs_of.setdefault(uuid, []):
+                    jobs_of[uuid].append(owner)
+        # Slurm gives a GPU to several jobs only as shards.
+        replicated |= {uuid for uuid, jobs in jobs_of.items() if len(jobs) > 1}
         self._holders, self._replicated, self._unplaced = holders, frozenset(replicated), frozenset(unplaced)
-        self._placed_for = (self._allocations, self._identities, published)
+        self._jobs_of, self._placed_for = jobs_of, placed_for
 
     def _tell_sharing(self, occupancies: Mapping[str, Occupancy]) -> None:
         """Publish how GPUs are shared. Device names do not show it; only MPS has its own kind of process."""

@@ -80,6 +80,7 @@ def attribute(
     holders: Sequence[Container],
     processes: Mapping[int, Process],
     pods: Mapping[str, tuple[Container, ...]],
+    jobs: Sequence[Owner] = (),
 ) -> Attribution:
     """Determine the owners of one GPU.
 
@@ -88,17 +89,20 @@ def attribute(
         holders: the containers to which the orchestrator allocated the GPU.
         processes: visible processes by process ID.
         pods: see `pods_by_uid`.
+        jobs: the Slurm jobs to which the GPU is allocated.
     """
     memory = _memory_by_pid(occupancy)
     uuid = occupancy.identity.uuid
     problems: set[Problem] = set()
-    pids: dict[Owner, list[int]] = {Owner(*container): [] for container in holders}
+    pids: dict[Owner, list[int]] = {**{Owner(*container): [] for container in holders}, **{job: [] for job in jobs}}
     unknown: list[int] = []
     for pid in memory:
         process = processes.get(pid)
         if process is None:
             problems.add(("pid_not_visible", str(pid)))
         owner = _owner(process, holders, pods)
+        if owner is not None and owner.slurm_job:
+            owner = next((job for job in jobs if job.slurm_job == owner.slurm_job), owner)
         (unknown if owner is None else pids.setdefault(owner, [])).append(pid)
     shown = sorted(pids, key=lambda owner: (not owner.pod, owner))
     problems |= {("too_many_owners", f"{uuid} {'/'.join(owner)}") for owner in shown[MOST_OWNERS:]}

@@ -68,6 +68,17 @@ class Devices:
         """Return the UUID of the GPU or MIG instance that one of the names identifies, or None."""
         return next((uuid for name in names if (uuid := self._find(name.partition("::")[0])) is not None), None)
 
+    def find_number(self, number: int) -> str | None:
+        """Return the UUID of the GPU with that number in Slurm; None if unknown.
+
+        Slurm numbers GPUs in the order of its configuration: by device file, or by PCI address with AutoDetect. The
+        number is of a GPU only if both orders agree. With MIG instances, it counts them too.
+        """
+        if self._instances:
+            return None
+        uuid = self._by_index.get(number)
+        return uuid if uuid == self._numbered(number) else None
+
     def _find(self, name: str) -> str | None:
         exact = self._by_uuid.get(name.lower())
         if exact is not None:
