@@ -14,6 +14,7 @@ from stallscope.node.drivers.device import (
     DriverError,
     DriverUnavailable,
     GpuProcess,
+    Identity,
     TimedSample,
     Utilization,
 )
@@ -70,6 +71,18 @@ def test_room_is_what_is_neither_used_nor_reserved() -> None:
     (gpu,) = looked_at(ScriptedDevice(memory=MEMORY))
     assert (gpu.memory_total, gpu.memory_free, gpu.memory_reserved) == (80 * GIB, 69 * GIB, GIB)
     assert gpu.memory_used == 10 * GIB
+
+
+def test_what_the_hosts_programs_use_of_unified_memory_is_neither_free_nor_in_use_on_the_gpu(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {120 << 20} kB\nMemAvailable: {90 << 20} kB\n")
+    identity = Identity(0, "GPU-0", "NVIDIA GB10", "", "", "", "blackwell", "12.1")
+    device = ScriptedDevice(identity=identity, processes=[GpuProcess(1, 20 * GIB)])
+    (gpu,) = looked_at(device, root=tmp_path)
+    assert (gpu.memory_total, gpu.memory_free, gpu.memory_used) == (120 * GIB, 90 * GIB, 20 * GIB)
+    device.answers["processes"] = []
+    (gpu,) = looked_at(device, root=tmp_path)
+    assert (gpu.memory_free, gpu.memory_used, gpu.memory_reserved) == (90 * GIB, 0, 30 * GIB)
 
 
 def test_health_mode_and_slowdown_are_told() -> None:

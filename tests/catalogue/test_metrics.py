@@ -26,7 +26,8 @@ def frozen_line(family: Family) -> str:
 def test_every_name_that_was_ever_published_is_still_there_with_its_type_and_labels() -> None:
     published = FROZEN.read_text(encoding="utf-8").splitlines()
     now = {frozen_line(family) for family in FAMILIES.values()}
-    missing = [line for line in published if line not in now]
+    # A label may be appended: it does not change the others.
+    missing = [line for line in published if not any(each == line or each.startswith(f"{line},") for each in now)]
     assert not missing, "a published name, type or label was changed; add a new family instead"
 
 

@@ -157,6 +157,20 @@ def test_what_a_gpu_lacks_is_absent_and_said_to_be_unsupported(nvml_stand_in: Nv
         assert signal not in page.names(0)
         assert signal in page.names(1)
     assert page.get("power_watts", 0) is not None
+    assert "memory" not in page.labels("info", 0)[0]
+
+
+def test_a_gpu_without_memory_of_its_own_has_the_hosts_and_the_info_says_so(tmp_path: Path) -> None:
+    node = NvmlStandIn(tmp_path, gpus=1, profile="gb10")
+    node.gpu[0].run((4711, 5 << 30, False))
+    with ReadingProcess(node) as process:
+        page = process.until(lambda page: page.get("signal_supported", 0, signal="memory_total_bytes") is not None)
+    total = int(next(line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line).split()[1])
+    assert page.get("memory_total_bytes", 0) == total * 1024
+    assert 0 < (page.get("memory_used_bytes", 0) or 0) < total * 1024
+    assert page.get("memory_reserved_bytes", 0) is None
+    assert [page.get("signal_supported", 0, signal=f"memory_{each}_bytes") for each in ("total", "used")] == [1, 1]
+    assert [labels.get("memory") for labels in page.labels("info", 0)] == ["unified"]
 
 
 def test_a_gpu_without_utilisation_shows_the_rest(nvml_stand_in: NvmlStandIn) -> None:

@@ -548,12 +548,11 @@ def test_a_job_without_gpus_is_not_recorded_and_one_that_cannot_be_recorded_star
     assert holders(slurm_machine) == set()
 
 
-@needs_curl
-def test_a_job_that_does_not_start_is_not_recorded(job: dict[str, str], slurm_machine: Path, tmp_path: Path) -> None:
-    with node_exporter("gpu_lost", tmp_path) as url:
-        until(lambda: prolog(job, url).returncode)
-        until(lambda: prolog({**job, "SLURM_JOB_GPUS": "0", "SLURM_JOB_ID": "1"}, url).returncode)
-        assert not (slurm_machine / ALLOCATIONS / "1").exists()
+def test_a_job_that_does_not_start_is_not_recorded(job: dict[str, str], slurm_machine: Path) -> None:
+    page = 'stallscope_gpu_lost_info{gpu="0",uuid="GPU-0",reason="gpu_lost"} 1'
+    program(Path(job["PATH"].partition(":")[0]), "curl", f"#!/bin/sh\necho '{page}'\n")
+    assert prolog({**job, "SLURM_JOB_GPUS": "0"}, "http://node", wait="0").returncode == 1
+    assert not (slurm_machine / ALLOCATIONS).exists()
 
 
 def test_promtool_accepts_the_scrape_job(tmp_path: Path) -> None:

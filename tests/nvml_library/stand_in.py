@@ -593,6 +593,29 @@ PROFILES: Mapping[str, Mapping[str, object]] = {
         "persistence": 0,
         "lacks": (*_GEFORCE_LACKS, Group.ECC, Group.SERIAL, Group.TEMPERATURE_LIMIT),
     },
+    # As reported of a DGX Spark with driver 580: no memory of its own.
+    "gb10": {
+        "name": b"NVIDIA GB10",
+        "architecture": 10,
+        "capability": (12, 1),
+        "clock_mhz": (208, 208, 0, 600),
+        "clock_max_mhz": (3003, 3003, 0, 3003),
+        "power_milliwatts": 11_170,
+        "temperature": 35,
+        "pcie_generation": 1,
+        "pcie_generation_max": 5,
+        "pcie_width": 1,
+        "lacks": (
+            *_GEFORCE_LACKS,
+            Group.MEMORY,
+            Group.BAR1,
+            Group.POWER_LIMIT,
+            Group.FAN,
+            Group.ECC,
+            Group.SERIAL,
+            Group.PCIE_COUNTERS,
+        ),
+    },
 }
 """Answers of real GPUs, and the groups of calls that they do not support. For `h200_mig` see also
 `_H200_INSTANCES`."""

@@ -205,6 +205,10 @@ def test_memory_without_a_process_is_a_zombies(rulebook: Rulebook) -> None:
         "held": (node("held", free, owner(), *memory(20)), []),
         "busy": (node("busy", gpu(idle=0.5, held=False), *memory(20)), []),
         "shared": (node("shared", free, *memory(20), exclusive(sharing="mps")), []),
+        "unified": (
+            node("unified", free, *memory(20), gpu_signal("info", steady(1), memory="unified", sharing="exclusive")),
+            [],
+        ),
         "divided": (node("divided", free, *memory(20), gpu_signal("up", steady(1), mig="1g.10gb")), []),
         "just left": (
             node("just left", free, gpu_signal("memory_used_bytes", until(17, 20 * 1024 * MIB, 0))),

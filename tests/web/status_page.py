@@ -111,12 +111,18 @@ def sample(name: str, labels: Iterable[str], value: float | Distribution = 1) ->
 
 
 def gpu(
-    index: int, *, mig: str = "", sharing: str = "exclusive", model: str = "NVIDIA L40S", **reported: Any
+    index: int,
+    *,
+    mig: str = "",
+    sharing: str = "exclusive",
+    model: str = "NVIDIA L40S",
+    memory: str = "",
+    **reported: Any,
 ) -> list[Sample]:
     """A GPU's samples: `up`, `lost_info`, `utilization_ratio` and so on, as far as given; `owners` as tuples."""
     uuid = f"MIG-{index}-{mig}" if mig else f"GPU-{index}"
     labels, last = (str(index), uuid), ((mig,) if mig else ())
-    samples = [sample("info", (*labels, model, *[""] * 7, sharing, *last))]
+    samples = [sample("info", (*labels, model, *[""] * 7, sharing, mig, memory))]
     for name, value in reported.items():
         if name == "lost_info":
             samples.append(sample(name, (*labels, value, *last)))

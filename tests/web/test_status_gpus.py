@@ -42,6 +42,13 @@ def test_a_gpu_at_work_tells_activity_memory_temperature_power_and_who_holds_it(
     assert card.one(class_="uuid").text == "GPU-3"
 
 
+def test_memory_that_a_gpu_shares_with_the_host_is_named() -> None:
+    memory: Any = {"up": 1, "memory_used_bytes": 1 << 30, "memory_total_bytes": 4 << 30}
+    own, unified = cards(samples=(*gpu(0, **memory), *gpu(1, **memory, memory="unified")))
+    assert facts(own)["Memory"] == "1.0 of 4.0 GiB"
+    assert facts(unified)["Memory"] == "1.0 of 4.0 GiB, shared with the host"
+
+
 def test_what_is_not_told_looks_unlike_zero() -> None:
     silent, idle = cards(
         samples=(*gpu(0, up=1), *gpu(1, up=1, utilization_ratio=0.0, memory_used_bytes=0, memory_total_bytes=1 << 30))

@@ -121,6 +121,7 @@ def _gpu(
     values: _Values | None = None,
     buckets: tuple[float, ...] = (),
     optional: bool = False,
+    optional_labels: tuple[str, ...] = (),
     provider: str = "collectors.gpu",
 ) -> Family:
     return Family(
@@ -128,7 +129,7 @@ def _gpu(
         type=kind,
         help=help_text,
         labels=("gpu", "uuid", *labels),
-        optional_labels=("mig",),
+        optional_labels=("mig", *optional_labels),
         values=tuple((values or {}).items()),
         buckets=buckets,
         provider=provider,
@@ -199,7 +200,8 @@ GPU_FAMILIES = (
         "info",
         _GAUGE,
         "1; what this GPU is (NVML name, serial, pciInfo, driver and CUDA driver version, VBIOS, architecture, "
-        "compute capability). `sharing` is how the orchestrator or the driver hands it out.",
+        "compute capability). `sharing` is how the orchestrator or the driver hands it out; `memory` is for a GPU that "
+        "uses the host's memory as its own.",
         labels=(
             "model",
             "serial",
@@ -211,7 +213,8 @@ GPU_FAMILIES = (
             "compute_capability",
             "sharing",
         ),
-        values={"sharing": ("exclusive", "mig", "mps", "time_sliced")},
+        values={"sharing": ("exclusive", "mig", "mps", "time_sliced"), "memory": ("unified",)},
+        optional_labels=("memory",),
     ),
     _gpu(
         "up",
@@ -336,8 +339,19 @@ GPU_FAMILIES = (
         values={"engine": ("encoder", "decoder", "jpeg", "ofa")},
         optional=True,
     ),
-    _gpu("memory_total_bytes", _GAUGE, "Frame buffer, installed (NVML memory v2: total).", optional=True),
-    _gpu("memory_used_bytes", _GAUGE, "Frame buffer held by processes (NVML memory v2: used).", optional=True),
+    _gpu(
+        "memory_total_bytes",
+        _GAUGE,
+        "Frame buffer, installed (NVML memory v2: total); with unified memory that of the host (MemTotal).",
+        optional=True,
+    ),
+    _gpu(
+        "memory_used_bytes",
+        _GAUGE,
+        "Frame buffer held by processes (NVML memory v2: used); with unified memory what the host has not available "
+        "(MemTotal - MemAvailable).",
+        optional=True,
+    ),
     _gpu(
         "memory_reserved_bytes",
         _GAUGE,

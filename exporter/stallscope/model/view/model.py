@@ -92,6 +92,8 @@ class Gpu:
     """Share of time by throttle reason, without zeros."""
     processes: int | None
     owners: tuple[Owner, ...]
+    unified_memory: bool = False
+    """True if its memory is the host's."""
 
     @property
     def order(self) -> tuple[int, str, bool, str, str]:

@@ -211,6 +211,7 @@ def _gpus(page: Samples, previous: Samples | None, older: Samples | None) -> tup
             mig=labels.get("mig", ""),
             model=labels.get("model", ""),
             sharing=labels.get("sharing", ""),
+            unified_memory=labels.get("memory") == "unified",
             up=bool(values[GPU_UP][uuid]) if uuid in values[GPU_UP] else None,
             reason=reasons.get(uuid, ""),
             last_reading=values[LAST_READING].get(uuid),

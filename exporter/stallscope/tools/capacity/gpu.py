@@ -33,7 +33,7 @@ class GpuNow:
     memory_total: int | None = None
     memory_free: int | None = None
     memory_reserved: int | None = None
-    """Memory that the driver keeps for itself; neither free nor in use."""
+    """Memory that the driver, or with unified memory the host, keeps for itself; neither free nor in use."""
     holders: tuple[Holder, ...] = ()
     busy: float | None = None
     """Share of time in which anything ran, over `busy_seconds` up to now."""

@@ -27,6 +27,7 @@ from stallscope.node.drivers.device import (
     Readings,
     TimedSample,
 )
+from stallscope.node.drivers.unified_memory import has_unified_memory, read_memory
 from stallscope.node.owners.processes import Processes
 from stallscope.tools.capacity.gpu import GpuNow, Holder
 
@@ -72,7 +73,7 @@ def read(
         raise DriverUnavailable("hung", f"the driver did not answer within {limit:g} s")
     if listed.error is not None:
         raise listed.error
-    looks = [_Look(each, place) for place, each in enumerate(listed.answer or ())]
+    looks = [_Look(each, place, root) for place, each in enumerate(listed.answer or ())]
     begun = run_concurrently({str(each.place): each.begin for each in looks}, limit, "look at")
     pause(look)
     well = [each for each in looks if _well(begun[str(each.place)])]
@@ -103,8 +104,9 @@ def _reason(error: Exception) -> str:
 class _Look:
     """The two looks at one GPU and its instances."""
 
-    def __init__(self, device: Device, place: int) -> None:
+    def __init__(self, device: Device, place: int, root: Path) -> None:
         self.place = place
+        self._root = root
         self._device = device
         self._identity = Identity(place, "", "", "", "", "", "", "")
         self._parts: list[_Part] = []
@@ -114,7 +116,7 @@ class _Look:
         self._identity = self._device.identity()
         instances = _reported(self._device.instances)
         self._cut = instances is not None
-        self._parts = [_Part(each) for each in (self._device, *(instances or ()))]
+        self._parts = [_Part(each, self._root) for each in (self._device, *(instances or ()))]
         return []
 
     def end(self) -> list[GpuNow]:
@@ -143,22 +145,27 @@ class _Look:
 class _Part:
     """One GPU or instance, looked at once already."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, root: Path) -> None:
         self._device = device
+        self._root = root
         self._samples = _reported(lambda: device.utilization_samples("gpu", 0))
         _reported(device.activity)  # the values cover the time since the last call
 
     def now(self) -> GpuNow:
         device = self._device
         activity = _reported(device.activity) or Activity(0.0)
-        memory = _reported(lambda: device.read("memory")) or {}
+        memory = _reported(lambda: read_memory(device, self._root)) or {}
         total, used, reserved = (_bytes(memory, kind) for kind in ("total", "used", "reserved"))
         busy = self._busy()
         if busy is None and activity.graphics is not None:
             busy = _Busy(activity.graphics, activity.seconds, activity.graphics)
         processes: Iterable[GpuProcess] = _reported(device.processes) or ()
+        identity = device.identity()
+        if has_unified_memory(identity) and used is not None and reserved is None:
+            reserved = max(0, used - sum(each.memory or 0 for each in processes))
+            used -= reserved
         return GpuNow(
-            identity=device.identity(),
+            identity=identity,
             memory_total=total,
             memory_free=None if total is None or used is None else max(0, total - used - (reserved or 0)),
             memory_reserved=reserved,

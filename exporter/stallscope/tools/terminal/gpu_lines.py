@@ -188,7 +188,7 @@ def _gpu_state(gpu: Gpu) -> list[Line]:
     items = [line(each) for each in (_power(gpu), _temperature(gpu)) if each is not None]
     memory = _memory(gpu)
     if memory is not None:
-        items.insert(0, line(f"memory {memory}"))
+        items.insert(0, line(f"memory {memory}{', shared with the host' if gpu.unified_memory else ''}"))
     if gpu.clock is not None:
         most = "" if gpu.clock_max is None else f" of {gpu.clock_max / 1e6:.0f}"
         items.append(line(f"{gpu.clock / 1e6:.0f}{most} MHz"))

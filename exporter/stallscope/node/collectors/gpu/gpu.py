@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from stallscope.model.catalogue.metrics import Family, family
 from stallscope.node.collectors.base import Environment
 from stallscope.node.collectors.gpu.activity import ActivityPoll, EnginePoll
-from stallscope.node.collectors.gpu.poll import Answer, Poll, Session, TablePoll
+from stallscope.node.collectors.gpu.poll import Answer, MemoryPoll, Poll, Session, TablePoll
 from stallscope.node.collectors.gpu.processes import ProcessPoll, ProcessUtilizationPoll
 from stallscope.node.collectors.gpu.totals import EnergyPoll, PcieThroughputPoll, ThrottlingPoll, TrafficPoll
 from stallscope.node.collectors.gpu.utilization import UtilizationPoll
@@ -32,6 +32,7 @@ from stallscope.node.drivers.occupancy import Occupancy
 from stallscope.node.drivers.peak_flops import peak_flops
 from stallscope.node.drivers.retry import LONGEST_PAUSE, Retry
 from stallscope.node.drivers.signals import MINUTE, QUERIES, SECONDS_10
+from stallscope.node.drivers.unified_memory import has_unified_memory
 from stallscope.node.sampling.reading import Distribution, Sample
 
 _logger = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ class Gpu:
             traffic,
             UtilizationPoll(activity, self._interval, self._longest),
             self._processes,
-            *(TablePoll(query) for query in QUERIES if query != "counters"),
+            MemoryPoll(environment.root),
+            *(TablePoll(query) for query in QUERIES if query not in ("counters", "memory")),
             EnergyPoll(self._longest),
             ThrottlingPoll(self._longest),
             EnginePoll(activity),
@@ -211,7 +213,8 @@ class Gpu:
                 identity.compute_capability,
                 sharing,
             )
-            known = self._info[sharing] = Sample(INFO, (*self.labels, *values, *self._mig), 1)
+            memory = "unified" if has_unified_memory(identity) else ""
+            known = self._info[sharing] = Sample(INFO, (*self.labels, *values, identity.mig, memory), 1)
         return known
 
     def xid_samples(self) -> list[Sample]:

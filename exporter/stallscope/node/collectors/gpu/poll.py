@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from stallscope.model.catalogue.metrics import Family, family
 from stallscope.node.collectors.gpu.traffic import Traffic
-from stallscope.node.drivers.device import Activity, Device, DriverError, Readings
+from stallscope.node.drivers.device import Activity, Device, DriverError, Readings, Unsupported
 from stallscope.node.drivers.retry import Retry
 from stallscope.node.drivers.signals import EVERY_READING, QUERIES
+from stallscope.node.drivers.unified_memory import read_memory
 from stallscope.node.sampling.integrals import COUNTER_SLACK, DriverCounter, Timeline
 from stallscope.node.sampling.reading import Distribution, Sample
 
@@ -165,8 +167,11 @@ class TablePoll(Poll):
 
     def read(self, session: Session) -> Answer:
         """Query the driver."""
+        return self._answer(session.read(self.name), session)
+
+    def _answer(self, readings: Readings, session: Session) -> Answer:
         found: dict[Family, float | Distribution | Mapping[str, float]] = {}
-        for name, value in session.read(self.name).items():
+        for name, value in readings.items():
             each = self._families.get(name)
             if each is None:
                 continue
@@ -184,6 +189,28 @@ class TablePoll(Poll):
             most = self._most_per_second[name]
             counter = self._counters[name, label] = DriverCounter(most_per_second=most, slack=COUNTER_SLACK)
         return counter.take(count, session=session.number, now=session.now)
+
+
+class MemoryPoll(TablePoll):
+    """Polls the memory; the host's for a GPU that has none of its own."""
+
+    def __init__(self, root: Path) -> None:
+        """Prepare.
+
+        Args:
+            root: folder that contains `proc`.
+        """
+        super().__init__("memory")
+        self._root = root
+
+    def read(self, session: Session) -> Answer:
+        """Query the driver, or the kernel."""
+        try:
+            return super().read(session)
+        except Unsupported:
+            readings = read_memory(session.device, self._root)
+        session.served.update(dict.fromkeys(readings, "/proc/meminfo"))
+        return self._answer(readings, session)
 
 
 def known(values: Mapping[Family, _Value | None]) -> dict[Family, _Value]:

@@ -89,7 +89,8 @@ def _memory(gpu: Gpu) -> str:
     used, total = gpu.memory_used, gpu.memory_total
     if used is None or total is None:
         return UNKNOWN_TEXT
-    return f"{size_of(used, total)}{bar(used / total if total else None, 'memory')}"
+    shared = ", shared with the host" if gpu.unified_memory else ""
+    return f"{size_of(used, total)}{shared}{bar(used / total if total else None, 'memory')}"
 
 
 def _temperature(gpu: Gpu) -> str:
