@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from collections import Counter
 from collections.abc import Hashable
@@ -100,6 +102,44 @@ def test_every_overlay_has_a_value() -> None:
 def test_the_chart_has_the_packages_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__
+
+
+def test_a_release_with_everything_fits_into_its_secret_with_room_to_grow() -> None:
+    """Helm stores chart, values and manifest compressed; a Secret has at most 1 MiB."""
+    values = {value for each in SWITCHES.values() for value in each} - {"podResources=false", "maker=amd"}
+    kept = [part for value in sorted(values) for part in ("--set", value)]
+    release = json.loads(run("helm", "install", "stallscope", str(CHART), "--dry-run=client", "-o", "json", *kept))
+    assert "PrometheusRule" in release["manifest"]
+    assert "stallscope-run.json" in release["manifest"]
+    assert release["chart"]["files"]
+    stored = base64.b64encode(gzip.compress(json.dumps(release).encode()))
+    assert len(stored) < 0.7 * 2**20
+
+
+def test_the_rules_fit_into_two_of_the_operators_config_maps() -> None:
+    """The operator fills each with rule files of at most 512 KiB in all."""
+    rules = of_kind(helmed("prometheusOperator.enabled=true"), "PrometheusRule")
+    sizes = [len(yaml.safe_dump(each["spec"]).encode()) for each in rules]
+    assert max(sizes) < 128 * 2**10
+    assert sum(sizes) < 0.9 * 2 * 512 * 2**10
+
+
+@pytest.mark.parametrize("overlay", SWITCHES)
+def test_helm_can_take_over_an_overlay_without_a_change_of_an_immutable_field(overlay: str) -> None:
+    """A name or selector that differs would leave a second DaemonSet, or be rejected."""
+    applied, released = (
+        {(each["kind"], each["metadata"]["name"]): each.get("spec", {}).get("selector") for each in objects}
+        for objects in (kustomized(f"overlays/{overlay}"), helmed(*SWITCHES[overlay]))
+    )
+    applied.pop(("Namespace", "stallscope"))
+    assert released == applied
+
+
+def test_the_flags_that_take_over_an_installation_exist() -> None:
+    reported = run("helm", "install", "--help")
+    page = (CHART.parent / "README.md").read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if "--take-ownership" in line and line.startswith("  --"))
+    assert all(flag in reported for flag in line.split("#")[0].split())
 
 
 def test_helm_lint_passes() -> None:
