@@ -193,6 +193,7 @@ PHRASES = {
         '| query }} (rank{{ range sortByLabel "rank" . }} {{ .Labels.rank }}{{ end }}){{ end }}'
     ),
     "used_by": "{{ if $labels.run }} Run {{ $labels.run }} has rank {{ $labels.rank }} on it.{{ end }}",
+    "since": "{{ if $labels.run }} It began under run {{ $labels.run }} (rank {{ $labels.rank }}).{{ end }}",
     "held_by": (
         "{{ if $labels.run }} Run {{ $labels.run }} has rank {{ $labels.rank }} on it.{{ else }}"
         f'{{{{ with printf "{_HOLDERS}" $labels.instance $labels.gpu $labels.uuid $labels.namespace $labels.user '
@@ -246,7 +247,8 @@ _HEADERS = {
     "training_time": "Alerts on time without steps, and on slow steps.",
     "training_ranks": "Alerts on differences between the ranks of a run.",
     "gpu_hardware": (
-        "Alerts on the health of GPUs. `run` and `rank` are set if a run uses the GPU, `unused` if nothing uses it."
+        "Alerts on the health of GPUs. `run` and `rank` are set if a run uses the GPU, `later_run` if it started after "
+        "the alert, `unused` if nothing uses it."
     ),
     "gpu_use": "Alerts on the use of GPUs. `namespace` and `user` come from the run on the GPU, or from its holder.",
     "host": "Alerts on host problems, whether or not they slow training.",
@@ -342,9 +344,43 @@ and on ({labels})
   {firing(cause)}"""
 
 
-def on_gpu(value: str, of: str = "gpu_rank:unhealthy:info") -> str:
+def on_gpu(value: str, pairs: str) -> str:
     """Return the PromQL that adds the labels of the runs on a GPU to a value of that GPU."""
-    return f"  {of}\n* on ({GPU}) group_left ()\n  (\n{block(value, 4)}\n  )"
+    return f"{block(pairs)}\n* on ({GPU}) group_left ()\n  (\n{block(value, 4)}\n  )"
+
+
+def under_first_run(cause: Cause, alert: Alert) -> str:
+    """Return the PromQL of the pairs of an alert that keeps the run with which it began for as long as the fault lasts.
+
+    Otherwise every run that starts on a faulty GPU would be another notification. Such a run gets an alert with the
+    label `later_run`, which is muted and mutes the alerts that the fault explains.
+    """
+    pairs = block(pairs_of(cause, alert), 4)
+    began = firing(cause)[:-1] + ', later_run="", unused=""}'
+    return f"""\
+(
+{pairs}
+  unless on ({GPU})
+    {began}
+  or
+    max by ({PAIR}) ({began})
+  and on ({GPU})
+{pairs}
+  or
+    label_replace(
+{block(pairs_of(cause, alert, 'run!=""'), 8)}
+      and on ({GPU})
+        {began}
+      unless on ({PAIR})
+        {began},
+      "later_run", "true", "", ""
+    )
+)"""
+
+
+def lasts_over_runs(cause: Cause, alert: Alert) -> bool:
+    """Return True if the alert is on a fault of a GPU that runs do not cause, and someone is notified of it."""
+    return cause.domain == "hardware" and alert.severity != "info" and isinstance(alert.shape, (Over, Evidence, Value))
 
 
 def filled(pattern: str, names: Mapping[str, str], text: str, cause: Cause) -> str:
@@ -365,8 +401,8 @@ def promql(text: str, cause: Cause) -> str:
     return re.sub(r"threshold\((\w+)\)", lambda found: threshold(found[1]), text)
 
 
-def condition(cause: Cause, alert: Alert) -> str:
-    """Return the alert's condition as PromQL, by its shape."""
+def condition(cause: Cause, alert: Alert, pairs: str = "") -> str:
+    """Return the alert's condition as PromQL, by its shape; `pairs` for those of an alert on a GPU."""
     shape = alert.shape
     lost = f'run_cause:time_lost:ratio5m{{cause="{cause.name}"}}'
     if isinstance(shape, Loss):
@@ -389,13 +425,23 @@ and
     if isinstance(shape, Over):
         labels = {"training": RUN, "gpu": GPU, "host": HOST}[cause.subject]
         inner = cleared_late(shape.series, shape.threshold, cause, labels)
-        return on_gpu(inner) if cause.subject == "gpu" else inner
+        return on_gpu(inner, pairs) if cause.subject == "gpu" else inner
     if isinstance(shape, Evidence):
-        pairs = f'  max by ({PAIR}) (\n    pair_cause:time_lost:ratio5m{{cause="{cause.name}"}} >= bool 0\n  )'
-        return f"{pairs}\n* on ({GPU}) group_left ()\n  {shape.value}" if shape.value else pairs
+        return f"{block(pairs)}\n* on ({GPU}) group_left ()\n  {shape.value}" if shape.value else block(pairs)
     if isinstance(shape, Value):
-        return on_gpu(promql(shape.promql, cause), shape.of)
+        return on_gpu(promql(shape.promql, cause), pairs)
     return promql(shape.promql, cause)
+
+
+def pairs_of(cause: Cause, alert: Alert, matcher: str = "") -> str:
+    """Return the PromQL of the pairs of GPU and rank that an alert on a GPU is about; empty if its shape has none."""
+    shape = alert.shape
+    if isinstance(shape, Evidence):
+        matchers = ", ".join(filter(None, (f'cause="{cause.name}"', matcher)))
+        lost = f"pair_cause:time_lost:ratio5m{{{matchers}}}"
+        return f"max by ({PAIR}) (\n  {lost} >= bool 0\n)"
+    series = getattr(shape, "of", "gpu_rank:unhealthy:info")
+    return f"{series}{{{matcher}}}" if matcher else series
 
 
 def pages_for_gpu(cause: Cause, alert: Alert) -> bool:
@@ -403,32 +449,38 @@ def pages_for_gpu(cause: Cause, alert: Alert) -> bool:
     return cause.subject == "gpu" and alert.severity == "critical"
 
 
-def marked_unused(promql_text: str) -> str:
-    """Return the PromQL with the label `unused` on unused GPUs."""
-    unused = f"on ({GPU})\n  gpu:unused:info"
+def marked_unused(in_use: str, unused: str) -> str:
+    """Return the PromQL of an alert with the label `unused` on unused GPUs.
+
+    Args:
+        in_use: PromQL of the alert on GPUs in use.
+        unused: PromQL of the alert on unused GPUs.
+    """
+    matching = f"on ({GPU})\n  gpu:unused:info"
     return f"""\
   (
-{block(promql_text, 4)}
+{block(in_use, 4)}
   )
-unless {unused}
+unless {matching}
 or
   label_replace(
       (
-{block(promql_text, 8)}
+{block(unused, 8)}
       )
-    and {block(unused, 4).strip()},
+    and {block(matching, 4).strip()},
     "unused", "true", "", ""
   )"""
 
 
 def expression(cause: Cause, alert: Alert) -> str:
     """Return the alert's whole PromQL; alerts on runs also get job class and user, for severity and routes."""
+    plain = condition(cause, alert, pairs_of(cause, alert))
+    whole = condition(cause, alert, under_first_run(cause, alert)) if lasts_over_runs(cause, alert) else plain
     if pages_for_gpu(cause, alert):
-        return marked_unused(condition(cause, alert))
+        return marked_unused(whole, plain)
     if cause.subject != "training":
-        return condition(cause, alert)
-    inner = block(condition(cause, alert), 4)
-    return f"  (\n{inner}\n  )\n* on ({RUN}) group_left (job_class, user)\n  run:job_class:info"
+        return whole
+    return f"  (\n{block(whole, 4)}\n  )\n* on ({RUN}) group_left (job_class, user)\n  run:job_class:info"
 
 
 def severity(cause: Cause, alert: Alert) -> str:

@@ -23,7 +23,7 @@ SERVER_SERIES: Mapping[str, set[str]] = {
     "up": set(),
     "scrape_duration_seconds": set(),
     "scrape_samples_scraped": set(),
-    "ALERTS": {"alertname", "alertstate", "severity"},
+    "ALERTS": {"alertname", "alertstate", "severity", "unused", "later_run"},
     "ALERTS_FOR_STATE": {"alertname", "severity"},
     "kube_namespace_labels": {"owner"},
     "user:team:info": {"owner", "user"},

@@ -148,6 +148,18 @@ def test_a_hardware_error_that_becomes_a_loss_is_not_reported_as_resolved(
     assert sent == [*errors, (["GpuLost"], []), ([], ["GpuLost"])]
 
 
+@pytest.mark.parametrize(("namespace", "number"), [("vision", 1), ("speech", 2)])
+def test_a_run_that_starts_on_a_faulty_gpu_notifies_only_another_namespace(
+    audience: Audience, namespace: str, number: int
+) -> None:
+    first = on_gpu("GpuRowRemapPending", run="bert", namespace="vision")
+    later = on_gpu("GpuRowRemapPending", run="gpt", namespace=namespace, later_run="true")
+    slow = on_run("TrainingStragglerHw", run="gpt", namespace=namespace, rank="0")
+    later, slow = {**later, "rank": "0"}, {**slow, "rank": "0"}
+    sent = audience.watch([Moment(0, (first,)), Moment(1200, (first, later, slow)), Moment(2400, ())])
+    assert [each["status"] for each in sent] == ["firing"] * number + ["resolved"]
+
+
 def test_two_runs_are_two_matters(audience: Audience) -> None:
     notifications = audience.watch([Moment(0, (on_run("TrainingStalled"), on_run("TrainingStalled", run="gpt")))])
     assert sorted(each["groupLabels"]["run"] for each in notifications) == ["bert", "gpt"]

@@ -396,6 +396,30 @@ def test_a_fault_of_a_gpu_is_a_page_unless_nobody_is_known_to_have_used_it(ruleb
     )
 
 
+PENDING = gpu_signal("row_remap_pending", steady(1))
+
+
+def in_turn(fault: tuple[str, str, int, dict[str, str]]) -> Story:
+    """A GPU with a fault, run `a` on it until minute 20, and run `b` from minute 25 on."""
+    lives = {"a": (until(20, 1, 0), until(20, 0, 1)), "b": (f"0+0x{scrapes(25)} 1+0x{LENGTH - scrapes(25)}", steady(0))}
+    story = node("node", gpu(), fault)
+    for run, (running, finished) in lives.items():
+        states = {'state="running"': running, 'state="finished"': finished}
+        for name, values in rank(run=run, instance="node"):
+            story.append((name, next((each for state, each in states.items() if state in name), values)))
+    return story
+
+
+@pytest.mark.parametrize("fault", [FAILED, PENDING], ids=["critical", "warning"])
+@pytest.mark.parametrize(("minute", "runs"), [("15m", "a"), ("23m", "a"), ("40m", "ab")])
+def test_the_alert_on_a_faulty_gpu_keeps_its_run_when_another_run_starts(
+    rulebook: Rulebook, fault: tuple[str, str, int, dict[str, str]], minute: str, runs: str
+) -> None:
+    """Another alert would be another notification; the alert of the later run is muted."""
+    expected = [{"run": "a"}, {"run": "b", "later_run": "true"}][: len(runs)]
+    rulebook.check_firing(in_turn(fault), expected, at=minute, by="run, later_run", rule_files=FILES)
+
+
 @pytest.mark.parametrize(("used", "severity"), [(0, "warning"), (1, "critical")])
 def test_a_gpu_that_is_lost_is_as_used_as_it_was_before(rulebook: Rulebook, used: int, severity: str) -> None:
     story = [each for each in processes(f"{used}+0x{scrapes(20)}") if "stallscope_gpu_up" not in each[0]]

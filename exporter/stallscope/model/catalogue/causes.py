@@ -1043,9 +1043,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Over("gpu:thermal_throttled:ratio10m", "thermal_share"),
                 "GPU runs slower because of heat.",
-                """Heat reduced the clocks of {gpu} for {share} of the last ten minutes{{ if $labels.run }}, which
-                slows run {run} (rank {rank}){{ end }}. Check airflow, fans and inlet temperature, and move hot
-                neighbours; clean the heat sink or renew its paste if this GPU alone is hot.""",
+                """Heat reduced the clocks of {gpu} for {share} of the last ten minutes.{since} Check airflow, fans and
+                inlet temperature, and move hot neighbours; clean the heat sink or renew its paste if this GPU alone
+                is hot.""",
                 wait="1m",
             ),
             mutes=_SLOW_GPU,
@@ -1063,7 +1063,7 @@ CAUSES: dict[str, Cause] = {
                 Value("gpu:power_braked:ratio10m >= threshold(power_brake_share)"),
                 "GPU is throttled by its power brake.",
                 """The power brake reduced the clocks of {gpu} for {share} of the last ten minutes, to half or
-                less.{used_by}{unused} Check the power supply, its cables and the rack's power cap, and spread the load
+                less.{since}{unused} Check the power supply, its cables and the rack's power cap, and spread the load
                 until they are repaired.""",
                 wait="1m",
             ),
@@ -1203,7 +1203,7 @@ CAUSES: dict[str, Cause] = {
                 Evidence("gpu:ecc_uncorrected:count"),
                 "GPU memory had an error that ECC could not correct.",
                 """{gpu} has had {value} uncorrectable memory errors since its driver was loaded: results based on this
-                memory are wrong, or the process was killed.{used_by}{unused} Drain the node and reset the GPU; replace
+                memory are wrong, or the process was killed.{since}{unused} Drain the node and reset the GPU; replace
                 the GPU if it happens again.""",
                 wait="0m",
                 keep="0m",
@@ -1222,7 +1222,7 @@ CAUSES: dict[str, Cause] = {
                 Evidence(),
                 "GPU needs a reset to remap faulty memory.",
                 """{gpu} has found faulty memory, and will use the spare row only after a reset (row_remap_pending is
-                {value}).{used_by} Let the job end, then reset the GPU before the next one starts.""",
+                {value}).{since} Let the job end, then reset the GPU before the next one starts.""",
                 wait="1m",
                 keep="0m",
             ),
@@ -1240,7 +1240,7 @@ CAUSES: dict[str, Cause] = {
                 Evidence(),
                 "GPU memory is faulty, and no spare row is left.",
                 """{gpu} found faulty memory that it could not remap (row_remap_failed is {value}): errors will come
-                back.{used_by}{unused} Drain the node and replace the GPU.""",
+                back.{since}{unused} Drain the node and replace the GPU.""",
                 wait="1m",
                 keep="0m",
             ),
@@ -1259,7 +1259,7 @@ CAUSES: dict[str, Cause] = {
                 Evidence("last_over_time(gpu:pcie_degraded:ratio[1m])"),
                 "PCIe link of a GPU is slower than it could be.",
                 """The PCIe link of {gpu} runs at {share} of its lanes or of its generation, and copies from the host
-                are slower accordingly.{used_by} Reseat the GPU, check riser and cable, and the slot's settings in
+                are slower accordingly.{since} Reseat the GPU, check riser and cable, and the slot's settings in
                 the firmware.""",
                 keep="15m",  # longer than the delay of its rank, which it mutes
             ),
@@ -1277,7 +1277,7 @@ CAUSES: dict[str, Cause] = {
                 Evidence("last_over_time(gpu:pcie_replays:per_minute5m[1m])"),
                 "PCIe link of a GPU has too many errors.",
                 """The PCIe link of {gpu} replays {rounded} packets a minute, more than its bit error rate
-                allows.{used_by} Reseat the GPU, or replace the riser or cable; drain the node if the GPU is lost
+                allows.{since} Reseat the GPU, or replace the riser or cable; drain the node if the GPU is lost
                 after it.""",
                 wait="1m",
             ),
@@ -1295,7 +1295,7 @@ CAUSES: dict[str, Cause] = {
                 Evidence("last_over_time(gpu:nvlink_errors:increase5m[1m])"),
                 "NVLink of a GPU has errors.",
                 """The NVLinks of {gpu} had about {rounded} errors in five minutes, and collectives wait for replayed
-                packets.{used_by} Reset the GPU when the job ends; if the errors come back, have the link, its bridge
+                packets.{since} Reset the GPU when the job ends; if the errors come back, have the link, its bridge
                 or the switch checked.""",
                 wait="0m",
             ),
@@ -1312,7 +1312,7 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Evidence("last_over_time(gpu:nvlinks_down:count[1m])"),
                 "NVLinks of a GPU are down.",
-                """{value} NVLinks of {gpu} are down, and collectives are slower for all GPUs of their job.{used_by}
+                """{value} NVLinks of {gpu} are down, and collectives are slower for all GPUs of their job.{since}
                 Drain the node, reset its GPUs and check bridges or switches; until then keep jobs over several GPUs
                 away from it.""",
                 wait="1m",
