@@ -27,6 +27,7 @@ SERVER_SERIES: Mapping[str, set[str]] = {
     "ALERTS_FOR_STATE": {"alertname", "severity"},
     "kube_namespace_labels": {"owner"},
     "user:team:info": {"owner", "user"},
+    "serving_gpu:server:info": set(),
     "prometheus_rule_evaluation_failures_total": {"rule_group"},
     "prometheus_rule_group_iterations_missed_total": {"rule_group"},
     "prometheus_rule_group_last_duration_seconds": {"rule_group"},
