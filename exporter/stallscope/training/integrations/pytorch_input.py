@@ -276,6 +276,7 @@ class InputCalls:
         seconds = now - call.began
         self._makes, self._inline = call.makes, call.inline
         if call.code in self.functions:
+            self._drop_inner()  # their time is a part of this call's
             self._move(seconds)
             self._mark = self._seconds()
             return
@@ -284,11 +285,14 @@ class InputCalls:
             return
         if not values and self._computing_since is not None:  # all of it computed, waits included
             self._computed = call.computed + now - max(call.began, self._computing_since)
-        depth = len(self._open)
-        while self._returned and self._returned[-1].depth > depth:
-            self._returned.pop()
+        self._drop_inner()
         if values and len(self._returned) < _MAX_RETURNED:
-            self._returned.append(_Returned(frame, depth, seconds, values))
+            self._returned.append(_Returned(frame, len(self._open), seconds, values))
+
+    def _drop_inner(self) -> None:
+        """Drop the calls that the call that ends has made."""
+        while self._returned and self._returned[-1].depth > len(self._open):
+            self._returned.pop()
 
     def _find_behind(self, inputs: list[Any]) -> bool:
         """Find the calls that returned these inputs, or what they are views of."""
