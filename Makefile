@@ -21,7 +21,7 @@ UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,alerting/test_routes.py a
   terminal view web)
 # Tests that take long, install packages, or need a training framework.
 LONG := $(addprefix tests/,catalogue/test_new_cause.py cli/test_training_endings.py deploy/test_systemd.py \
-  end_to_end/test_fault_reaches_webhook.py end_to_end/test_interruptions.py end_to_end/test_memory_ceiling.py \
+  end_to_end/test_fault_reaches_webhook.py end_to_end/test_interruptions.py end_to_end/test_lost_gpu.py end_to_end/test_memory_ceiling.py \
   end_to_end/test_real_training.py faults/test_kills.py faults/test_repetition.py intake/test_fuzz.py \
   packaging prometheus_examples rules/test_hours.py scenarios/test_absence.py scenarios/test_score.py shim/integrations \
   shim/test_hot_line_programs.py shim/test_loops.py)

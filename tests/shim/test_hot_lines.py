@@ -509,7 +509,8 @@ def test_the_thread_that_the_loop_waits_for_is_found(looping: Timeline) -> None:
 @pytest.mark.usefixtures("short")
 def test_many_threads_that_come_and_go(looping: Timeline) -> None:
     release = threading.Event()
-    threads = [threading.Thread(target=release.wait, daemon=True) for _ in range(500)]
+    # More than a burst samples. All at once, they would compete for the interpreter until the next tests end.
+    threads = [threading.Thread(target=release.wait, daemon=True) for _ in range(100)]
     for thread in threads:
         thread.start()
 
@@ -522,6 +523,8 @@ def test_many_threads_that_come_and_go(looping: Timeline) -> None:
 
     lines = sampled(looping, work)
     release.set()
+    for thread in threads:
+        thread.join()
     assert lines["data_wait"][0].location == line_of(slow_transform)
     assert all(len(found) <= MAX_CODE_LINES for found in lines.values())
 

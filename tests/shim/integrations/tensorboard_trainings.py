@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import stallscope
@@ -22,6 +24,8 @@ def tensorboardx_writer(desk: Desk) -> None:
 
 def torch_writer(desk: Desk) -> None:
     torch: Any = framework("torch")
+    # TensorBoard then uses its own small part of TensorFlow, which takes ten seconds to import.
+    sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
     writers: Any = framework("torch.utils.tensorboard")
     with (
         stallscope.Run("job", sender=desk) as run,
