@@ -33,6 +33,7 @@ BESIDE = $(IN_PARALLEL) --numprocesses $(JOBS) -m "not timed and not alone" $(1)
 PAIRS = $(IN_PARALLEL) --numprocesses 2 -m timed $(1) || [ $$? -eq 5 ]
 AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
+COMPILED := $(VENV)/.compiled
 SBOM := dist/stallscope-exporter.cdx.json
 INSTALL := -m pip install --quiet --disable-pip-version-check --only-binary :all:
 PIP := $(BIN)/python $(INSTALL)
@@ -68,6 +69,11 @@ $(FRAMEWORKS): requirements-frameworks.lock $(STAMP)
 
 frameworks: $(FRAMEWORKS) ## install the training frameworks that the integrations are tested with
 
+# On a new checkout, each of several test processes would otherwise compile all tests, while packages are downloaded now.
+$(COMPILED): $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+	@touch $@
+
 tools:
 	sh tests/install_tools.sh
 
@@ -78,7 +84,7 @@ up: $(UP_STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertm
 prepare: $(STAMP) tools ## install what the tests need, without the frameworks
 	$(BIN)/python -m tests.deploy.kubernetes_tools
 
-prepare-all: prepare $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) ## install what all tests need
+prepare-all: prepare $(COMPILED) $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) ## install what all tests need
 
 check: lint unit ## lint, types, and the tests that start no server
 

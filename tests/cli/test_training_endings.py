@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,7 @@ def test_ranks_of_a_torchrun_that_is_terminated(tmp_path: Path) -> None:
         )
         with started:
             while started.poll() is None and not all((tmp_path / f"begun{rank}").exists() for rank in range(2)):
-                pass
+                time.sleep(0.05)
             started.send_signal(signal.SIGTERM)
             started.communicate(timeout=280)
         running.stop(timeout=60)

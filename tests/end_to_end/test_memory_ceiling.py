@@ -75,7 +75,7 @@ class Exporter:
             assert self.process.poll() is None, "the exporter was killed"
             return condition(self.get({}).decode())
 
-        until(found, "no page was as wanted", pause=0.1, seconds=240)
+        until(found, "no page was as wanted", pause=0.5, seconds=240)  # a page takes half a CPU second
 
     def peak(self) -> float:
         """Most megabytes of resident memory so far."""

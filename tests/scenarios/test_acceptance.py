@@ -107,7 +107,7 @@ def answers() -> Mapping[str, Answer]:
         each for name, case in ACCEPTANCE.items() for each in render(case, 1, noise=False, labels={"cluster": name})
     ]
     everything = {runner.EVERYTHING: runner.evaluations(LAST), **dict.fromkeys(ASKED, DURING)}
-    said = runner.evaluate(series, everything, words=dict.fromkeys(WORDS, DURING))
+    said = runner.evaluate(series, everything, words=dict.fromkeys(WORDS, DURING), evaluation_seconds=60)
 
     def of(cluster: str, samples: Sequence[rule_engine.Sample]) -> list[rule_engine.Sample]:
         return [sample for sample in samples if sample.labels.get("cluster") == cluster]
