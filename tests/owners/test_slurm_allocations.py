@@ -37,7 +37,7 @@ def write(folder: Path, content: str | bytes, name: str = "4112") -> Path:
 
 
 def read(folder: Path) -> tuple[tuple[JobAllocation, ...], tuple[str, ...]]:
-    return SlurmAllocations(folder.parents[1]).read()
+    return SlurmAllocations(folder.parents[1], {}).read()
 
 
 def refusal(folder: Path) -> str:
@@ -58,6 +58,11 @@ def test_a_job_has_the_uuids_that_slurm_knows_and_otherwise_its_numbers(folder: 
     assert read(folder) == ((JobAllocation("4112", "ada", (UUID,)),), ())
     write(folder, text(devices="", user="", future="7") + "a line\n")
     assert read(folder) == ((JobAllocation("4112", "", ("0", "1")),), ())
+
+
+def test_an_exporter_in_a_job_which_sees_other_numbers_reads_nothing(folder: Path) -> None:
+    write(folder, text())
+    assert SlurmAllocations(folder.parents[1], {"SLURM_JOB_ID": "7"}).read() == ((), ())
 
 
 def test_files_that_are_being_written_and_those_of_an_earlier_boot_have_no_effect(folder: Path) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,17 +47,22 @@ class JobAllocation(NamedTuple):
 class SlurmAllocations:
     """Reads the folder of allocations."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, variables: Mapping[str, str] = os.environ) -> None:
         """Prepare; nothing is opened before the first reading.
 
         Args:
             root: folder that contains `proc` and `run`.
+            variables: environment of the exporter. One that runs in a job sees the GPUs of this job alone, under other
+                numbers, and reads nothing.
         """
+        self._in_job = "SLURM_JOB_ID" in variables
         self._folder = root / FOLDER
         self._boot = root / "proc/sys/kernel/random/boot_id"
 
     def read(self) -> tuple[tuple[JobAllocation, ...], tuple[str, ...]]:
         """Return the jobs, and one line about each file that was refused."""
+        if self._in_job:
+            return (), ()
         try:
             names, problem = self._names()
         except FileNotFoundError:
