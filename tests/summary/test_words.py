@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.catalogue.general_causes import PHASE_CAUSES
 from stallscope.model.catalogue.metrics import OUTSIDE_PHASES, PHASES
 from stallscope.model.clients.exposition import Page
 from stallscope.model.view.observer import GPU_UP, LOST_INFO, PROCESSES, RANK_GPU, RANK_STATE
@@ -18,7 +19,7 @@ from stallscope.model.view.verdicts import Culprit, Verdict
 from stallscope.tools.summary.conditions import EXCEEDED, parse
 from stallscope.tools.summary.document import document_of
 from stallscope.tools.summary.evidence import FAMILIES, Evidence, gather, gpus_of
-from stallscope.tools.summary.findings import PHASE_CAUSES, gpu_findings, main_finding
+from stallscope.tools.summary.findings import gpu_findings, main_finding
 from stallscope.tools.summary.main import judge
 from stallscope.tools.summary.measured import WORK, RankTime, RunTime
 from stallscope.tools.summary.text import lines_of, unmeasured

@@ -21,12 +21,6 @@ _EXPORTER_SECONDS = 2.0
 _PROMETHEUS_SECONDS = 3.0
 _XIDS = family("stallscope_gpu_xid_events_total")
 FAMILIES = WANTED | {_XIDS.name}
-THROTTLE_CAUSES: Mapping[str, str] = {
-    "sw_thermal": "thermal_throttle",
-    "hw_thermal": "thermal_throttle",
-    "power_brake": "power_brake",
-}
-"""Causes by the reasons of throttling that are faults. A GPU at its power limit has none."""
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from stallscope.common.formatting import capitalised, percent, readable, several
 from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.catalogue.general_causes import PHASE_CAUSES, THROTTLE_CAUSES
 from stallscope.model.view.phase_shares import phase_shares
 from stallscope.model.view.verdict_words import words_of
-from stallscope.tools.summary.evidence import THROTTLE_CAUSES, Evidence, GpuEvidence
+from stallscope.tools.summary.evidence import Evidence, GpuEvidence
 from stallscope.tools.summary.measured import COMMUNICATION, DATA_WAIT, REMAINDER, LineOfCode, RunTime
-
-PHASE_CAUSES: Mapping[str, str] = {
-    DATA_WAIT: "input_bound",
-    "host_copy": "h2d_bound",
-    COMMUNICATION: "comm_bound",
-    "checkpoint": "checkpoint_stall",
-    "evaluation": "evaluation_overhead",
-    "logging": "callback_stall",
-    "restore": "long_init",
-    REMAINDER: "sync_stall",
-}
-"""The general cause of time in a phase, whose remedy applies whatever the special one is."""
 
 VERDICT_SECONDS = 300.0
 """Time that a verdict covers."""

@@ -1,0 +1,27 @@
+"""Causes by what is measured, for the summary of a program, which has no recorded series of its own.
+
+They lend their title and remedy to the largest phase, and to a GPU that was slowed. A verdict replaces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PHASE_CAUSES: Mapping[str, str] = {
+    "data_wait": "input_bound",
+    "host_copy": "h2d_bound",
+    "communication": "comm_bound",
+    "checkpoint": "checkpoint_stall",
+    "evaluation": "evaluation_overhead",
+    "logging": "callback_stall",
+    "restore": "long_init",
+    "other": "sync_stall",
+}
+"""The general cause of time in a phase, whose remedy applies whatever the special one is."""
+
+THROTTLE_CAUSES: Mapping[str, str] = {
+    "sw_thermal": "thermal_throttle",
+    "hw_thermal": "thermal_throttle",
+    "power_brake": "power_brake",
+}
+"""Causes by the reasons of throttling that are faults. A GPU at its power limit has none."""
