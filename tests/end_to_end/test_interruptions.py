@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -42,26 +42,32 @@ def assert_nothing_wrong(stack: TrainingStack, since: float) -> None:
     assert [labels for labels, _ in stack.history(ALERTS, since)] == []
 
 
-def test_a_healthy_run_stays_healthy_on_an_empty_database_after_a_restart_and_after_an_outage(tmp_path: Path) -> None:
-    with playing(tmp_path, "healthy") as stack:
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TrainingStack, dict[str, float]]]:
+    """Interrupt a healthy run three times; yield the servers, and when each interruption began or ended."""
+    since: dict[str, float] = {}
+    with playing(tmp_path_factory.mktemp("healthy"), "healthy") as stack:
         pause(10)  # the run is past its warm-up when the database is empty
         stack.stop_prometheus()
-        began = time.time()
+        since["on an empty database"] = time.time()
         stack.start_prometheus(fresh=True)
-        await_health(stack, began)
-        assert_nothing_wrong(stack, began)
+        await_health(stack, since["on an empty database"])
 
         stack.stop_prometheus()
         pause(1)
-        restarted = time.time()
+        since["after a restart"] = time.time()
         stack.start_prometheus()
-        await_health(stack, restarted)
-        assert_nothing_wrong(stack, restarted)
+        await_health(stack, since["after a restart"])
 
         stack.signal_exporter(signal.SIGSTOP)
-        outage = time.time()
+        since["after an outage"] = time.time()
         pause(4)
         stack.signal_exporter(signal.SIGCONT)
-        answers_again = time.time()
-        await_health(stack, answers_again)
-        assert_nothing_wrong(stack, outage)
+        await_health(stack, time.time())
+        yield stack, since
+
+
+@pytest.mark.parametrize("when", ["on an empty database", "after a restart", "after an outage"])
+def test_a_healthy_run_stays_healthy(when: str, interrupted: tuple[TrainingStack, dict[str, float]]) -> None:
+    stack, since = interrupted
+    assert_nothing_wrong(stack, since[when])

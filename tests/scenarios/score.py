@@ -53,7 +53,12 @@ def gate() -> list[Trial]:
 
 
 def run(
-    chosen: Sequence[Trial], *, baselines: bool = True, groups: Sequence[str] = GROUPS, progress: Progress | None = None
+    chosen: Sequence[Trial],
+    *,
+    baselines: bool = True,
+    groups: Sequence[str] = GROUPS,
+    evaluation_seconds: int = runner.EVALUATION_SECONDS,
+    progress: Progress | None = None,
 ) -> Outcomes:
     """Judge trials, two runs of the engine at a time.
 
@@ -61,10 +66,11 @@ def run(
         chosen: The trials.
         baselines: Judge the baselines as well.
         groups: The order in which the groups of rules are evaluated.
+        evaluation_seconds: Time between two evaluations.
         progress: called for each part once it is judged.
     """
     outcomes: Outcomes = {}
-    work = partial(judge_batch, baselines=baselines, groups=groups)
+    work = partial(judge_batch, baselines=baselines, groups=groups, evaluation_seconds=evaluation_seconds)
     batches = sorted(_batches(chosen), key=_hours, reverse=True)
     new = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, new, initializer=os.nice, initargs=(_NICENESS,)) as pool:
@@ -104,7 +110,13 @@ def _batches(chosen: Iterable[Trial]) -> Iterator[list[Trial]]:
         yield batch
 
 
-def judge_batch(batch: Sequence[Trial], *, baselines: bool = True, groups: Sequence[str] = GROUPS) -> Outcomes:
+def judge_batch(
+    batch: Sequence[Trial],
+    *,
+    baselines: bool = True,
+    groups: Sequence[str] = GROUPS,
+    evaluation_seconds: int = runner.EVALUATION_SECONDS,
+) -> Outcomes:
     """Judge trials in one run of the engine."""
     rendered = [
         render(trial.case, trial.seed, noise=trial.noise, labels={"cluster": f"trial-{position}"})
@@ -112,7 +124,9 @@ def judge_batch(batch: Sequence[Trial], *, baselines: bool = True, groups: Seque
     ]
     moments = runner.evaluations(int(60 * max(trial.case.length for trial in batch)))
     read = [series for each in rendered for series in each if series.name in READ]  # a sixth of the time less
-    together = runner.evaluate(read, {runner.EVERYTHING: moments}, groups=groups).samples[runner.EVERYTHING]
+    together = runner.evaluate(
+        read, {runner.EVERYTHING: moments}, groups=groups, evaluation_seconds=evaluation_seconds
+    ).samples[runner.EVERYTHING]
     apart: list[rule_engine.Answers] = [
         {moment: [] for moment in runner.evaluations(int(60 * trial.case.length))} for trial in batch
     ]
