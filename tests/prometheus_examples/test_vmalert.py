@@ -23,7 +23,7 @@ from tests.prometheus_server import Prometheus, prometheus
 from tests.rules.rulebook import ALERT_FILES, CANONICAL_FILES, RULE_FILES
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(200),
     pytest.mark.timeout(540),
     pytest.mark.skipif(
         bool(missing()),

@@ -7,6 +7,8 @@ import pytest
 from tests.shim.integrations import truth
 from tests.shim.integrations.trainings import Reports, assert_phases_are_the_time, held, read, reported
 
+pytestmark = pytest.mark.slow(100)
+
 
 @pytest.fixture(scope="module", params=["torch", "jax", "tensorflow"])
 def backend(request: pytest.FixtureRequest) -> str:

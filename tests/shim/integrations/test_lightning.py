@@ -7,6 +7,8 @@ import pytest
 from tests.shim.integrations import truth
 from tests.shim.integrations.trainings import Reports, assert_phases_are_the_time, held, read
 
+pytestmark = pytest.mark.slow(30)
+
 
 @pytest.fixture(scope="module", params=["lightning.pytorch", "pytorch_lightning"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

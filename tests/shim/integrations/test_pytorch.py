@@ -20,6 +20,7 @@ FILES = (
     "pytorch_gpu.py",
     "accelerate_loops.py",
 )
+pytestmark = pytest.mark.slow(30)
 
 
 def names_in(file: str) -> list[str]:

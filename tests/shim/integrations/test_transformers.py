@@ -10,6 +10,8 @@ from tests.cli.test_exporter import Running
 from tests.shim.integrations import truth
 from tests.shim.integrations.trainings import Reports, assert_phases_are_the_time, held, read
 
+pytestmark = pytest.mark.slow(30)
+
 NEEDED = ("torch", "transformers", "accelerate")
 SERIES = 'stallscope_training_step_seconds_count{run="to-the-exporter",rank="0"} '
 
