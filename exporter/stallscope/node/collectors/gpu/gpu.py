@@ -213,8 +213,8 @@ class Gpu:
                 identity.compute_capability,
                 sharing,
             )
-            memory = "unified" if has_unified_memory(identity) else ""
-            known = self._info[sharing] = Sample(INFO, (*self.labels, *values, identity.mig, memory), 1)
+            optional = ("", "unified") if has_unified_memory(identity) else self._mig
+            known = self._info[sharing] = Sample(INFO, (*self.labels, *values, *optional), 1)
         return known
 
     def xid_samples(self) -> list[Sample]:
