@@ -6,12 +6,15 @@ class or function in a file is refused. Dumps in JSON are read too. Versions 1.0
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import pickle
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -20,12 +23,14 @@ from typing import Any, NamedTuple, NoReturn
 from stallscope.common.formatting import ago, duration, readable, several
 from stallscope.model.view.collective_counts import Communicator, Evidence, Member, shared
 from stallscope.model.view.hangs import Group, Launch, Progress, RankOperations, conclude
+from stallscope.tools.cli import _progress
 from stallscope.tools.cli._rank_files import Unreadable, bounded, rank_files, superseded
 
 _MAX_ENTRIES = 200_000
 """The newest entries of a file that are read."""
 _MAX_COMPLETED = 8
 """The newest completed operations of a rank in a group that are compared with the pending ones of other ranks."""
+_BUFFER = 1 << 16
 _MAX_NUMBER = 1 << 63
 _MAX_RANKS_LENGTH = 8 << 20
 """Maximum length of the list of a group's ranks."""
@@ -41,7 +46,7 @@ _TIMES = ("time_created_ns", "time_discovered_started_ns", "time_discovered_comp
 _TRANSFER = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
-def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
+def read(path: Path, *, max_bytes: int = 256 << 20, quiet: bool = True) -> Evidence:
     """Return the process groups with the operations of each rank, and the ranks that the others wait for.
 
     If a rank has several files, the newest one counts. Files that are not dumps are left out with a message.
@@ -49,6 +54,7 @@ def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
     Args:
         path: the folder of the files, also in subfolders, or the prefix of their paths, as in TORCH_FR_DUMP_TEMP_FILE.
         max_bytes: larger files are left out.
+        quiet: show no progress on the terminal.
 
     Raises:
         Unreadable: there are no such files, or none of them is a dump.
@@ -59,15 +65,17 @@ def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
     older: list[Path] = []
     problems: list[str] = []
     damaged: set[int] = set()
-    for rank, candidates in files.by_rank.items():
-        found = sorted(filter(None, map(reader.dump, candidates)), key=lambda each: each.newest)
-        older += [dump.file for dump in found[:-1]]
-        if found:
-            dumps[rank] = found[-1]
-        if reader.problems and not (found and files.has_others):
-            damaged.add(rank)
-            problems += reader.problems
-        reader.problems.clear()
+    with _progress.progress("Reading dumps", total=len(files.by_rank), quiet=quiet) as advance:
+        for rank, candidates in files.by_rank.items():
+            found = sorted(filter(None, map(reader.dump, candidates)), key=lambda each: each.newest)
+            older += [dump.file for dump in found[:-1]]
+            if found:
+                dumps[rank] = found[-1]
+            if reader.problems and not (found and files.has_others):
+                damaged.add(rank)
+                problems += reader.problems
+            reader.problems.clear()
+            advance()
     if not dumps:
         raise Unreadable(problems[0])
     problems += superseded(older)
@@ -90,6 +98,18 @@ def read(path: Path, *, max_bytes: int = 256 << 20) -> Evidence:
         conclude(operations, unreadable),
         tuple(bounded(problems, path)),
     )
+
+
+@contextmanager
+def _without_garbage_collector() -> Iterator[None]:
+    """Do not search for cycles, which a dump does not have, while millions of its objects are created."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Invalid(Exception):
@@ -145,7 +165,8 @@ class _Reader:
         """Return a dump; None with a problem if the file is not one."""
         try:
             written = file.stat().st_mtime
-            return self._dump(file, written, _document(file, self._max_bytes))
+            with _without_garbage_collector():
+                return self._dump(file, written, _document(file, self._max_bytes))
         except OSError as error:
             self.problems.append(f"{file}: {error.strerror or error}; check its permissions")
         except _Invalid as problem:
@@ -166,6 +187,7 @@ class _Reader:
         for ranks in configured.values():
             self._numbers(ranks)
         found = RankOperations()
+        completed: dict[Group, dict[int, list[dict[str, Any]]]] = {}
         pg_ids: dict[Group, str] = {}
         newest = 0
         started = None
@@ -178,20 +200,26 @@ class _Reader:
             group = self._group(name, description, configured.get(name, ""))
             pg_ids[group] = str(first.get("pg_id"))
             progress = found.groups.setdefault(group, Progress())
-            launch = _launch(entries, group)
             is_pending = not any(_is_completed(entry) for entry in entries)
-            if is_pending and found.oldest is None:
-                found.oldest = launch
-            if launch.transfers:
-                progress.transferred = max(progress.transferred, launch.number)
-                if is_pending:
-                    progress.transfers.append(launch)
-                continue
-            if launch.number >= progress.launched:
-                progress.launched, progress.last = launch.number, launch.name
-            (progress.pending if is_pending else progress.completed)[launch.number] = launch
-            if len(progress.completed) > _MAX_COMPLETED:
-                del progress.completed[min(progress.completed)]
+            if is_pending or any(_transfer(_operation(entry)) for entry in entries):
+                launch = _launch(entries, group)
+                if is_pending and found.oldest is None:
+                    found.oldest = launch
+                if launch.transfers:
+                    progress.transferred = max(progress.transferred, launch.number)
+                    if is_pending:
+                        progress.transfers.append(launch)
+                    continue
+                progress.pending[launch.number] = launch
+            else:
+                newest_completed = completed.setdefault(group, {})
+                newest_completed[_sequence(first)] = entries
+                if len(newest_completed) > _MAX_COMPLETED:
+                    del newest_completed[min(newest_completed)]
+            if _sequence(first) >= progress.launched:
+                progress.launched, progress.last = _sequence(first), _operation(first)
+        for group, by_number in completed.items():
+            found.groups[group].completed = {number: _launch(each, group) for number, each in by_number.items()}
         statuses = {
             str(pg_id): _number(status["last_enqueued_collective"])
             for pg_id, status in document.get("pg_status", {}).items()
@@ -270,7 +298,10 @@ def _document(file: Path, max_bytes: int) -> Any:
     if len(content) > max_bytes:
         raise _Invalid(f"larger than {max_bytes >> 20:,} MiB, unlike a dump")
     try:
-        return json.loads(content) if content.lstrip()[:1] in (b"{", b"[") else _Unpickler(io.BytesIO(content)).load()
+        if content.lstrip()[:1] in (b"{", b"["):
+            return json.loads(content)
+        # Without a buffer, the unpickler calls a method for each of its operations.
+        return _Unpickler(io.BufferedReader(io.BytesIO(content), _BUFFER)).load()
     except _Invalid:
         raise
     except Exception as error:  # noqa: BLE001 - a malformed pickle can raise any exception
@@ -293,10 +324,10 @@ def _launch(entries: list[dict[str, Any]], group: Group) -> Launch:
     first = entries[0]
     transfers = []
     for entry in entries:
-        transfer = _TRANSFER.fullmatch(_operation(entry))
+        transfer = _transfer(_operation(entry))
         if transfer:
-            peer = int(transfer[3])
-            transfers.append((transfer[1], group.ranks[peer] if peer < len(group.ranks) else peer))
+            direction, peer = transfer
+            transfers.append((direction, group.ranks[peer] if peer < len(group.ranks) else peer))
     number = _sequence(first) + (_number(first.get("p2p_seq_id", 0)) if transfers else 0)
     sizes = first.get("input_sizes") or []
     is_known = len(sizes) == len(entries) == 1 and len(sizes[0]) <= _MAX_DIMENSIONS
@@ -313,7 +344,14 @@ def _is_completed(entry: dict[str, Any]) -> bool:
 
 
 def _is_transfer(entry: dict[str, Any]) -> bool:
-    return bool(entry.get("is_p2p", _TRANSFER.fullmatch(_operation(entry)) is not None))
+    return bool(entry["is_p2p"] if "is_p2p" in entry else _transfer(_operation(entry)))
+
+
+@lru_cache(1 << 16)
+def _transfer(operation: str) -> tuple[str, int] | None:
+    """Return the direction and the peer of a transfer; None for a collective operation."""
+    found = _TRANSFER.fullmatch(operation)
+    return (found[1], int(found[3])) if found else None
 
 
 def _operation(entry: dict[str, Any]) -> str:

@@ -253,7 +253,7 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, RankStacks]) -> tuple
         problems.append(f"--nccl: {problem}")
     try:
         if parsed.flight_recorder is not None:
-            dumps = _flight_recorder.read(parsed.flight_recorder)
+            dumps = _flight_recorder.read(parsed.flight_recorder, quiet=parsed.quiet)
             found.append(dumps)
             problems += [f"--flight-recorder: {problem}" for problem in dumps.problems]
     except _rank_files.Unreadable as problem:
