@@ -93,7 +93,7 @@ class TestSeries:
         found = {(sample.family.name, sample.labels): sample.value for sample in checked(registry.collect())}
         rank = ("resnet50", "0")
         for name, labels, value in [
-            ("rank_info", (*rank, "", "8", "", "", "", "", "", "", "", "", ""), 1),
+            ("rank_info", (*rank, "", "8", *[""] * 11), 1),
             ("rank_gpu_info", (*rank, "0", "GPU-0"), 1),
             ("state", (*rank, "running"), 1),
             ("state", (*rank, "lost"), 0),

@@ -25,12 +25,12 @@ def fifth_of_eight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_mesh_with_a_pipeline_dimension_has_stages() -> None:
     init_device_mesh("cpu", (4, 2), mesh_dim_names=("pp", "dp"))
-    assert pipeline.stage() == "2"
+    assert pipeline.positions() == {"pipeline_stage": "2", "data_rank": "1"}
 
 
 def test_a_mesh_without_one_has_no_stages() -> None:
     init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
-    assert pipeline.stage() == ""
+    assert pipeline.positions() == {"data_rank": "2", "tensor_rank": "1"}
 
 
 def test_a_stage_of_torch_pipelining_in_the_default_group(strict: None) -> None:
@@ -38,4 +38,4 @@ def test_a_stage_of_torch_pipelining_in_the_default_group(strict: None) -> None:
 
     pytorch.watch_any()
     PipelineStage(torch.nn.Linear(2, 2), 5, 8, torch.device("cpu"))
-    assert pipeline.stage() == "5"
+    assert pipeline.positions() == {"pipeline_stage": "5"}

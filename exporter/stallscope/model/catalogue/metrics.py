@@ -741,6 +741,8 @@ TRAINING_FAMILIES = (
             "git_commit",
             "job_class",
             "pipeline_stage",
+            "tensor_rank",
+            "data_rank",
         ),
         values={"job_class": ("production", "experiment")},
     ),

@@ -42,6 +42,8 @@ INFO_KEYS = (
     "git_commit",
     "job_class",
     "pipeline_stage",
+    "tensor_rank",
+    "data_rank",
 )
 COUNTERS = (
     "slow_steps",

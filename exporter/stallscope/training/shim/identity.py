@@ -38,6 +38,8 @@ def information(environment: Mapping[str, str], root: str = "/") -> dict[str, st
         "git_commit": environment.get("STALLSCOPE_GIT_COMMIT", "").strip() or _commit(),
         "job_class": job_class,
         "pipeline_stage": environment.get("STALLSCOPE_PIPELINE_STAGE", "").strip(),
+        "tensor_rank": "",
+        "data_rank": "",
     }
 
 

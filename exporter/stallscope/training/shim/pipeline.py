@@ -1,4 +1,4 @@
-"""The pipeline stage of this process, as the libraries know it that the program has imported."""
+"""The pipeline stage, tensor and data parallel rank of this process, from the libraries that are imported."""
 
 from __future__ import annotations
 
@@ -10,13 +10,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+KEYS = ("pipeline_stage", "tensor_rank", "data_rank")
+"""Keys of a report's `info`, one for each dimension."""
 _MEGATRON = ("megatron.core.parallel_state", "megatron.mpu.initialize")
 """The second is Megatron-LM's before Megatron Core."""
-_METHODS = ("get_pipe_parallel", "get_pipeline_model_parallel")
+_METHODS = {
+    "pipeline_stage": ("get_pipe_parallel", "get_pipeline_model_parallel"),
+    "tensor_rank": ("get_slice_parallel", "get_tensor_model_parallel"),
+    "data_rank": ("get_data_parallel",),
+}
 """Methods of DeepSpeed's grid, and of Megatron: each with `_rank` and `_world_size`."""
-_GROUPS = frozenset(
-    {"PIPELINE_MODEL_PARALLEL_GROUP", "mesh_pp", "mesh_pipe", "mesh_pipeline", "mesh_pipeline_parallel"}
-)
+_GROUPS = {
+    "pipeline_stage": (
+        "PIPELINE_MODEL_PARALLEL_GROUP",
+        "mesh_pp",
+        "mesh_pipe",
+        "mesh_pipeline",
+        "mesh_pipeline_parallel",
+    ),
+    "tensor_rank": ("TENSOR_MODEL_PARALLEL_GROUP", "mesh_tp", "mesh_tensor", "mesh_tensor_parallel"),
+    "data_rank": ("DATA_PARALLEL_GROUP", "mesh_dp", "mesh_data", "mesh_data_parallel"),
+}
 """Descriptions of process groups: Megatron's, and those of a DeviceMesh, by the name of the dimension."""
 
 position: tuple[int, int] | None = None
@@ -24,13 +38,17 @@ position: tuple[int, int] | None = None
 own; None if there is no such stage."""
 
 
-def stage() -> str:
-    """Return the number of the stage; empty if it is unknown, or if there is only one."""
+def positions() -> dict[str, str]:
+    """Return the number of the stage, and the ranks among the tensor and data parallel ranks, by their keys.
+
+    A dimension that is unknown, or has only one rank, is missing.
+    """
+    found: dict[str, str] = {}
     with suppress(Exception):  # of a library
-        for rank, size in _positions():
+        for key, rank, size in _known():
             if 0 <= rank < size and size > 1:
-                return str(rank)
-    return ""
+                found.setdefault(key, str(rank))
+    return found
 
 
 def note(made: Any) -> None:
@@ -40,17 +58,19 @@ def note(made: Any) -> None:
         position = int(made.group_rank), int(made.group_size)
 
 
-def _positions() -> Iterator[tuple[int, int]]:
-    """Yield the rank of this process among the stages of one pipeline, and their number, by each library."""
+def _known() -> Iterator[tuple[str, int, int]]:
+    """Yield the rank of this process in a dimension, and the size of the dimension, by each library."""
     if position is not None:
-        yield position
+        yield ("pipeline_stage", *position)
     grids = [sys.modules.get(name) for name in _MEGATRON]
     grids.append(getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None))
     for grid in grids:
-        for method in _METHODS:
-            with suppress(Exception):  # its groups do not exist yet
-                yield int(getattr(grid, f"{method}_rank")()), int(getattr(grid, f"{method}_world_size")())
+        for key, methods in _METHODS.items():
+            for method in methods:
+                with suppress(Exception):  # its groups do not exist yet
+                    yield key, int(getattr(grid, f"{method}_rank")()), int(getattr(grid, f"{method}_world_size")())
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     for group in list(getattr(getattr(distributed, "_world", None), "pg_group_ranks", ())):
-        if getattr(group, "group_desc", "") in _GROUPS:
-            yield group.rank(), group.size()
+        for key, descriptions in _GROUPS.items():
+            if getattr(group, "group_desc", "") in descriptions:
+                yield key, group.rank(), group.size()

@@ -683,7 +683,7 @@ class Run:
             **(info or {}),
         }
         self._info = {key: label(known[key], vocabulary.MAX_LABEL_LENGTH) for key in vocabulary.INFO_KEYS}
-        self._seeks_stage = not self._info["pipeline_stage"]
+        self._seeks_positions = True
         self._restarts = 0 if self.is_scripted else launchers.restarts(os.environ)
         self._seeks_gpus = gpus is None
         self._gpu_position = devices.gpu_position()
@@ -692,12 +692,16 @@ class Run:
             self._find_gpus()
         self._precision = _precision(precision)
 
-    def _find_stage(self) -> None:
-        """Find the pipeline stage until steps are counted: by then the program has divided its ranks."""
-        if stage := pipeline.stage():
-            self._info["pipeline_stage"] = stage
-            self._heading = ""
-        self._seeks_stage = not stage and not self.timeline.steps
+    def _find_positions(self) -> None:
+        """Find the pipeline stage, and the tensor and data parallel ranks, until steps are counted.
+
+        By then the program has divided its ranks.
+        """
+        for key, position in pipeline.positions().items():
+            if not self._info[key]:
+                self._info[key] = position
+                self._heading = ""
+        self._seeks_positions = not self.timeline.steps
 
     def _succeed(self) -> None:
         """End the run whose place this one takes, as a notebook's cell that runs again leaves one behind."""
@@ -876,8 +880,8 @@ class Run:
         if not self._info["framework"] and (framework := identity.framework()):
             self._info["framework"] = framework
             self._heading = ""
-        if self._seeks_stage:
-            self._find_stage()
+        if self._seeks_positions:
+            self._find_positions()
         if self._seeks_gpus and (position := devices.gpu_position()) != self._gpu_position:
             self._gpu_position = position  # the program may only now have chosen its device
             self._find_gpus()
