@@ -43,7 +43,7 @@ UP_PIP := $(UP_VENV)/bin/python $(INSTALL) --no-compile
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -114,6 +114,9 @@ test-all: prepare-all ## every test: also with training frameworks, the score of
 
 test-gpu: $(STAMP) ## the tests on a real NVIDIA GPU; skipped without a driver (to record a GPU: tests/captures)
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)
+
+test-cluster: $(STAMP) ## our steps in a real cluster: make test-cluster KUBECONFIG=FILE IMAGE=REPOSITORY:TAG; skipped without
+	KUBECONFIG=$(KUBECONFIG) IMAGE=$(IMAGE) HELM_FLAGS="$(HELM_FLAGS)" $(BIN)/python -m tests.deploy.cluster
 
 lint: $(STAMP) ## style, types and the word list of tests/language.yml
 	$(BIN)/ruff check .

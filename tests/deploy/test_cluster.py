@@ -1,0 +1,98 @@
+"""The test of a cluster, with stand-ins for kubectl and helm that record their arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.deploy import cluster
+
+STAND_IN = """#!/bin/sh
+echo "${{0##*/}} $*" >> {log}
+case "${{0##*/}} $*" in
+*{fails}*) echo "first line" >&2; echo "the reason" >&2; exit 1;;
+*"get nodes"*) echo node/a; echo node/b;;
+*"get all"*) [ -e {remains} ] && grep -q uninstall {log} && echo configmap/left;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    write(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, fails: str = "no such command") -> None:
+    text = STAND_IN.format(log=folder / "log", remains=folder / "remains", fails=f'"{fails}"')
+    for name in ("kubectl", "helm"):
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o755)
+
+
+def run(**environment: str) -> int:
+    return cluster.main({"KUBECONFIG": "/cluster", "IMAGE": "registry:5000/exporter:1.0", **environment})
+
+
+def called(folder: Path) -> list[str]:
+    """Return program and first argument of every command that changes something."""
+    lines = (folder / "log").read_text().splitlines()
+    words = [line.split() for line in lines if line.startswith(("kubectl ", "helm "))]
+    return [" ".join(each[:2]) for each in words if each[1] not in ("get", "rollout", "wait")]
+
+
+def test_the_steps_are_made_in_their_order(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(HELM_FLAGS="--set runtimeClassName=") == 0
+    names = ["install", "train", "check", "upgrade", "roll back", "kill", "drain", "uninstall", "what remains", "done"]
+    assert capsys.readouterr().out.splitlines() == [f"test-cluster: {name}" for name in names]
+    assert called(programs) == [
+        *("kubectl create", "kubectl label", "helm install", "kubectl create", "kubectl label", "kubectl create"),
+        *("helm test", "helm upgrade"),
+        *("helm rollback", "kubectl delete", "kubectl drain", "kubectl uncordon", "kubectl delete", "helm uninstall"),
+        "kubectl delete",
+    ]
+    log = (programs / "log").read_text()
+    assert "--set image.repository=registry:5000/exporter --set image.tag=1.0 --set runtimeClassName=" in log
+    assert "kubectl drain b " in log
+
+
+def test_without_a_cluster_it_is_skipped(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(KUBECONFIG="") == 0
+    assert "skipped: KUBECONFIG is not set" in capsys.readouterr().out
+    assert not (programs / "log").exists()
+
+
+@pytest.mark.parametrize("image", ["", "registry:5000/exporter"])
+def test_an_image_without_a_tag_is_refused(programs: Path, capsys: pytest.CaptureFixture[str], image: str) -> None:
+    assert run(IMAGE=image) == 2
+    assert "IMAGE: expected an image with a tag" in capsys.readouterr().err
+    assert not (programs / "log").exists()
+
+
+@pytest.mark.parametrize(("command", "step"), [("helm install", "install"), ("kubectl drain", "drain")])
+def test_a_failure_names_step_command_and_reason_and_ends_the_test(
+    programs: Path, capsys: pytest.CaptureFixture[str], command: str, step: str
+) -> None:
+    write(programs, fails=command)
+    assert run() == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"test-cluster: {step}: {command} ")
+    assert message.endswith(": the reason; the cluster is left as it is\n")
+    assert called(programs)[-1] == command
+
+
+def test_an_object_that_remains_is_a_failure(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (programs / "remains").touch()
+    assert run() == 1
+    assert "what remains: configmap/left; delete the objects" in capsys.readouterr().err
+
+
+def test_a_cluster_with_stallscope_is_not_touched(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (programs / "remains").touch()
+    (programs / "log").write_text("kubectl uninstall\n")
+    assert run() == 1
+    assert "the cluster has configmap/left" in capsys.readouterr().err
+    assert called(programs) == ["kubectl uninstall"]
