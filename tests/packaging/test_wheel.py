@@ -86,6 +86,17 @@ def test_the_wheel_carries_the_whole_bundle(wheel: Path) -> None:
     assert "stallscope/py.typed" in names
 
 
+def test_the_wheel_has_the_manual_page_and_completions(shim_only: Path) -> None:
+    share = shim_only.parents[1] / "share"
+    assert ".TH STALLSCOPE 1" in (share / "man/man1/stallscope.1").read_text(encoding="utf-8")
+    for name in (
+        "bash-completion/completions/stallscope",
+        "zsh/site-functions/_stallscope",
+        "fish/vendor_completions.d/stallscope.fish",
+    ):
+        assert "stallscope completion" in (share / name).read_text(encoding="utf-8")
+
+
 def test_the_shim_comes_without_any_dependency(shim_only: Path) -> None:
     listed = json.loads(run(shim_only, "-m", "pip", "list", "--format=json").stdout)
     assert {each["name"] for each in listed} - {"pip", "setuptools", "wheel"} == {"stallscope"}
