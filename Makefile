@@ -35,6 +35,8 @@ AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
 COMPILED := $(VENV)/.compiled
 SBOM := dist/stallscope-exporter.cdx.json
+# The image's name in the packaged chart.
+REPOSITORY ?= stallscope/stallscope-exporter
 INSTALL := -m pip install --quiet --disable-pip-version-check --only-binary :all:
 PIP := $(BIN)/python $(INSTALL)
 # Most of what these packages contain is never imported; the rest is compiled at its first use.
@@ -43,7 +45,7 @@ UP_PIP := $(UP_VENV)/bin/python $(INSTALL) --no-compile
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots release-versions release-build release-try release-dry-run
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -173,6 +175,19 @@ screenshots: $(STAMP) tools ## take the README's screenshots of the status page 
 
 vendor: $(STAMP) ## the shim as one file to copy: dist/stallscope_shim.zip
 	$(BIN)/python -m exporter.tools.shim_zip
+
+release-versions: $(STAMP) ## check that all places state one version, and TAG=v0.1.0 if it is given
+	$(BIN)/python -m deploy.release versions --tag "$(TAG)"
+
+release-build: prepare ## every artifact of a release: dist/
+	$(BIN)/python -m deploy.release build --repository "$(REPOSITORY)"
+
+release-try: prepare ## install each artifact of dist/ as a user does, and check its size
+	$(BIN)/python -m deploy.release try
+
+release-dry-run: ## build every artifact of a release and try it; nothing is published
+	$(MAKE) release-build
+	$(MAKE) release-try
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
   --no-emit-find-links --generate-hashes

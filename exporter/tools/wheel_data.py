@@ -1,7 +1,7 @@
 """Add the manual page and the shells' completions to the wheel: a hook that hatchling runs.
 
-An installer copies them into the environment's `share/`, where `man` and the shells find them. The completion files load
-the script from the installed command at the first Tab, so that they never differ from it.
+An installer copies them into the environment's `share/`, where `man` and the shells find them. The completion files
+load the script from the installed command at the first Tab, so that they never differ from it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WheelData(BuildHookInterface[Any]):
             path.write_text(text, encoding="utf-8")
             build_data["shared_data"][str(path)] = name
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
         """Remove the folder."""
         if version != "editable":
             self._folder.cleanup()
