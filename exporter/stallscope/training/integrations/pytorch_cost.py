@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stallscope.training.integrations.pytorch_loop import Loop
-    from stallscope.training.integrations.pytorch_steady import SteadyLoop
+    from stallscope.training.integrations.pytorch_observed import Observed, Observing
 
 _STEPS = 8
 """Steps that are timed after each report."""
@@ -27,7 +26,7 @@ _SKIPPED = 2
 class TimedLoop:
     """Replaces a loop, and times its calls."""
 
-    def __init__(self, loop: Loop, direct: Callable[[Any], None]) -> None:
+    def __init__(self, loop: Observed, direct: Callable[[Any], None]) -> None:
         """Prepare to time.
 
         Args:
@@ -35,7 +34,7 @@ class TimedLoop:
             direct: directs what happens to an observer, this one or another.
         """
         self._loop = loop
-        self._observer: Loop | SteadyLoop = loop
+        self._observer: Observing = loop
         self._direct = direct
         self._clock = time.thread_time
         self._reading = min(-(self._clock() - self._clock()) for _ in range(_READINGS))  # of the clock, in seconds
@@ -49,7 +48,7 @@ class TimedLoop:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._observer, name)
 
-    def added(self, observer: Loop | SteadyLoop) -> float:
+    def added(self, observer: Observing) -> float:
         """Return the seconds that the steps since the last call cost, and time the next ones.
 
         Args:

@@ -23,7 +23,7 @@ from stallscope.training.shim.tolerance import tolerate
 if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_batches import Pass
     from stallscope.training.integrations.pytorch_device import Span
-    from stallscope.training.integrations.pytorch_loop import Loop
+    from stallscope.training.integrations.pytorch_observed import Observed
 
 _ENOUGH_EVENTS = 3 * 256
 """Length of the list of events, with three values each, at which they are processed."""
@@ -105,7 +105,7 @@ class SteadyLoop:
     replayed = _EndsNoting()
     stored = _EndsNoting()
 
-    def __init__(self, loop: Loop, direct: Callable[[Any], None]) -> None:
+    def __init__(self, loop: Observed, direct: Callable[[Any], None]) -> None:
         """Prepare to note events.
 
         Args:
@@ -337,7 +337,7 @@ class SteadyLoop:
         else:
             self.live().mode_switched(trains)
 
-    def live(self) -> Loop:
+    def live(self) -> Observed:
         """End the noting, and return the loop, which processes the next event at once."""
         self.end()
         return self._loop
