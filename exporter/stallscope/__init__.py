@@ -21,9 +21,8 @@ from stallscope.common.version import __version__
 TYPE_CHECKING = False  # importing typing would take longer than all of the shim
 if TYPE_CHECKING:
     from stallscope.training.integrations.tensorboard import sync_tensorboard
-    from stallscope.training.shim.lifetime import current
     from stallscope.training.shim.loader import track
-    from stallscope.training.shim.run import Run
+    from stallscope.training.shim.run import Run, current
     from stallscope.training.shim.stopping import on_stop
     from stallscope.training.shim.tracing.recording import span
     from stallscope.training.shim.tracing.trace import trace
@@ -32,7 +31,7 @@ __all__ = ["Run", "__version__", "current", "on_stop", "span", "sync_tensorboard
 
 _PLACES = {
     "Run": "stallscope.training.shim.run",
-    "current": "stallscope.training.shim.lifetime",
+    "current": "stallscope.training.shim.run",
     "on_stop": "stallscope.training.shim.stopping",
     "span": "stallscope.training.shim.tracing.recording",
     "sync_tensorboard": "stallscope.training.integrations.tensorboard",

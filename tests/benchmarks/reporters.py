@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 
 RANKS_A_RUN = 64
@@ -62,7 +62,7 @@ def documents(ranks: int) -> list[tuple[bytes, bytes]]:
     for number in range(ranks):
         clock = ScriptedClock(time.time() - _STEPS)
         payloads: list[bytes] = []
-        run = stallscope.Run(
+        run = SimulatedRun(
             f"benchmark-{number // RANKS_A_RUN:02}",
             rank=number % RANKS_A_RUN,
             world_size=min(ranks, RANKS_A_RUN),

@@ -30,7 +30,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, push_to_gatew
 
 import stallscope
 from stallscope.training.shim import worker_samples
-from stallscope.training.shim.hot_lines import Burst
+from stallscope.training.shim.bursts import Burst
 from stallscope.training.shim.timeline import STEP_BUCKETS
 
 _STEPS = 10_000

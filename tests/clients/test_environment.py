@@ -19,7 +19,8 @@ import pytest
 
 from stallscope.model.clients.alertmanager import Alertmanager
 from stallscope.model.clients.exporter import ExporterClient, ExporterError
-from stallscope.training.shim.transport import Post, transport
+from stallscope.training.shim.http_transport import Post
+from stallscope.training.shim.transport import transport
 from tests.handled import handled, reply
 
 ACT = Path(__file__).parents[2] / "alerts/actions/act.py"

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stallscope.lab.replay.series import Series
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.model.catalogue.metrics import FAMILIES, MetricType
 from stallscope.model.clients.exposition import labels_of
 from stallscope.node.intake.runs import Limits, RunRegistry
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.exposition import Renderer
 from stallscope.training.protocol.vocabulary import COUNTERS
-from stallscope.training.shim.run import Run
 from tests.external.errors import ExternalError
 from tests.external.recording import Recording, Step, Values, base
 
@@ -180,7 +180,7 @@ class _Rank:
         self._clock = ScriptedClock(BEGIN)
         self._actions = _actions(recording, place, measured=measured)
         self._pending: deque[tuple[float, str | None]] = deque()
-        self._run = Run(
+        self._run = SimulatedRun(
             "recorded",
             rank=recording.ranks[place],
             local_rank=place % recording.ranks_per_node,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.intake.pending import Datagram, PassedFile, is_last, newest
 from stallscope.node.intake.service import Intake, IntakeSettings
 from stallscope.node.sampling.clock import ScriptedClock
@@ -41,7 +41,7 @@ def left(*datagrams: Datagram) -> list[bytes]:
 def test_of_what_the_shim_reports_only_the_newest_of_each_rank_is_left() -> None:
     clock, payloads = ScriptedClock(), {0: list[bytes](), 1: list[bytes]()}
     for rank, reported in payloads.items():
-        run = stallscope.Run("resnet50", rank=rank, clock=clock, sender=reported.append)
+        run = SimulatedRun("resnet50", rank=rank, clock=clock, sender=reported.append)
         for _ in range(5):
             clock.advance(10)
             run.step()
@@ -78,7 +78,7 @@ def test_a_report_is_overtaken_by_none(one: Datagram, other: Datagram) -> None:
 def test_the_last_report_of_a_session_is_known_however_it_ends() -> None:
     for state in ("finished", "failed"):
         reported = list[bytes]()
-        run = stallscope.Run("resnet50", clock=ScriptedClock(), sender=reported.append)
+        run = SimulatedRun("resnet50", clock=ScriptedClock(), sender=reported.append)
         run.step()
         run.finish(state)
         assert [is_last(each) for each in reported] == [False] * (len(reported) - 1) + [True]

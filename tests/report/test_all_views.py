@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.model.analysis.run_figures import read_figures
 from stallscope.model.analysis.runs import find_run
 from stallscope.model.clients.prometheus import Prometheus
@@ -31,7 +31,7 @@ from stallscope.tools.report.document import Document, Facts, Notice
 from stallscope.tools.report.subject import of_run
 from stallscope.tools.summary.measured import RankTime, RunTime
 from stallscope.training.protocol.report import Report, parse
-from stallscope.training.shim.hot_lines import Burst, HotLines, Line
+from stallscope.training.shim.bursts import Burst, Line
 from tests.filled_prometheus import recorded, write
 from tests.prometheus_server import prometheus
 from tests.scenarios.runner import EVALUATION_SECONDS
@@ -70,10 +70,10 @@ class Stopwatch:
 
 
 Take = Callable[[bytes], None]
-Program = Callable[[stallscope.Run, Stopwatch], None]
+Program = Callable[[SimulatedRun, Stopwatch], None]
 
 
-def steps(run: stallscope.Run, watch: Stopwatch, number: int, wait: float, work: float) -> None:
+def steps(run: SimulatedRun, watch: Stopwatch, number: int, wait: float, work: float) -> None:
     for _ in range(number):
         with run.phase("data_wait"):
             watch.spend(wait, "data_wait")
@@ -94,13 +94,13 @@ class SampledLine(Burst):
         return {"data_wait": [Line("train.py:31", "main", 0.9, 0)]}
 
 
-def short(run: stallscope.Run, watch: Stopwatch) -> None:
-    run.hot_lines = HotLines(run.timeline, lambda: False, SampledLine)
+def short(run: SimulatedRun, watch: Stopwatch) -> None:
+    run.sample(SampledLine)
     steps(run, watch, 40, 1.06, 0.09)
     run.finish()
 
 
-def hanging(run: stallscope.Run, watch: Stopwatch) -> None:
+def hanging(run: SimulatedRun, watch: Stopwatch) -> None:
     steps(run, watch, 500, 0.02, 0.1)
     watch.spend(600)
 
@@ -124,7 +124,7 @@ def replay_program(name: str, take: Take, watch: Stopwatch, folder: Path) -> Non
         take(dumps(document).encode())
 
 
-def evaluating(run: stallscope.Run, watch: Stopwatch) -> None:
+def evaluating(run: SimulatedRun, watch: Stopwatch) -> None:
     for _ in range(10):
         steps(run, watch, 20, 0.1, 0.4)
         with run.phase("evaluation"):
@@ -188,7 +188,7 @@ def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if program in PROGRAMS:
         replay_program(program, take, watch, tmp_path_factory.mktemp("programs"))
     else:
-        run = stallscope.Run("job", clock=clock, sender=take, samples_per_step=8, gpus=[{"gpu": "0"}], pid=70003)
+        run = SimulatedRun("job", clock=clock, sender=take, samples_per_step=8, gpus=[{"gpu": "0"}], pid=70003)
         program(run, watch)
     seconds = clock.time() - began
     if program is not hanging:

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_PHASES
 from stallscope.training.shim import tolerance
-from stallscope.training.shim.run import OWN_COUNTERS
+from stallscope.training.shim.session import OWN_COUNTERS
 from tests.shim.conftest import Desk
 
 
@@ -108,7 +109,7 @@ def test_no_call_raises_or_spoils_the_reports(
     call: Callable[[stallscope.Run, Any], object], clock: ScriptedClock, desk: Desk
 ) -> None:
     for evil in EVIL:
-        run = stallscope.Run("job", clock=clock, sender=desk)
+        run = SimulatedRun("job", clock=clock, sender=desk)
         run.step()
         call(run, evil)
         reported = len(desk.reports)
@@ -125,7 +126,7 @@ def test_no_call_raises_or_spoils_the_reports(
 @given(st.lists(st.tuples(st.integers(0, len(CALLS) - 1), st.integers(0, len(EVIL) - 1), st.floats(0, 2)), max_size=25))
 def test_no_sequence_of_calls_does_either(calls: list[tuple[int, int, float]]) -> None:
     clock, desk = ScriptedClock(), Desk()
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     for call, evil, seconds in calls:
         CALLS[call](run, EVIL[evil])
         clock.advance(seconds)
@@ -141,7 +142,7 @@ def test_no_sequence_of_calls_does_either(calls: list[tuple[int, int, float]]) -
 )
 def test_no_setting_raises(setting: str, clock: ScriptedClock, desk: Desk) -> None:
     for evil in EVIL:
-        run = stallscope.Run(**{"clock": clock, "sender": desk, setting: evil})
+        run = SimulatedRun(**{"clock": clock, "sender": desk, setting: evil})
         run.step()
         clock.advance(1)
         run.step()
@@ -158,12 +159,12 @@ def test_track_gives_back_what_it_was_given(desk: Desk) -> None:
 
 def test_a_run_that_ends_with_nonsense_has_failed(clock: ScriptedClock, desk: Desk) -> None:
     for evil in EVIL:
-        stallscope.Run("job", clock=clock, sender=desk).finish(evil)
+        SimulatedRun("job", clock=clock, sender=desk).finish(evil)
         assert desk.newest.state == "failed"
 
 
 def test_losses_that_are_no_numbers_are_counted_and_the_last_good_one_kept(clock: ScriptedClock, desk: Desk) -> None:
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     for loss in (0.5, float("nan"), float("-inf"), np.float64("nan")):
         run.report(loss=loss)
     run.finish()
@@ -174,7 +175,7 @@ def test_losses_that_are_no_numbers_are_counted_and_the_last_good_one_kept(clock
 def test_thousands_of_phases_cost_one_warning_and_no_time_is_lost(
     clock: ScriptedClock, desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     run.step()
     for number in range(5000):
         with run.phase(f"layer {number}"):
@@ -186,7 +187,7 @@ def test_thousands_of_phases_cost_one_warning_and_no_time_is_lost(
 
 
 def test_a_name_of_a_megabyte_is_cut(clock: ScriptedClock, desk: Desk) -> None:
-    run = stallscope.Run("x" * 1_000_000, clock=clock, sender=desk)
+    run = SimulatedRun("x" * 1_000_000, clock=clock, sender=desk)
     run.report(**{"y" * 1_000_000: 1.0})  # type: ignore[arg-type]
     run.finish()
     assert desk.newest.run == "x" * 128
@@ -194,7 +195,7 @@ def test_a_name_of_a_megabyte_is_cut(clock: ScriptedClock, desk: Desk) -> None:
 
 
 def test_each_cause_is_warned_of_once(clock: ScriptedClock, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     for _ in range(3):
         for call in CALLS:
             call(run, EVIL[0])
@@ -214,7 +215,7 @@ def test_a_logging_handler_that_raises_does_not_reach_the_training(clock: Script
     handler = Strict()
     logger.addHandler(handler)
     try:
-        with stallscope.Run("job", clock=clock, sender=desk) as run:
+        with SimulatedRun("job", clock=clock, sender=desk) as run:
             run.report(loss="low")  # type: ignore[arg-type]
             run.report(batch_size=-1)
             run.step()
@@ -225,7 +226,7 @@ def test_a_logging_handler_that_raises_does_not_reach_the_training(clock: Script
 
 @pytest.mark.parametrize("call", [0, 1, 3, 7, 12, 13, 14, 15, 16, 17, 22, 23, 28])
 def test_strict_raises_instead(call: int, clock: ScriptedClock, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     monkeypatch.setenv("STALLSCOPE_STRICT", "1")
     with pytest.raises((ValueError, AssertionError)):
         CALLS[call](run, EVIL[0])
@@ -241,7 +242,7 @@ def test_a_label_is_short_and_printable_and_stays_as_it_is(text: object) -> None
 
 
 def test_all_that_can_be_told_is_in_the_report(clock: ScriptedClock, desk: Desk) -> None:
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     for key in GAUGES:
         run.gauge(key, 2)
     reported = set(COUNTERS) - set(OWN_COUNTERS)

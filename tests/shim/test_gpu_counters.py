@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.model.catalogue.metrics import family
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.shim.gpu_counters import COUNTERS, Exporter, pick
@@ -115,7 +115,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 
 def test_counters_stand_in_the_trace(clock: ScriptedClock, desk: Desk, tmp_path: Path) -> None:
-    run = stallscope.Run("job", clock=clock, sender=desk, gpus=FIRST)
+    run = SimulatedRun("job", clock=clock, sender=desk, gpus=FIRST)
     with served(ANSWER) as url:
         run.trace(steps=[1], directory=str(tmp_path), exporter=url)
         run.step()
@@ -129,7 +129,7 @@ def test_counters_stand_in_the_trace(clock: ScriptedClock, desk: Desk, tmp_path:
 def test_an_exporter_that_is_gone_costs_the_counters_alone(
     clock: ScriptedClock, desk: Desk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = stallscope.Run("job", clock=clock, sender=desk, gpus=FIRST)
+    run = SimulatedRun("job", clock=clock, sender=desk, gpus=FIRST)
     run.trace(steps=range(1, 4), directory=str(tmp_path), exporter="http://127.0.0.1:1")
     for _ in range(5):
         run.step()

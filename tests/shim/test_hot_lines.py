@@ -21,8 +21,10 @@ from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.report import CodeLine
 from stallscope.training.protocol.stacks import HotLine, SampledPhase, sampled_phases
 from stallscope.training.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH
-from stallscope.training.shim import code_location, hot_lines, worker_samples
-from stallscope.training.shim.hot_lines import AGAIN, FIRST_WINDOW, PAUSE, WINDOW, Burst, HotLines, Line, lines_of
+from stallscope.training.shim import bursts as bursts_module
+from stallscope.training.shim import code_location, worker_samples
+from stallscope.training.shim.bursts import Burst, Line
+from stallscope.training.shim.hot_lines import AGAIN, FIRST_WINDOW, PAUSE, WINDOW, HotLines
 from stallscope.training.shim.timeline import Timeline
 from tests.shim.conftest import Desk
 
@@ -52,7 +54,7 @@ class FakeBurst:
 
 @pytest.fixture
 def bursts(monkeypatch: pytest.MonkeyPatch) -> list[FakeBurst]:
-    monkeypatch.setattr(hot_lines, "Burst", FakeBurst)
+    monkeypatch.setattr(bursts_module, "Burst", FakeBurst)
     monkeypatch.setattr(FakeBurst, "started", [], raising=False)
     monkeypatch.setattr(FakeBurst, "result", {}, raising=False)
     return FakeBurst.started
@@ -226,7 +228,6 @@ def test_a_run_has_no_lines_where_stacks_are_switched_off(desk: Desk, monkeypatc
     monkeypatch.setenv("STALLSCOPE_STACKS", "0")
     run = stallscope.Run("off", sender=desk)
     assert run.hot_lines is None
-    assert not lines_of(run)
     assert not desk.newest.code
 
 
@@ -271,21 +272,25 @@ def test_the_last_report_has_the_lines_of_a_burst_that_is_not_over(
 
 def test_the_lines_travel_in_the_report(desk: Desk) -> None:
     run = stallscope.Run("job", sender=desk)
-    assert run.hot_lines is not None
     run.step()
+    run.hot_lines = HotLines(run.timeline, lambda: False)
     run.hot_lines.lines["other"] = [Line('we"ird\\.py:1', "f > torch.stack", 0.5, 2)]
     run.hot_lines._seconds["other"] = {('we"ird\\.py:1', "f > torch.stack"): 2.5}
     run.hot_lines._booked["other"] = inf
-    assert [line.share for line in lines_of(run)["other"]] == [0.5]
     run.finish()
     assert desk.newest.code == {"other": (CodeLine('we"ird\\.py:1', "f > torch.stack", 2.5),)}
-    assert not lines_of(run)
 
 
 def test_a_mistake_ends_the_sampling_and_not_the_reports(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stallscope.Run("job", sender=desk)
     monkeypatch.setattr(HotLines, "_judge", lambda self, now: 1 / 0)
     run.step()
+    assert run.hot_lines is None, "nothing is sampled before the loop"
+    for _ in range(3):
+        run.timeline.due = 0.0
+        run.step()
+    assert desk.newest.gauges["step"] == 4
+    assert run.hot_lines is None
     run.finish()
     assert desk.newest.state == "finished"
 
@@ -591,7 +596,7 @@ def test_samples_move_with_the_time_of_an_interval(clock: ScriptedClock) -> None
     with timeline.phase("data_wait"):
         clock.advance(1)
     for moment, phase in ((4.0, "data_wait"), (5.5, "data_wait"), (5.6, "checkpoint")):
-        burst._samples.append(hot_lines._Sample(clock.monotonic() - 6 + moment, 0.5, phase, None, False, []))
+        burst._samples.append(bursts_module._Sample(clock.monotonic() - 6 + moment, 0.5, phase, None, False, []))
     timeline.rebook(before, timeline.phase("evaluation"), ("data_wait", "other"))
     assert [sample.phase for sample in burst._samples] == ["data_wait", "evaluation", "checkpoint"]
 
@@ -612,7 +617,7 @@ def test_waits_are_divided_among_workers_and_threads(clock: ScriptedClock, monke
     frame = here()
     own = (frame.f_code, 12, None)
     for waits, spot in ((True, None), (True, None), (True, None), (False, own)):
-        burst._samples.append(hot_lines._Sample(0.0, 1.0, "data_wait", spot, waits, []))
+        burst._samples.append(bursts_module._Sample(0.0, 1.0, "data_wait", spot, waits, []))
     lines = burst.lines()["data_wait"]
     assert [(line.location, line.function, line.workers) for line in lines] == [
         ("data/augment.py:41", "elastic > scipy.ndimage.map", 4),
@@ -626,7 +631,7 @@ def test_no_more_lines_than_a_report_may_have(clock: ScriptedClock) -> None:
     burst = Burst(Timeline(clock.monotonic, lambda _: None, inf))
     code = here().f_code
     for line in range(1, 20):
-        burst._samples.append(hot_lines._Sample(0.0, float(line), "data_wait", (code, line, None), False, []))
+        burst._samples.append(bursts_module._Sample(0.0, float(line), "data_wait", (code, line, None), False, []))
     lines = burst.lines()["data_wait"]
     assert len(lines) == MAX_CODE_LINES
     assert lines[0].location.endswith(":19")
@@ -634,7 +639,7 @@ def test_no_more_lines_than_a_report_may_have(clock: ScriptedClock) -> None:
 
 def test_little_of_a_phase_proves_nothing(clock: ScriptedClock) -> None:
     burst = Burst(Timeline(clock.monotonic, lambda _: None, inf))
-    burst._samples.append(hot_lines._Sample(0.0, 0.1, "data_wait", (here().f_code, 1, None), False, []))
+    burst._samples.append(bursts_module._Sample(0.0, 0.1, "data_wait", (here().f_code, 1, None), False, []))
     assert burst.lines() == {}
 
 

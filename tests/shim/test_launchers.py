@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stallscope.training.shim import launchers
+from stallscope.training.shim import launchers, run_names
 
 TORCHRUN = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "TORCHELASTIC_RUN_ID": "none"}
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
@@ -255,7 +255,7 @@ def test_a_process_group_that_is_not_initialized_has_no_rank(monkeypatch: pytest
 
 
 def named(environment: dict[str, str], world: int = 8, script: str = "/a/train.py") -> str:
-    return launchers.run_name(environment, world, script, 1_700_000_000.0)
+    return run_names.run_name(environment, world, script, 1_700_000_000.0)
 
 
 def pod(name: str, **more: str) -> dict[str, str]:
@@ -345,11 +345,11 @@ def test_a_notebook_is_named_by_its_file() -> None:
 
 
 def test_a_process_that_is_alone_is_named_by_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "_lives", {})
+    monkeypatch.setattr(run_names, "_lives", {})
     name = named({}, world=1)
     assert name == f"train-20231114T221320-{os.getpid()}"
     # A notebook cell that runs again restarts the same run.
-    assert launchers.run_name({}, 1, "/a/train.py", 1_700_009_999.0) == name
+    assert run_names.run_name({}, 1, "/a/train.py", 1_700_009_999.0) == name
 
 
 @pytest.mark.parametrize(

@@ -470,12 +470,19 @@ def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporte
 def test_the_last_report_waits_a_moment_for_whoever_may_still_take_it(
     answers: list[str | None], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.training.shim.run._LAST_TRIES", 12_000)
+    monkeypatch.setattr("stallscope.training.shim.session._LAST_TRIES", 12_000)
     left = list(answers)
     run = stallscope.Run("job", sender=lambda _: left.pop(0))
     run.finish()
     assert calls == len(answers) - len(left)
     assert left == []
+
+
+def test_a_run_that_has_ended_is_watched_no_more() -> None:
+    run = stallscope.Run("job", sender=lambda _: None)
+    assert run in lifetime.watched()
+    run.finish()
+    assert run not in lifetime.watched()
 
 
 def test_without_an_exporter_a_program_runs_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

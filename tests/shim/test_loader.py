@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
 
@@ -37,7 +38,7 @@ class Loader:
 
 @pytest.fixture
 def run(clock: ScriptedClock, desk: Desk) -> stallscope.Run:
-    return stallscope.Run("job", clock=clock, sender=desk)
+    return SimulatedRun("job", clock=clock, sender=desk)
 
 
 def test_steps_and_waits_are_timed(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:

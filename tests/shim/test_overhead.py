@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.shim.overhead import costs
 from tests.shim.conftest import Desk
@@ -37,7 +38,7 @@ def test_overhead_grows_by_what_steps_and_phases_cost() -> None:
 
 def test_a_head_start_is_the_programs_time_and_no_overhead(clock: ScriptedClock, desk: Desk) -> None:
     clock.advance(10)
-    stallscope.Run("overhead", head_start=4.0, clock=clock, sender=desk).finish()
+    SimulatedRun("overhead", head_start=4.0, clock=clock, sender=desk).finish()
     report = desk.newest
     assert report.phases["initialization"].seconds == 4
     assert report.counters["shim_overhead_seconds"] == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations.pytorch_device import DeviceClock
 from tests.shim.conftest import Desk
@@ -20,7 +20,7 @@ def trained(
     clock: ScriptedClock, desk: Desk, steps: Iterator[Mapping[str, float]], interval: float = 5.0
 ) -> Mapping[str, float]:
     """Train steps of these phases, after one without a known length, and return the counters."""
-    run = stallscope.Run("job", clock=clock, sender=desk, interval=interval)
+    run = SimulatedRun("job", clock=clock, sender=desk, interval=interval)
     run.step()
     for phases in steps:
         for phase, seconds in phases.items():
@@ -141,7 +141,7 @@ class Event:
 def on_gpu(clock: ScriptedClock, desk: Desk, steps: Iterator[Mapping[str, float]]) -> Mapping[str, float]:
     """Train these steps on a GPU; the host's phases take no time."""
     cuda: Any = Gpu()
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     run.step()
     timing = DeviceClock(cuda, run)
     for phases in steps:

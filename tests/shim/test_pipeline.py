@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.shim import pipeline
-from stallscope.training.shim.run import Run
 from tests.shim.conftest import Desk
 
 
@@ -120,7 +120,7 @@ def test_a_report_has_the_stage_unless_the_user_sets_another(
     variable: str, expected: str, monkeypatch: pytest.MonkeyPatch, clock: ScriptedClock, desk: Desk
 ) -> None:
     monkeypatch.setenv("STALLSCOPE_PIPELINE_STAGE", variable)
-    run = Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     pipeline.note(SimpleNamespace(group_rank=2, group_size=4))
     run.finish()
     assert desk.newest.info.get("pipeline_stage") == expected
@@ -129,7 +129,7 @@ def test_a_report_has_the_stage_unless_the_user_sets_another(
 def test_a_report_has_the_ranks_that_become_known_before_the_first_steps(
     monkeypatch: pytest.MonkeyPatch, clock: ScriptedClock, desk: Desk
 ) -> None:
-    run = Run("job", clock=clock, sender=desk, info={"data_rank": "5"})
+    run = SimulatedRun("job", clock=clock, sender=desk, info={"data_rank": "5"})
     module(
         monkeypatch,
         "megatron.core.parallel_state",
@@ -144,7 +144,7 @@ def test_a_report_has_the_ranks_that_become_known_before_the_first_steps(
 
 
 def test_a_run_whose_steps_are_counted_has_the_stage_that_it_had(clock: ScriptedClock, desk: Desk) -> None:
-    run = Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     for _ in range(2):
         clock.advance(20.0)
         run.step()

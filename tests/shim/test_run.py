@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.vocabulary import MAX_VALUES
 from tests.shim.conftest import Desk
 
 
 def new(clock: ScriptedClock, desk: Desk, **settings: object) -> stallscope.Run:
-    return stallscope.Run("job", clock=clock, sender=desk, **settings)  # type: ignore[arg-type]
+    return SimulatedRun("job", clock=clock, sender=desk, **settings)  # type: ignore[arg-type]
 
 
 class Tensor:
@@ -316,7 +317,7 @@ def test_a_failing_probe_or_sender_does_not_reach_the_training(clock: ScriptedCl
     def burning(payload: bytes) -> None:
         raise RuntimeError("on fire")
 
-    stallscope.Run("job", clock=clock, sender=burning).finish()
+    SimulatedRun("job", clock=clock, sender=burning).finish()
 
 
 def test_strict_raises_what_would_be_logged(clock: ScriptedClock, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,13 +347,13 @@ def test_disabled_a_run_does_and_sends_nothing(
 
 @pytest.mark.parametrize("name", [5, "", "\n", "x" * 500, "näme", b"bytes", object()])
 def test_any_name_makes_an_acceptable_report(name: object, clock: ScriptedClock, desk: Desk) -> None:
-    stallscope.Run(name, clock=clock, sender=desk)  # type: ignore[arg-type]
+    SimulatedRun(name, clock=clock, sender=desk)  # type: ignore[arg-type]
     assert desk.newest.run
 
 
 @pytest.mark.parametrize("settings", [{"rank": "x"}, {"rank": -1}, {"gpus": 3}, {"info": 3}, {"clock": 3}])
 def test_a_run_that_cannot_start_is_silent(settings: dict[str, object], clock: ScriptedClock, desk: Desk) -> None:
-    run = stallscope.Run("job", **{"clock": clock, "sender": desk, **settings})  # type: ignore[arg-type]
+    run = SimulatedRun("job", **{"clock": clock, "sender": desk, **settings})  # type: ignore[arg-type]
     run.step()
     run.report(loss=1.0)
     with run.phase("forward"):
@@ -392,6 +393,29 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert "stallscope.training.shim.run" in loaded
     heavy = {"asyncio", "http.client", "inspect", "logging", "multiprocessing", "pathlib", "ssl", "urllib.request"}
     assert not loaded & (heavy | {"prometheus_client", "numpy", "psutil", "stallscope.model.catalogue.metrics"})
+
+
+ON_DEMAND = (
+    "bursts code_location fitting gpu_counters hot_lines http_transport own_work request_file run_names signing stacks"
+    " step_requests stopping stored_reports termination tracing worker_samples"
+)
+"""Modules of the shim that a run imports when it has something for them to do."""
+MOST_IMPORTED_LINES = 4700
+"""Lines of the package that a named run imports before its first step."""
+
+
+def test_a_run_imports_its_core_before_the_first_step() -> None:
+    script = """
+import json, sys, stallscope
+for _ in stallscope.track([1], run="job"):
+    print(json.dumps([[name, module.__file__] for name, module in sys.modules.items() if name[:10] == "stallscope"]))
+    break
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    files = dict(json.loads(done.stdout.splitlines()[0]))
+    assert "stallscope.training.shim.session" in files
+    assert not {f"stallscope.training.shim.{name}" for name in ON_DEMAND.split()} & set(files)
+    assert sum(Path(file).read_text().count("\n") for file in files.values()) <= MOST_IMPORTED_LINES
 
 
 def test_the_shim_needs_nothing_but_the_standard_library() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.intake.service import Intake, IntakeSettings
 from stallscope.node.intake.stacks import Left
 from stallscope.node.sampling.clock import ScriptedClock
@@ -483,7 +484,7 @@ def test_invalid_requests_are_refused(
 def test_the_file_of_a_request_is_removed_when_it_expires(tmp_path: Path) -> None:
     clock = ScriptedClock()
     intake = Intake(IntakeSettings(socket=tmp_path / "report.sock", udp=None), clock=clock)
-    stallscope.Run("job", clock=clock, sender=lambda data: intake.registry.accept(data, "unix", uid=0) and None)
+    SimulatedRun("job", clock=clock, sender=lambda data: intake.registry.accept(data, "unix", uid=0) and None)
     assert ask(intake, samples=1)[0] == 202
     assert len(list(tmp_path.glob("stacks-*.json"))) == 1
     clock.advance(8.0)

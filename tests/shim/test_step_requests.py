@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.request_name import request_name
 from stallscope.training.protocol.step_request import StepRequest, encode
@@ -39,7 +40,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(room: Path, clock: ScriptedClock) -> stallscope.Run:
-    return stallscope.Run("job", clock=clock, sender=AnsweringDesk(), rank=3)
+    return SimulatedRun("job", clock=clock, sender=AnsweringDesk(), rank=3)
 
 
 def trace_request(**changes: Any) -> bytes:
@@ -66,7 +67,7 @@ class Taken:
 
     def look(self) -> list[range]:
         """Look for files, and return the steps of new requests."""
-        self.requests.look()
+        self.requests.before_report(0.0, False)
         return self.take()
 
     def take(self) -> list[range]:
@@ -97,7 +98,7 @@ def test_each_request_in_the_answers_to_reports_is_heard_once(run: stallscope.Ru
 def test_a_handler_that_fails_disturbs_nobody(room: Path, run: stallscope.Run) -> None:
     requests_of(run).handle("trace", lambda _: 1 / 0)
     put(room, trace_request())
-    requests_of(run).look()
+    requests_of(run).before_report(0.0, False)
 
 
 def test_a_request_for_what_is_not_allowed_is_left_alone(room: Path, run: stallscope.Run) -> None:

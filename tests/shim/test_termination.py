@@ -17,7 +17,7 @@ from stallscope.node.intake.pending import sessions_terminated
 from stallscope.node.intake.receivers import UdpReceiver
 from stallscope.node.intake.service import Intake, IntakeSettings
 from stallscope.training.protocol.report import parse
-from stallscope.training.shim import lifetime
+from stallscope.training.shim import endings
 
 CAUGHT = """
 def caught():
@@ -233,7 +233,7 @@ def test_without_an_exporter_a_signal_ends_a_program_as_ever(path: Path) -> None
     ],
 )
 def test_exceptions_that_a_signal_caused(error: BaseException | None, expected: bool) -> None:
-    assert lifetime.is_termination(error) is expected
+    assert endings.is_termination(error) is expected
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.shim.tracing import recording
 from stallscope.training.shim.tracing.trace_file import folder_of
@@ -20,7 +21,7 @@ from tests.shim.conftest import Desk
 
 @pytest.fixture
 def run(clock: ScriptedClock, desk: Desk) -> stallscope.Run:
-    return stallscope.Run("job", clock=clock, sender=desk, rank=3)
+    return SimulatedRun("job", clock=clock, sender=desk, rank=3)
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_events_of_a_thread_nest_and_sum_to_the_step(program: Any, tmp_path: Pat
             for each in inner:
                 play(each)
 
-    job = stallscope.Run("job", clock=clock, sender=desk, rank=3)
+    job = SimulatedRun("job", clock=clock, sender=desk, rank=3)
     job.step()
     job.trace(steps=[2], directory=str(tmp_path))
     job.step()
@@ -338,7 +339,7 @@ def test_metrics_are_the_same_with_and_without_traces(desk: Desk, folder: Path) 
     reported = []
     for every_steps in (None, 3):
         clock = ScriptedClock()
-        run = stallscope.Run("job", clock=clock, sender=desk)
+        run = SimulatedRun("job", clock=clock, sender=desk)
         run.trace(every_steps=every_steps, directory=str(folder))
         train(run, clock, 50)
         run.finish()
@@ -360,7 +361,7 @@ def test_the_oldest_traces_stay_when_there_are_enough(
 
 def test_restarts_don_t_fill_the_disk(clock: ScriptedClock, desk: Desk, folder: Path) -> None:
     for life in range(4):
-        run = stallscope.Run("job", clock=clock, sender=desk, rank=3)
+        run = SimulatedRun("job", clock=clock, sender=desk, rank=3)
         run.report(step=life * 100)
         run.trace(every_steps=1, directory=str(folder), files=3)
         train(run, clock, 5)

@@ -10,6 +10,7 @@ import pytest
 from stallscope.lab.simulation import Simulation
 from stallscope.lab.simulation.coupling import DELAY_SECONDS
 from stallscope.lab.simulation.driver import SimulatedDevice
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.report import Report, parse
 from stallscope.training.shim.run import Run
@@ -37,7 +38,7 @@ class Node:
 
     def rank(self, name: str, gpu: str, uuid: str = "") -> Run:
         """A rank of one process that claims a GPU."""
-        return Run(
+        return SimulatedRun(
             name, rank=0, gpus=[{"gpu": gpu, "uuid": uuid}], pid=4711, clock=self.clock, sender=self.take, info={}
         )
 

@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.utils.data import DataLoader
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations.accelerate import StallscopeTracker
 from tests.shim.conftest import Desk
@@ -31,7 +32,7 @@ def own_state(strict: None) -> Iterator[None]:
 
 @pytest.fixture
 def run(desk: Desk, clock: ScriptedClock) -> stallscope.Run:
-    return stallscope.Run("job", clock=clock, sender=desk)
+    return SimulatedRun("job", clock=clock, sender=desk)
 
 
 def train(accelerator: Any, clock: ScriptedClock, batches: int = 8) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations import pytorch, pytorch_device
 from stallscope.training.integrations.pytorch_device import DeviceClock
@@ -100,7 +101,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 @pytest.fixture
 def run(device: Device, desk: Desk, clock: ScriptedClock) -> stallscope.Run:
-    return stallscope.Run("job", clock=clock, sender=desk)
+    return SimulatedRun("job", clock=clock, sender=desk)
 
 
 class Queueing(torch.autograd.Function):

@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations import pytorch, pytorch_input
 from stallscope.training.integrations.pytorch_device import ReducerClock
@@ -50,7 +51,7 @@ STEP = 2 * FETCH + FORWARD + BACKWARD + OPTIMIZER
 
 @pytest.fixture
 def run(desk: Desk, clock: ScriptedClock) -> stallscope.Run:
-    return stallscope.Run("job", clock=clock, sender=desk)
+    return SimulatedRun("job", clock=clock, sender=desk)
 
 
 class Samples(Dataset[Any]):
@@ -533,7 +534,7 @@ def test_samples_told_by_the_user_are_not_counted_twice(run: stallscope.Run, des
 
 
 def test_samples_that_the_run_was_told_of_are_not_counted_twice(desk: Desk, clock: ScriptedClock) -> None:
-    watched = Watched(stallscope.Run("job", samples_per_step=5, clock=clock, sender=desk), desk, clock)
+    watched = Watched(SimulatedRun("job", samples_per_step=5, clock=clock, sender=desk), desk, clock)
     watched.train_epoch()
     last = watched.last_report()
     assert (last.counters["samples"], last.gauges["batch_size"]) == (20, 5)
@@ -1285,7 +1286,7 @@ def test_a_program_that_updates_its_parameters_itself_makes_steps(
     way: str, desk: Desk, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytorch.watch_any(0.0)
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     monkeypatch.setattr("stallscope.training.integrations.pytorch.Run", lambda **_: run)
     model = Model(clock)
     for inputs, _ in DataLoader(Samples(clock), batch_size=2):
@@ -1311,7 +1312,7 @@ def test_gradients_for_an_iterator_of_parameters_are_computed(
     named: bool, desk: Desk, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytorch.watch_any(0.0)
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     monkeypatch.setattr("stallscope.training.integrations.pytorch.Run", lambda **_: run)
     model = Model(clock)
     for _ in range(4):
@@ -1344,7 +1345,7 @@ def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_b
     monkeypatch.setattr(time, "monotonic", clock.monotonic)
     monkeypatch.setattr(
         "stallscope.training.integrations.pytorch.Run",
-        functools.partial(stallscope.Run, "job", clock=clock, sender=desk),
+        functools.partial(SimulatedRun, "job", clock=clock, sender=desk),
     )
     pytorch.watch_any()
     clock.advance(4.0)

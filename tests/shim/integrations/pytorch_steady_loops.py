@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations import pytorch
 from stallscope.training.integrations.pytorch_steady import SteadyLoop
@@ -242,7 +243,7 @@ def reported(loop: Callable[[Job], None], interval: float) -> dict[str, Any]:
     """Run a loop; return what the last report says of it."""
     clock, desk = ScriptedClock(), Desk()
     torch.manual_seed(0)
-    run = stallscope.Run("job", clock=clock, sender=desk, interval=interval)
+    run = SimulatedRun("job", clock=clock, sender=desk, interval=interval)
     pytorch.watch(run=run)
     loop(Job(run, clock))
     run.finish()
@@ -278,7 +279,7 @@ def test_reports_are_as_if_each_event_had_been_processed_at_once(
 
 def test_a_report_that_is_due_contains_the_steps_until_then(noted: list[int]) -> None:
     clock, desk = ScriptedClock(), Desk()
-    run = stallscope.Run("job", clock=clock, sender=desk, interval=10.0)
+    run = SimulatedRun("job", clock=clock, sender=desk, interval=10.0)
     pytorch.watch(run=run)
     job = Job(run, clock)
     for batch in job.loader:
@@ -294,7 +295,7 @@ def test_a_report_that_is_due_contains_the_steps_until_then(noted: list[int]) ->
 
 
 def test_what_the_loop_has_left_is_not_kept_alive(desk: Desk, clock: ScriptedClock) -> None:
-    run = stallscope.Run("job", clock=clock, sender=desk, interval=NEVER)
+    run = SimulatedRun("job", clock=clock, sender=desk, interval=NEVER)
     pytorch.watch(run=run)
     job = Job(run, clock)
     for number, batch in enumerate(job.loader):
@@ -311,7 +312,7 @@ def test_what_the_loop_has_left_is_not_kept_alive(desk: Desk, clock: ScriptedClo
 
 
 def test_another_thread_changes_nothing(desk: Desk, clock: ScriptedClock) -> None:
-    run = stallscope.Run("job", clock=clock, sender=desk, interval=NEVER)
+    run = SimulatedRun("job", clock=clock, sender=desk, interval=NEVER)
     pytorch.watch(run=run)
     job = Job(run, clock)
     other = torch.nn.Linear(4, 2)
@@ -345,7 +346,7 @@ def test_the_gpus_clock_times_the_same_phases(notes: bool, noted: list[int], mon
     if not notes:
         monkeypatch.setattr(SteadyLoop, "begin", lambda *_, **__: None)
     clock, desk = ScriptedClock(), Desk()
-    run = stallscope.Run("job", clock=clock, sender=desk, interval=10.0)
+    run = SimulatedRun("job", clock=clock, sender=desk, interval=10.0)
     pytorch.watch(run=run)
     job = Job(run, clock)
     for inputs, targets in job.loader:
@@ -368,7 +369,7 @@ def test_the_gpus_clock_times_the_same_phases(notes: bool, noted: list[int], mon
 
 def test_long_steps_are_processed_at_once_so_that_reports_leave_between_their_phases(noted: list[int]) -> None:
     clock, desk = ScriptedClock(), Desk()
-    run = stallscope.Run("job", clock=clock, sender=desk, interval=0.5)
+    run = SimulatedRun("job", clock=clock, sender=desk, interval=0.5)
     pytorch.watch(run=run)
     plain(Job(run, clock))
     run.finish()
@@ -378,7 +379,7 @@ def test_long_steps_are_processed_at_once_so_that_reports_leave_between_their_ph
 
 def test_a_step_that_becomes_long_ends_the_noting(noted: list[int]) -> None:
     clock, desk = ScriptedClock(), Desk()
-    run = stallscope.Run("job", clock=clock, sender=desk, interval=10.0)
+    run = SimulatedRun("job", clock=clock, sender=desk, interval=10.0)
     pytorch.watch(run=run)
     job = Job(run, clock)
     for number, batch in enumerate(job.loader):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import stallscope
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations import tensorboard
 from tests.shim.conftest import Desk
@@ -52,7 +53,7 @@ def no_run_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(clock: ScriptedClock, desk: Desk) -> Iterator[stallscope.Run]:
-    run = stallscope.Run("job", clock=clock, sender=desk)
+    run = SimulatedRun("job", clock=clock, sender=desk)
     yield run
     run.finish()
 
@@ -221,7 +222,7 @@ def test_a_finished_run_hears_nothing_and_the_next_does(
     stallscope.sync_tensorboard(run)
     run.finish()
     writer.add_scalar("accuracy", 0.5)
-    second = stallscope.Run("second", clock=clock, sender=desk)
+    second = SimulatedRun("second", clock=clock, sender=desk)
     tensorboard._bridge.serve(second)
     writer.add_scalar("accuracy", 0.75)
     assert reported(second, desk).values == {"accuracy": 0.75}

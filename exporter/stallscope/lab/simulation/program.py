@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from stallscope.training.protocol.stacks import Frame, Stack
-from stallscope.training.shim.hot_lines import Burst, Line
+from stallscope.training.shim.bursts import Burst, Line
 from stallscope.training.shim.timeline import Timeline
 
 _LIBRARIES = "/simulated/site-packages/"

@@ -12,12 +12,11 @@ from stallscope.lab.simulation.host import CPUS, SLURM_JOB, USER, busy_cpu_secon
 from stallscope.lab.simulation.node import Node, pid, uuid
 from stallscope.lab.simulation.program import SimulatedBurst
 from stallscope.lab.simulation.scenarios import GpuLoss, Stall
+from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.lab.simulation.workload import Step
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.stacks import Stack
 from stallscope.training.protocol.vocabulary import STACKS_HEADER, STANDSTILL
-from stallscope.training.shim.hot_lines import HotLines
-from stallscope.training.shim.run import Run
 from stallscope.training.shim.stacks import STANDSTILL_SECONDS, memory_file
 
 _PROCESS_BYTES = 24 * 1024**3
@@ -93,10 +92,10 @@ class _Rank:
         self._clock = ScriptedClock(node.epoch)
         self._run = self._started(node.scenario.age)
 
-    def _started(self, age: float) -> Run:
+    def _started(self, age: float) -> SimulatedRun:
         """Start the rank's process, or its successor, `age` seconds ago."""
         node, number, workload = self._node, self._number, self._node.workload(self._number)
-        run = Run(
+        run = SimulatedRun(
             node.scenario.run,
             samples_per_step=workload.samples,
             flops_per_step=workload.flops,
@@ -124,9 +123,7 @@ class _Rank:
         )
         if workload.single_gpu_rate is not None:
             run.value("single_gpu_samples_per_second", workload.single_gpu_rate)
-        run.hot_lines = HotLines(
-            run.timeline, lambda: False, lambda timeline: SimulatedBurst(timeline, node.workload(number).lines)
-        )
+        run.sample(lambda timeline: SimulatedBurst(timeline, node.workload(number).lines))
         return run
 
     def advance(self, now: float) -> None:

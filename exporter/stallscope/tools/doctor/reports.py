@@ -18,7 +18,8 @@ from stallscope.tools.doctor.checkup import Finding, Part, Stop, Subject, failed
 from stallscope.tools.doctor.exporter import REPORTS, REPORTS_REJECTED, client_of, read
 from stallscope.training.protocol.report import encode
 from stallscope.training.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, TRIAL_RUN, VERSION
-from stallscope.training.shim.transport import Post, transport
+from stallscope.training.shim.http_transport import Post
+from stallscope.training.shim.transport import transport
 
 _DEFAULT = f"unix://{DEFAULT_SOCKET} or udp://127.0.0.1:{DEFAULT_PORT}"
 _POLL_SECONDS = 0.2

@@ -11,8 +11,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from stallscope.training.integrations.pytorch_device import tell_allocator
-from stallscope.training.shim import lifetime
-from stallscope.training.shim.run import Run
+from stallscope.training.shim.run import Run, open_run
 from stallscope.training.shim.timeline import Phase
 from stallscope.training.shim.tolerance import number, tolerate
 
@@ -70,7 +69,7 @@ class Fit:
         run = self.open_run
         if run is None:
             told = self._told
-            run = told if isinstance(told, Run) else lifetime.open_run(told)
+            run = told if isinstance(told, Run) else open_run(told)
             self._owned = run is None
             if run is None:
                 run = Run(told if isinstance(told, str) else None, **settings)

@@ -29,8 +29,7 @@ from threading import get_ident
 from typing import Any
 
 from stallscope.training.integrations.fit import Fit, require, samples, scalar, tolerant, wrap
-from stallscope.training.shim import lifetime
-from stallscope.training.shim.run import Run
+from stallscope.training.shim.run import Run, current
 from stallscope.training.shim.tolerance import tolerate
 
 _PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -451,7 +450,7 @@ def _automatic() -> Training | None:
         return None
     if _latest is not None and _latest.fit.open_run is not None:
         return _latest
-    run = lifetime.current()
+    run = current()
     if run is None:
         if _explicit:
             return None

@@ -34,7 +34,7 @@ import torch
 from stallscope.training.integrations.pytorch_loop import Loop
 from stallscope.training.integrations.pytorch_patches import Patches
 from stallscope.training.shim import lifetime
-from stallscope.training.shim.run import Run
+from stallscope.training.shim.run import Run, current, open_run
 from stallscope.training.shim.tolerance import tolerate
 
 _COUNTED_STEP = 5
@@ -75,7 +75,7 @@ def watch(
         steps_planned: steps of the whole run.
     """
     global _loop, _patches
-    found = run if isinstance(run, Run) else lifetime.open_run(run) or Run(run)
+    found = run if isinstance(run, Run) else open_run(run) or Run(run)
     try:
         models = _several(model, torch.nn.Module)
         if found.silent:
@@ -153,7 +153,7 @@ def _find(shows: str = "") -> Loop | None:
         return None
     if shows == "loader" and threading.current_thread() is not threading.main_thread():
         return None  # it may prefetch for the loop, which shows itself by its gradients
-    if loop is not None and lifetime.current() is None:  # the run has ended; only another of the program's follows
+    if loop is not None and current() is None:  # the run has ended; only another of the program's follows
         return None
     try:
         run = _begin(_waiting_since, shows == "backward")
@@ -168,7 +168,7 @@ def _find(shows: str = "") -> Loop | None:
 
 
 def _begin(since: float, in_backward: bool) -> Run:
-    run, began = lifetime.current(), time.monotonic()
+    run, began = current(), time.monotonic()
     if run is None:
         run = Run(
             head_start=began - since,

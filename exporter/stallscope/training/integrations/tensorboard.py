@@ -19,8 +19,7 @@ from math import isfinite
 from typing import Any
 
 from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_VALUES
-from stallscope.training.shim.lifetime import current
-from stallscope.training.shim.run import Run
+from stallscope.training.shim.run import Run, current
 from stallscope.training.shim.tolerance import complain, label, number, tolerate, warn
 
 _TRAINING = r"(?:train(?:ing)?[/_. -])?"

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stallscope.common.standard_library import standard_library
-from stallscope.training.shim.transport import connected, host_and_port, wait_until
+from stallscope.training.shim.http_transport import connected, wait_until
+from stallscope.training.shim.transport import host_and_port
 
 if TYPE_CHECKING:
     from stallscope.training.shim.transport import Address

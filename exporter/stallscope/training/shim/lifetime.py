@@ -6,44 +6,44 @@ import atexit
 import builtins
 import gc
 import os
-import signal
 import sys
 import weakref
 from types import TracebackType
 
 from stallscope.common.standard_library import loaded, standard_library
-from stallscope.training.shim import termination
+from stallscope.training.shim.endings import (
+    TERMINATION_STATUSES,
+    in_signal_handler,
+    is_failure,
+    is_interrupted,
+    is_termination,
+    signal_handlers,
+    status_of_child,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import CodeType, FrameType
     from typing import Any, NoReturn
 
-    from stallscope.training.shim.run import Run
+    from stallscope.training.shim.session import Session
 
-_open: list[Run] = []
-_inherited: tuple[Run, ...] = ()
-_everyone: weakref.WeakSet[Run] = weakref.WeakSet()
+_open: list[Session] = []
+_inherited: tuple[Session, ...] = ()
+_everyone: weakref.WeakSet[Session] = weakref.WeakSet()
 _has_fork_handler = False
 _watching = 0
 _observed = 0
 _failed = False
 _terminated = False
 _failure: BaseException | None = None
-_steps_at_end: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
+_steps_at_end: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
 """Steps of each run when an end of the program was recorded."""
-_left: tuple[weakref.ref[Run], float, bool] | None = None
-_TERMINATION_STATUSES = (128 + 15, 128 + 1, 128 + 2)
-"""Exit statuses by which a program reports that SIGTERM, SIGHUP or SIGINT ended it."""
+_left: tuple[weakref.ref[Session], float, bool] | None = None
 _MAX_RESTING = 8
 """Runs that may continue after their loop was over; older ones are finished, and their sockets closed."""
-_MAX_CONTEXT = 16
-"""Exceptions that are followed to the one in whose handling they were raised."""
-_LIGHTNING_TERMINATION = "SIGTERMException"
-"""Type of the exception that PyTorch Lightning raises in its loop after SIGTERM."""
 
 
-def know(run: Run) -> None:
+def know(run: Session) -> None:
     """Silence this run in processes forked from this one."""
     global _has_fork_handler
     if not _has_fork_handler and hasattr(os, "register_at_fork"):
@@ -64,7 +64,7 @@ def note_end(error: BaseException) -> None:
     _note_steps()
     _terminated = is_termination(error)
     if isinstance(error, SystemExit):
-        _failed, _failure = _fails(error.code), None
+        _failed, _failure = is_failure(error.code), None
     else:
         _failed, _failure = True, error
 
@@ -75,44 +75,12 @@ def _note_steps() -> None:
     _steps_at_end.update((run, run.steps_done) for run in _open)
 
 
-def _has_continued(run: Run) -> bool:
+def _has_continued(run: Session) -> bool:
     """Return whether a run has taken steps since the recorded end, as after an exception in an interactive console."""
     return bool(_steps_at_end) and run.steps_done > _steps_at_end.get(run, -1)
 
 
-def is_termination(error: BaseException | None) -> bool:
-    """Return whether this exception ends a program because of SIGTERM, SIGHUP or SIGINT.
-
-    Either the program's handler of the signal has raised it, or it is the exit status of the signal, such as
-    `sys.exit(143)`, or it is Ctrl-C, also where the program handles KeyboardInterrupt and exits.
-    """
-    if error is None:
-        return False
-    if type(error).__name__ == _LIGHTNING_TERMINATION or isinstance(error, KeyboardInterrupt):
-        return True
-    if isinstance(error, SystemExit) and _is_interrupted(error.__context__):
-        return True
-    if isinstance(error, SystemExit) and type(error.code) is int and error.code in _TERMINATION_STATUSES:
-        return True
-    handlers = _signal_handlers()
-    trace = error.__traceback__ if handlers else None
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _is_interrupted(handled: BaseException | None) -> bool:
-    """Return whether the exception that is being handled, or one that led to it, is Ctrl-C."""
-    for _ in range(_MAX_CONTEXT):
-        if handled is None or isinstance(handled, KeyboardInterrupt):
-            break
-        handled = handled.__context__
-    return isinstance(handled, KeyboardInterrupt)
-
-
-def watch(run: Run) -> None:
+def watch(run: Session) -> None:
     """Finish this run when the process ends; as failed if an uncaught exception ended it."""
     global _watching
     if _watching != os.getpid():
@@ -131,23 +99,23 @@ def watch(run: Run) -> None:
     _open.append(run)
 
 
-def forget(run: Run) -> None:
+def forget(run: Session) -> None:
     """Remove a run that has ended."""
     if run in _open:
         _open.remove(run)
 
 
-def watched() -> tuple[Run, ...]:
+def watched() -> tuple[Session, ...]:
     """Return the open runs of this process."""
     return tuple(_open)
 
 
-def current() -> Run | None:
+def current_session() -> Session | None:
     """Return the open run of this process; if there are several, the oldest one that has not finished its loop."""
-    return open_run(None) if any(not run.silent for run in _open) else None
+    return open_session(None) if any(not run.silent for run in _open) else None
 
 
-def open_run(name: str | None) -> Run | None:
+def open_session(name: str | None) -> Session | None:
     """Return the open run of that name; without a name, the oldest open run that has not finished its loop.
 
     In a forked worker that is the run of its parent, which is silent: another one would replace it at the exporter.
@@ -157,7 +125,7 @@ def open_run(name: str | None) -> Run | None:
     return next((run for run in runs if name in (None, run.name)), None)
 
 
-def _inherited_runs() -> tuple[Run, ...]:
+def _inherited_runs() -> tuple[Session, ...]:
     """Return the runs that were open when this process was forked, if it works for them.
 
     A process that multiprocessing started without `daemon` may be a rank, launched by a program with an open run.
@@ -177,7 +145,7 @@ def importing_for_parent() -> bool:
     return process is not None and getattr(process.current_process(), "_inheriting", False)
 
 
-def rest_others(run: Run) -> None:
+def rest_others(run: Session) -> None:
     """Report the runs whose loop is over as finished: another run begins. They continue if their loop does."""
     resting = [other for other in watched() if other is not run and not other.silent and other.rest()]
     for oldest in resting[:-_MAX_RESTING]:
@@ -190,13 +158,13 @@ def finish_all() -> None:
     terminated = _terminated or is_termination(error)
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         error = _failure
-    status = _status_of_child()
+    status = status_of_child()
     failed = _failed or error is not None or status != 0
     for run in watched():
         left = _was_left(run)
         if run.is_resting or (_has_continued(run) and not left and error in (None, _failure) and status == 0):
             run.finish()
-        elif terminated or status in _TERMINATION_STATUSES or (left and _left is not None and _left[2]):
+        elif terminated or status in TERMINATION_STATUSES or (left and _left is not None and _left[2]):
             run.finish("terminated")
         elif failed or left:
             run.fail(None if isinstance(error, SystemExit) else error)
@@ -204,42 +172,13 @@ def finish_all() -> None:
             run.finish()
 
 
-def _was_left(run: Run) -> bool:
+def _was_left(run: Session) -> bool:
     """Return whether SystemExit left the loop of this run, and no time was counted since."""
     return _left is not None and _left[0]() is run and run.moment == _left[1]
 
 
-def _signal_handlers() -> set[CodeType]:
-    """Return the code of the program's own functions that handle SIGTERM, SIGHUP and SIGINT."""
-    found = set()
-    for number in (*termination.SIGNALS, signal.SIGINT):
-        handler = signal.getsignal(number)
-        handler = getattr(handler, "func", handler)  # functools.partial
-        if callable(handler):
-            code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
-            if code is not None:
-                found.add(code)
-    return found
-
-
-def _status_of_child() -> int:
-    """Return the exit status of a child of multiprocessing, which catches its exception earlier since Python 3.13.
-
-    Only the frame that is about to end the process has it.
-    """
-    frame = sys._getframe()  # noqa: SLF001 - no public function has it
-    while frame is not None and frame.f_code.co_name != "_bootstrap":  # in _bootstrap the status is not yet known
-        if frame.f_globals.get("__name__") in ("multiprocessing.popen_fork", "multiprocessing.forkserver"):
-            code = frame.f_locals.get("code")
-            if isinstance(code, int):
-                return code
-        frame = frame.f_back  # type: ignore[assignment]
-    return 0
-
-
 def _after_fork_in_child() -> None:
     global _inherited
-    termination.forget()
     _inherited = (*_inherited, *_open)
     _open.clear()
     for run in list(_everyone):
@@ -263,27 +202,12 @@ def _note_status(status: object) -> None:
 
     if threading.current_thread() is threading.main_thread():  # another thread would end only itself
         _note_steps()
-        _failed = _fails(status)
+        _failed = is_failure(status)
         _terminated = (
-            (type(status) is int and status in _TERMINATION_STATUSES)
-            or _is_interrupted(sys.exc_info()[1])
-            or _in_signal_handler()
+            (type(status) is int and status in TERMINATION_STATUSES)
+            or is_interrupted(sys.exc_info()[1])
+            or in_signal_handler()
         )
-
-
-def _fails(status: object) -> bool:
-    return status is not None and not (isinstance(status, int) and status == 0)
-
-
-def _in_signal_handler() -> bool:
-    """Return whether the program's handler of SIGTERM, SIGHUP or SIGINT is running in this thread."""
-    handlers = _signal_handlers()
-    frame: FrameType | None = sys._getframe() if handlers else None  # noqa: SLF001 - no public function has it
-    while frame is not None:
-        if frame.f_code in handlers:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _chain_exit() -> None:
@@ -314,7 +238,7 @@ def _chain_quitters() -> None:
     kind.__call__ = quit_noted  # type: ignore[method-assign]
 
 
-def loop_left(run: Run, moment: float) -> bool:
+def loop_left(run: Session, moment: float) -> bool:
     """Return whether an exception has left a loop early, and record one of SystemExit that ends the program.
 
     When the process ends, the exception is no longer known. It can't be queried here either, but it was just created,
@@ -325,13 +249,13 @@ def loop_left(run: Run, moment: float) -> bool:
         moment: time up to which the phases of the run are counted; it changes if the run continues.
     """
     global _left
-    handlers = _signal_handlers()
+    handlers = signal_handlers()
     by_exception = left = terminated = False
     for found in gc.get_objects(generation=0):
         kind = type(found)
         if issubclass(kind, SystemExit):
             terminated = terminated or is_termination(found)
-            left = left or terminated or _fails(found.code)
+            left = left or terminated or is_failure(found.code)
         elif handlers and kind is TracebackType and found.tb_frame.f_code in handlers:
             terminated = True  # up to Python 3.11, an exception that is being raised has no traceback yet
         by_exception = by_exception or _failed or (issubclass(kind, BaseException) and kind is not GeneratorExit)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 
-from stallscope.training.shim.lifetime import loop_left, open_run
-from stallscope.training.shim.run import Run
+from stallscope.training.shim.lifetime import loop_left
+from stallscope.training.shim.run import Run, open_run
 from stallscope.training.shim.tolerance import complain, number, shown, tolerate
 
 TYPE_CHECKING = False

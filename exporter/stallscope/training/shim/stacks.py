@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from stallscope.training.protocol.stack_request import StackRequest
     from stallscope.training.shim.hot_lines import HotLines
 
+    Lines = Callable[[], HotLines] | None
+    """Returns what samples the lines of code; None if samples are disabled."""
+
 EVERY = 5.0
 """Seconds between two settings of the timers, and between two reports with the descriptor."""
 STANDSTILL_SECONDS = 60.0
@@ -88,7 +91,7 @@ _programs_timer = False
 """True if the program itself has set faulthandler's timer."""
 
 
-def attach(session: str, activity: str, name: str, rank: int, hot_lines: HotLines | None = None) -> int:
+def attach(session: str, activity: str, name: str, rank: int, hot_lines: Lines = None) -> int:
     """Set the timers if they are due. Called before each report.
 
     Args:
@@ -96,7 +99,7 @@ def attach(session: str, activity: str, name: str, rank: int, hot_lines: HotLine
         activity: one of the report's activities.
         name: of its run.
         rank: its rank.
-        hot_lines: samples the lines of code on request.
+        hot_lines: returns what samples the lines of code on request; None if samples are disabled.
 
     Returns:
         The descriptor to send with the report, or -1 for none.
@@ -148,7 +151,7 @@ class Watch:
         self._timer = _timer(SIGNAL)
         _install_hooks()
 
-    def attach(self, session: str, activity: str, name: str, rank: int, hot_lines: HotLines | None) -> int:
+    def attach(self, session: str, activity: str, name: str, rank: int, hot_lines: Lines) -> int:
         """Set the timers at most once in `EVERY` seconds; return the file's descriptor if they were set, else -1."""
         now = time.monotonic()
         if now < self._due and session in self._sessions:
@@ -246,7 +249,7 @@ class Watch:
         except Exception as error:
             tolerate(error, "writing the stack of a standstill")
 
-    def _take(self, data: bytes, name: str, rank: int, hot_lines: HotLines | None) -> None:
+    def _take(self, data: bytes, name: str, rank: int, hot_lines: Lines) -> None:
         """Start to sample the requested stacks or lines in another thread, because this thread is about to report."""
         with standard_library():
             from stallscope.training.protocol import stack_request
@@ -263,7 +266,7 @@ class Watch:
         if request.lines:
             if hot_lines is not None:
                 self._keep_until = now + _LONGEST_BURST + _KEPT_SECONDS
-                hot_lines.begin(now, self._write_lines)
+                hot_lines().begin(now, self._write_lines)
             return
         due = [now + moment - wall for moment in _moments(request, wall)]
         self._keep_until = due[-1] + _KEPT_SECONDS

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from stallscope.training.protocol import step_request
 from stallscope.training.protocol.request_name import request_name
 from stallscope.training.shim.request_file import RequestFile
+from stallscope.training.shim.session import Observer
 from stallscope.training.shim.tolerance import tolerate, warn
 
 if TYPE_CHECKING:
@@ -18,18 +19,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from stallscope.training.protocol.step_request import StepRequest
-    from stallscope.training.shim.run import Run
+    from stallscope.training.shim.session import Session
 
 
-class StepRequests:
+class StepRequests(Observer):
     """Requests to one run. The files are checked before each report, so at most twice a second."""
 
-    def __init__(self, run: Run) -> None:
+    task = "reading requests"
+
+    def __init__(self, run: Session) -> None:
         self._run = run
         self._handlers: dict[str, Callable[[StepRequest], object]] = {}
         self._files: list[RequestFile] = []
         self._heard: frozenset[bytes] = frozenset()
-        run.watch(self.look)
         sender: Any = run.sender
         if hasattr(sender, "hear"):
             sender.hear = self.hear
@@ -41,7 +43,7 @@ class StepRequests:
             self._files.append(RequestFile(name, step_request.MAX_BYTES, action))
         self._handlers[action] = handler
 
-    def look(self) -> None:
+    def before_report(self, _now: float, _last: bool) -> None:
         """Handle new requests in files, which takes microseconds without one."""
         for file in self._files:
             if data := file.read():
@@ -70,8 +72,10 @@ class StepRequests:
             tolerate(error, f"handling a {request.action} request")
 
 
-def requests_of(run: Run) -> StepRequests:
+def requests_of(run: Session) -> StepRequests:
     """Return the requests of a run; created at the first call."""
-    if run.step_requests is None:
-        run.step_requests = StepRequests(run)
-    return run.step_requests
+    found = run.observer(StepRequests)
+    if found is None:
+        found = StepRequests(run)
+        run.observe(found)
+    return found

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stallscope.training.protocol.step_request import StepRequest
-    from stallscope.training.shim.run import Run
+    from stallscope.training.shim.session import Session
 
 _Function = TypeVar("_Function", bound="Callable[[], object]")
 
@@ -46,7 +46,7 @@ def on_stop(callback: _Function) -> _Function:
 class Stopper:
     """Waits for a stop request to one run, and for its step."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Session) -> None:
         self._run = run
         self._began = run.wall_time()
         self._step: int | None = None

@@ -23,11 +23,10 @@ import weakref
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.vocabulary import TERMINATION_ADDRESS
+from stallscope.training.shim.endings import SIGNALS
 from stallscope.training.shim.tolerance import is_same_file, tolerate
 from stallscope.training.shim.transport import datagram_socket
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals whose default action ends a process, and by which schedulers and terminals end one."""
 _MAX_SESSIONS = 5
 """Session identifiers that fit into the 107 bytes of an address."""
 _MOST_FILLING = 64
@@ -37,6 +36,7 @@ _sessions: dict[str, tuple[str, int]] = {}
 _line: _Reports | None = None
 _registered: dict[int, tuple[weakref.ref[_File], bool]] = {}
 """By signal: the file given to faulthandler, and whether a Python function handled the signal at that time."""
+_has_fork_handler = False
 
 
 class _Reports:
@@ -145,8 +145,7 @@ def withdraw(session: str) -> None:
         _reopen_line()
 
 
-def forget() -> None:
-    """Report no signal for any session from now on: this is a forked child."""
+def _after_fork_in_child() -> None:
     _sessions.clear()
     _reopen_line()
 
@@ -160,7 +159,10 @@ def _reopen_line() -> None:
 
 def _open_line() -> None:
     """Open a socket for the present sessions in place of the one before, and register it."""
-    global _line
+    global _has_fork_handler, _line
+    if not _has_fork_handler and hasattr(os, "register_at_fork"):
+        _has_fork_handler = True
+        os.register_at_fork(after_in_child=_after_fork_in_child)
     previous, _line = _line, None
     try:
         if _sessions:

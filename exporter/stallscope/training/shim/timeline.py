@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from math import inf
 
+from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_PHASES
-from stallscope.training.shim.own_work import OwnWork
 from stallscope.training.shim.slow_steps import SlowSteps
 from stallscope.training.shim.tolerance import complain, is_label, shown, tolerate
 
@@ -14,6 +15,8 @@ TYPE_CHECKING = False  # importing typing takes longer than all of the shim
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import CodeType
+
+    from stallscope.training.shim.own_work import OwnWork
 
     Snapshot = dict["Phase", tuple[float, int, float]]
     """Seconds, occurrences and longest recent occurrence of each phase."""
@@ -27,6 +30,10 @@ OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
 """Phases outside of steps: while one is open, the clock of the step is stopped."""
 STEP_PHASES = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "other")
 """Phases of every step. Any other phase inside a step is the reason why the step is long."""
+DEVICE_PHASES = ("host_copy", "forward", "backward", "communication", "optimizer")
+"""Phases of every step in which a GPU may have work."""
+NOT_LOST = (*DEVICE_PHASES, "initialization", "restore", "paused")
+"""Phases whose time is not lost by the program: their lines of code are sampled only on request."""
 _SEPARATING = ("communication", "forward")
 _OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
 _EPOCH_BEGINS = 2
@@ -215,6 +222,7 @@ class Timeline:
         "_over",
         "_own_phases",
         "_own_steps",
+        "_own_work",
         "_publish",
         "_samples",
         "_special",
@@ -235,7 +243,6 @@ class Timeline:
         "mark",
         "now",
         "other",
-        "own_work",
         "peek",
         "pending",
         "phases",
@@ -291,8 +298,8 @@ class Timeline:
         self.last_step: float | None = None
         self.slow_steps = SlowSteps()
         self._durations = self.slow_steps.durations
-        self.own_work = OwnWork()
-        self._own_steps = self.own_work.steps
+        self._own_work: OwnWork | None = None
+        self._own_steps: deque[tuple[float, ...]] = deque()
         self._own_phases: tuple[Phase, Phase, Phase] | None = None
         """The phases that separate own work from the rest of a step; None until there is one."""
         self._step_began = self.mark
@@ -656,11 +663,23 @@ class Timeline:
             absent = Phase(self, "")
             communication, forward = (self.phases.get(each, absent) for each in _SEPARATING)
             self._own_phases = communication, forward, self.phases.get("data_wait", absent)
+            self._own_steps = self.own_work.steps
         return found
 
-    def evaluate_own_work(self) -> None:
-        """Add the steps since the last call to the own work."""
+    @property
+    def own_work(self) -> OwnWork:
+        """The part of the steps that does not wait for other ranks; imported where there is such a phase."""
+        if self._own_work is None:
+            with standard_library():
+                from stallscope.training.shim.own_work import OwnWork
+
+            self._own_work = OwnWork()
+        return self._own_work
+
+    def evaluate_own_work(self) -> dict[str, float]:
+        """Add the steps since the last call to the own work; return its counters, none where it is unknown."""
         communication, backward = self.phases.get("communication"), self.phases.get("backward")
         communicates = communication is not None and communication.occurrences > 0
         if communicates or (backward is not None and backward.occurrences):
             self.own_work.evaluate(self.steps, communicates=communicates)
+        return {} if self._own_work is None else self._own_work.counters()

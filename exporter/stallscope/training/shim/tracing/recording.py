@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Protocol
 
-    from stallscope.training.shim.run import Run
+    from stallscope.training.shim.session import Session
     from stallscope.training.shim.timeline import Phase
 
     class Interval(Protocol):
@@ -61,7 +61,7 @@ class Span:
 class Recording:
     """Listens from its creation until `stop`."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Session) -> None:
         global _recording
         timeline = run.timeline
         self._run = run

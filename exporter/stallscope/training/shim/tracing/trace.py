@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from stallscope.common.file_trust import folder_problem
 from stallscope.training.shim.gpu_counters import Exporter
-from stallscope.training.shim.lifetime import current
+from stallscope.training.shim.lifetime import current_session
+from stallscope.training.shim.session import Observer
 from stallscope.training.shim.step_requests import requests_of
 from stallscope.training.shim.tolerance import amount, complain, tolerate, warn
 from stallscope.training.shim.tracing.recording import Recording
@@ -18,7 +19,7 @@ from stallscope.training.shim.tracing.trace_file import folder_of, trace_documen
 
 if TYPE_CHECKING:
     from stallscope.training.protocol.step_request import StepRequest
-    from stallscope.training.shim.run import Run
+    from stallscope.training.shim.session import Session
 
 DIRECTORY = "stallscope-traces"
 """Folder of traces in the working directory, by default."""
@@ -30,14 +31,16 @@ PHASE = "tracing"
 """The phase that what a trace costs is booked to."""
 
 
-class Tracer:
+class Tracer(Observer):
     """Selects a run's steps, records them and writes their traces.
 
     A step has the number of steps done before it: the first is 0, that of a run which goes on from a checkpoint the
     checkpoint's. So 50,000 steps of which each 20,000th is traced give the traces of steps 0, 20,000 and 40,000.
     """
 
-    def __init__(self, run: Run) -> None:
+    task = "tracing"
+
+    def __init__(self, run: Session) -> None:
         self._run = run
         self._every_steps = 0
         self._every_seconds = 0.0
@@ -206,7 +209,7 @@ class Tracer:
 
 
 def trace(
-    run: Run | None = None,
+    run: Session | None = None,
     *,
     every_steps: int | None = None,
     every_seconds: float | None = None,
@@ -245,11 +248,14 @@ def trace(
         on_request: trace requests of `stallscope trace` too; by default if STALLSCOPE_TRACE_DIR is set.
     """
     try:
-        found = current() if run is None else run
+        found = current_session() if run is None else run
         if found is None:
             complain("trace() found no open run; call it after track() or Run()")
         elif not found.silent:
-            tracer = found.tracer = found.tracer or Tracer(found)
+            tracer = found.observer(Tracer)
+            if tracer is None:
+                tracer = Tracer(found)
+                found.observe(tracer)
             tracer.place(directory, files, torch_profiler, exporter)
             if on_request or (on_request is None and os.environ.get("STALLSCOPE_TRACE_DIR")):
                 tracer.obey()

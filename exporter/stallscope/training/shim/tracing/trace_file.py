@@ -19,14 +19,14 @@ from stallscope.training.shim.tolerance import label
 from stallscope.training.shim.tracing.recording import Recording
 
 if TYPE_CHECKING:
-    from stallscope.training.shim.run import Run
+    from stallscope.training.shim.session import Session
     from stallscope.training.shim.timeline import Phase
 
 _MAX_NAME_LENGTH = 128
 _LONGEST_FOLDER = 100
 
 
-def trace_document(recording: Recording, run: Run, step: int, counters: Mapping[str, float]) -> dict[str, Any]:
+def trace_document(recording: Recording, run: Session, step: int, counters: Mapping[str, float]) -> dict[str, Any]:
     """Put what was recorded into the format's one object.
 
     Args:

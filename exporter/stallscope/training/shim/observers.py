@@ -1,0 +1,208 @@
+"""Followers of a run's reports, next to its core: each is imported when it has something to do.
+
+Stacks and notices of signals need an exporter, the lines of code a loop, stored reports a summary, and samples of
+workers a fork while `multiprocessing` is in use.
+"""
+
+from __future__ import annotations
+
+import os
+
+from stallscope.common.standard_library import loaded, standard_library
+from stallscope.training.shim.session import Observer
+from stallscope.training.shim.slow_steps import WARM_UP
+from stallscope.training.shim.tolerance import switched_off, switched_on, tolerate
+from stallscope.training.shim.transport import Datagrams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stallscope.training.shim.bursts import Burst
+    from stallscope.training.shim.hot_lines import HotLines
+    from stallscope.training.shim.session import Session
+    from stallscope.training.shim.stored_reports import StoredReports
+    from stallscope.training.shim.timeline import Timeline
+    from stallscope.training.shim.transport import Sender
+
+_forks_of = 0
+"""The process whose workers are sampled; 0 for none."""
+_has_fork_handler = False
+
+
+def follow(session: Session, sender: Sender, uses_gpu: Callable[[], bool]) -> None:
+    """Let all observers that the environment permits follow a session.
+
+    Args:
+        session: the session.
+        sender: sends its reports.
+        uses_gpu: returns whether the session computes on GPUs, as far as known.
+    """
+    lines = None
+    if not switched_off("STALLSCOPE_STACKS"):
+        lines = Lines(session, uses_gpu)
+        session.observe(lines)
+        _sample_workers()
+    if os.environ.get("STALLSCOPE_SUMMARY_DIR"):
+        with standard_library():
+            from stallscope.training.shim.stored_reports import stored_reports
+
+        if (stored := stored_reports(os.environ, session.identifier)) is not None:
+            session.observe(Storage(session, stored))
+    if isinstance(sender, Datagrams):
+        session.observe(Stacks(session, sender, lines))
+        session.observe(Notices(session, sender))
+
+
+class Lines(Observer):
+    """The lines of the program in which it loses time, from the second report of the loop on."""
+
+    task = "finding lines of code"
+
+    def __init__(
+        self, session: Session, uses_gpu: Callable[[], bool], burst: Callable[[Timeline], Burst] | None = None
+    ) -> None:
+        self._session = session
+        self._uses_gpu = uses_gpu
+        self._burst = burst
+        self._since: tuple[float, dict[str, tuple[float, float]]] | None = None
+
+    def hot_lines(self) -> HotLines:
+        """Return the lines; imported at the first call."""
+        found = self._session.hot_lines
+        if found is None:
+            with standard_library():
+                from stallscope.training.shim.hot_lines import HotLines
+
+            found = self._session.hot_lines = HotLines(self._session.timeline, self._uses_gpu, self._burst, self._since)
+        return found
+
+    def before_report(self, now: float, last: bool) -> None:
+        """Start or end a burst of samples if it is due."""
+        timeline = self._session.timeline
+        if self._session.hot_lines is None and (last or not timeline.looping):
+            return
+        timeline.book(now)
+        if self._since is None:
+            phases = timeline.phases.items()
+            self._since = now, {name: (phase.seconds, phase.gpu_seconds or 0.0) for name, phase in phases}
+        else:
+            self.hot_lines().refresh(now, last=last)
+
+    def close(self) -> None:
+        """End the active burst."""
+        if self._session.hot_lines is not None:
+            self._session.hot_lines.close()
+            self._session.hot_lines = None
+
+
+class Stacks(Observer):
+    """The stack of a rank at a standstill, for an exporter behind a UNIX socket."""
+
+    task = "preparing for a standstill"
+
+    def __init__(self, session: Session, sender: Datagrams, lines: Lines | None) -> None:
+        self._session = session
+        self._sender = sender
+        self._lines = lines
+        self._attach: Callable[..., int] | None = None
+        self._release: Callable[[str], None] | None = None
+
+    def before_sending(self, _payload: bytes, last: bool) -> None:
+        """Set the timers if they are due, and send the descriptor of the stacks with the report."""
+        session, sender = self._session, self._sender
+        if last or not sender.passes:
+            return
+        if self._attach is None:
+            with standard_library():
+                from stallscope.training.shim import stacks
+
+            self._attach, self._release = stacks.attach, stacks.release
+        lines = None if self._lines is None else self._lines.hot_lines
+        attached = self._attach(session.identifier, session.timeline.activity, session.name, session.rank, lines)
+        sender.passed = max(sender.passed, attached)
+
+    def close(self) -> None:
+        """Stop the timers."""
+        if self._release is not None:
+            self._release(self._session.identifier)
+
+
+class Notices(Observer):
+    """The exporter's notice of a signal that ends this process."""
+
+    task = "preparing for SIGTERM"
+
+    def __init__(self, session: Session, sender: Datagrams) -> None:
+        self._session = session
+        self._sender = sender
+        self._announce: Callable[..., None] | None = None
+        self._withdraw: Callable[[str], None] | None = None
+
+    def accepted(self) -> None:
+        """Prepare the notice: there is an exporter to receive it."""
+        if self._announce is None:
+            with standard_library():
+                from stallscope.training.shim import termination
+
+            self._announce, self._withdraw = termination.announce, termination.withdraw
+        self._announce(self._session.identifier, *self._sender.route)
+
+    def resting(self) -> None:
+        """Send no notice while another run is under way."""
+        self.close()
+
+    def close(self) -> None:
+        """Send no notice from now on."""
+        if self._withdraw is not None:
+            self._withdraw(self._session.identifier)
+
+
+class Storage(Observer):
+    """The newest report, and the first after the steps that are slow by nature, for the summary."""
+
+    task = "storing a report"
+
+    def __init__(self, session: Session, store: StoredReports) -> None:
+        self._timeline = session.timeline
+        self._store = store
+        session.on_step(self._warm_up)
+
+    def before_sending(self, payload: bytes, _last: bool) -> None:
+        """Store the report."""
+        self._store.store(payload, self._timeline.steps >= WARM_UP)
+
+    def _warm_up(self, _steps: int) -> bool:
+        """Make a report due at the end of the first steps, which the summary leaves out."""
+        timeline = self._timeline
+        if timeline.steps < WARM_UP:
+            return True
+        timeline.due = min(timeline.due, timeline.now())
+        return False
+
+
+def _sample_workers() -> None:
+    """Share memory with workers that are forked from now on, so that their stacks can be sampled."""
+    global _forks_of, _has_fork_handler
+    _forks_of = os.getpid()
+    if switched_on("STALLSCOPE_AUTO"):  # workers that are spawned find the memory in the environment
+        _share_memory()
+    elif not _has_fork_handler and hasattr(os, "register_at_fork"):
+        _has_fork_handler = True
+        os.register_at_fork(before=_before_fork)
+
+
+def _before_fork() -> None:
+    # The import is complete before the fork, so that the child does not import.
+    if os.getpid() == _forks_of and loaded("multiprocessing.connection") is not None:
+        _share_memory()
+
+
+def _share_memory() -> None:
+    try:
+        with standard_library():
+            from stallscope.training.shim import worker_samples
+
+        worker_samples.prepare()
+    except Exception as error:
+        tolerate(error, "sharing memory with workers")

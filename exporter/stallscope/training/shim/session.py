@@ -1,0 +1,834 @@
+"""The core of a run: what it has measured so far, and the report that has it.
+
+A session measures time with a `Timeline`, and writes and sends a report when one is due. What else belongs to a run
+(stacks, lines of code, stored reports, traces) follows it as an `Observer`, and is unknown here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from math import inf, isfinite
+
+from stallscope.common.standard_library import standard_library
+from stallscope.training.protocol import vocabulary
+from stallscope.training.shim import endings
+from stallscope.training.shim.overhead import costs
+from stallscope.training.shim.timeline import NO_PHASE, Phase, Timeline
+from stallscope.training.shim.tolerance import (
+    amount,
+    complain,
+    finite,
+    is_label,
+    label,
+    number,
+    shown,
+    tolerate,
+    warn,
+)
+from stallscope.training.shim.writing import amounts, quoted, texts, values, words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Protocol, TypeVar
+
+    from stallscope.training.shim.hot_lines import HotLines
+    from stallscope.training.shim.transport import Sender
+
+    Kind = TypeVar("Kind", bound="Observer")
+    OwnType = TypeVar("OwnType", bound="Session")
+
+    class Clock(Protocol):
+        """The clock of a run; the `time` module is one."""
+
+        def monotonic(self) -> float:
+            """Seconds that only grow."""
+
+        def time(self) -> float:
+            """Unix time in seconds."""
+
+    class Probe(Protocol):
+        """Source of process metrics for a run."""
+
+        def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+            """Return counters and gauges, named as in `vocabulary`; called for each report."""
+
+        def close(self) -> None:
+            """Called when the run ends."""
+
+
+OWN_COUNTERS = (
+    *("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds"),
+    *("own_work_seconds", "uneven_work_square_seconds", "even_work_square_seconds"),
+)
+"""Counters that only the run itself sets."""
+_MAX_SECONDS = 1e12
+_MAX_STEP = 2**53
+_FOLLOWED = 64
+"""Steps of other optimizers, without one of the first, after which that one is held to be gone."""
+_LEFT_LOOP = 2.0
+"""Multiple of a step's usual time up to which the time from its batch to the end of the run is a step."""
+_CLOCK_SET = 1.0
+"""Seconds by which the wall clock must part from the monotonic one to have been set."""
+_LAST_TRIES = 10
+"""How often the last report is sent again while the exporter's queue is full."""
+_LAST_PAUSE = 0.005
+"""Seconds between them."""
+
+
+class Observer:
+    """Follows the reports of one session. Each method is called in the thread of the loop, and does nothing here.
+
+    An observer that raises is closed, and follows no further report.
+    """
+
+    task = "observing a run"
+    """Task that fails if a method raises, for the warning."""
+
+    def before_report(self, now: float, last: bool) -> None:
+        """Update what the report contains, before it is written.
+
+        Args:
+            now: by the clock of the timeline.
+            last: True for the last report of the session.
+        """
+
+    def before_sending(self, payload: bytes, last: bool) -> None:
+        """Receive the report as it is about to be sent, and signed if signatures are configured."""
+
+    def accepted(self) -> None:
+        """Learn that the report was sent. Not called for the last report."""
+
+    def resting(self) -> None:
+        """Learn that the loop is over, and that another run has begun."""
+
+    def close(self) -> None:
+        """Release what the observer holds; the session has ended."""
+
+
+class Session:
+    """One rank from its beginning to its end: the values that it has measured, and its reports.
+
+    `Run` is the session of this process, with the environment's settings, and has the description for users.
+    """
+
+    silent = True
+    name = ""
+    rank = 0
+    batch_size: float | None = None
+    claimed_by = ""
+    """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
+    hot_lines: HotLines | None = None
+    """The lines of the program in which it loses time; None until the loop has begun."""
+    is_scripted = False
+    """True if the clock is not the machine's, so that it does not include the shim's cost."""
+    _clock: Clock = time
+    _probe: Probe | None = None
+    _pid = 0
+    _rests = False
+
+    def __init__(self, interval: float = 0.5) -> None:
+        """Create a session that is silent until it begins.
+
+        Args:
+            interval: fewest seconds between two reports.
+        """
+        self.timeline = Timeline(time.monotonic, self._publish, interval)
+        self._phases: dict[str, Phase] = {}
+        self.open_loops: dict[int, int] = {}
+        """Batches in a step of each tracked loop that is under way, by the identity of its object."""
+        self._interval = interval
+        self._owner = os.getpid()
+        self._session = os.urandom(8).hex()
+        self._sequence = 0
+        self._state = "starting"
+        self._dropped: dict[str, int] = {}
+        self._heard = False
+        self._overhead = 0.0
+        self._gauges: dict[str, float] = {}
+        self._values: dict[str, float] = {}
+        self._nonfinite = 0
+        self._pass = -1
+        self._pass_began = 0
+        self._epoch_told = False
+        self._step_offset = 0
+        self._per_step: dict[str, float] = {}
+        self._counters: dict[str, float] = {}
+        self._totals: dict[str, float] = {}
+        self._work_steps = 0
+        self._watchers: list[Callable[[], object]] = []
+        self._observers: list[Observer] = []
+        self._listeners: list[Callable[[int], object]] = []
+        self._optimizer: int | None = None
+        self._followed = 0
+        self._failure = ""
+        self._heading = ""
+        self._restarts = 0
+        self._info: dict[str, str] = {}
+        self._gpus: list[dict[str, str]] = []
+        self._precision: list[str] = []
+        self._seeks_gpus = False
+
+    def _begin(self, head_start: float) -> None:
+        """Take the time that this process has worked for the session already; the clock runs from now on."""
+        self._start = self._clock.time() - head_start
+        self._begun = self._clock.monotonic() - head_start
+        self._pid = self._pid or self._owner
+
+    def _measure(self, sender: Sender, room: int) -> None:
+        """Measure from now on.
+
+        Args:
+            sender: receives the reports.
+            room: maximum bytes of a report.
+        """
+        self._sender = sender
+        self._room = room
+        self.timeline = Timeline(self._clock.monotonic, self._publish, self._interval)
+        self.timeline.mark = self._begun
+        self.silent = False
+        self._phases = self.timeline.phases
+
+    def step(self) -> None:
+        """Mark the end of a step, which is the beginning of the next. Does nothing inside an outside phase."""
+        if not self.silent:
+            self.timeline.step()
+
+    def phase(self, name: str) -> Phase:
+        """Book the time of a `with` block to a phase, at most 32 of them.
+
+        Known phases: `data_wait`, `host_copy`, `forward`, `backward`, `communication`, `optimizer`, `checkpoint`,
+        `logging`; outside of steps `evaluation`, `restore`, `paused` and `initialization`; and any name of your own.
+        Phases nest: time in an inner one is taken out of the outer, so that all of them sum to the loop's time.
+
+        It is the host's time. Where a device computes on its own, the host may wait for data while that device still
+        has work (a wait that costs nothing), and whatever first needs a result (`.item()`, logging a loss) waits for
+        all that was queued before. Nothing here waits for a device to find out: an integration that has device events
+        reports the GPU's time in addition, with `gpu_time`.
+        """
+        try:
+            return self._phases[name]
+        except Exception:
+            return self._other_phase(name)
+
+    def report(
+        self,
+        *,
+        loss: float | None = None,
+        learning_rate: float | None = None,
+        gradient_norm: float | None = None,
+        epoch: float | None = None,
+        step: int | None = None,
+        steps_planned: int | None = None,
+        batch_size: float | None = None,
+        samples: float | None = None,
+        tokens: float | None = None,
+        flops: float | None = None,
+        **values: float,
+    ) -> None:
+        """Report values; each stays until it is reported again. Accepts Python and NumPy numbers, never tensors.
+
+        Args:
+            loss: the training loss; one that isn't finite is counted instead.
+            learning_rate: the present learning rate.
+            gradient_norm: the gradients' norm.
+            epoch: the present epoch; a tracked loader counts epochs from 0 until one is reported.
+            step: steps done by now, for a run that goes on from a checkpoint.
+            steps_planned: steps of the whole run.
+            batch_size: samples of this rank in each step from now on.
+            samples: samples processed since the last call, where steps differ; instead of a number for each step.
+            tokens: tokens processed since the last call, likewise.
+            flops: floating-point operations done since the last call, likewise.
+            values: further gauges, at most 32 names a run.
+        """
+        if self.silent:
+            return
+        try:
+            if loss is not None:
+                self._report_loss(loss)
+            if learning_rate is not None:
+                self.gauge("learning_rate", learning_rate)
+            if gradient_norm is not None:
+                self.gauge("gradient_norm", gradient_norm)
+            if epoch is not None:
+                self._epoch_told = True
+                self.gauge("epoch", epoch)
+            if step is not None and (done := amount("step", step)) is not None:
+                self.timeline.settle()
+                self._step_offset = int(min(done, _MAX_STEP)) - self.timeline.steps
+            if steps_planned is not None or batch_size is not None:
+                self.plan(batch_size, None, None, steps_planned)
+            if samples is not None or tokens is not None or flops is not None:
+                for key, done in (("samples", samples), ("tokens", tokens), ("flops", flops)):
+                    if done is not None and (added := amount(key, done)) is not None:
+                        self._grow(key, added)
+                        if key == "tokens":
+                            self.timeline.worked(added, 0.0)
+                        elif key == "samples":
+                            self.timeline.worked(0.0, added)
+            if values:
+                for key, value in values.items():
+                    self._report_value(key, value)
+            timeline = self.timeline
+            if (now := timeline.now()) >= timeline.due:
+                timeline.publish(now)
+        except Exception as error:
+            tolerate(error, "reporting")
+
+    def finish(self, state: str = "finished") -> None:
+        """End the run as `finished`, `failed` or `terminated` and send the last report; calls after it do nothing."""
+        if self.silent:
+            return
+        try:
+            known = type(state) is str and state in vocabulary.LAST_STATES
+            self._state = state if known else "failed"
+            if not known:
+                complain(
+                    f"run state: expected one of {', '.join(vocabulary.LAST_STATES)}, got {shown(state)}; using failed",
+                    "finish",
+                )
+            if self._state == "finished" and [*self.open_loops.values()] == [1]:  # the program has called next()
+                self.timeline.end_left_step(self.timeline.phase("data_wait"), _LEFT_LOOP)
+            self._publish(self.timeline.now(), last=True)
+        except Exception as error:
+            tolerate(error, "finishing a run")
+        finally:
+            self._close()
+
+    def fail(self, error: BaseException | None = None) -> None:
+        """End the run as failed, with the exception's type; an out-of-memory error is counted.
+
+        An exception by which SIGTERM, SIGHUP or Ctrl-C ends the program ends the run as terminated.
+        """
+        if self.silent:
+            return
+        state = "failed"
+        try:
+            if endings.is_termination(error):
+                state = "terminated"
+                return
+            self._failure = endings.failure_of(error)
+            self._heading = ""
+            # If an integration reports the framework's own count, it includes this error already.
+            if endings.is_out_of_memory(error) and "out_of_memory" not in self._totals:
+                self.add("out_of_memory", 1)
+        except Exception as problem:
+            tolerate(problem, "reporting a failure")
+        finally:
+            self.finish(state)
+
+    def __enter__(self: OwnType) -> OwnType:  # noqa: PYI019 (Self needs Python 3.11)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leaving = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        if leaving and not endings.is_termination(error):
+            self.finish()
+        else:
+            self.fail(error)
+
+    # What follows is for track, integrations and this package's other modules.
+
+    def plan(
+        self,
+        samples_per_step: float | None,
+        tokens_per_step: float | None,
+        flops_per_step: float | None,
+        steps_planned: int | None,
+    ) -> None:
+        """Set what each step from now on is worth, and how many steps there will be; None leaves as it is."""
+        if self.silent:
+            return
+        told = (("samples", samples_per_step), ("tokens", tokens_per_step), ("flops", flops_per_step))
+        for key, value in told:
+            if value is not None and (each := amount(f"{key} per step", value)) is not None:
+                self._settle_work()
+                self._per_step[key] = each
+                self.timeline.slow_steps.plan(self._per_step.get("tokens", 0.0), self._per_step.get("samples", 0.0))
+                if key == "samples":
+                    self.batch_size = self._gauges["batch_size"] = each
+        if steps_planned is not None and (planned := amount("steps_planned", steps_planned)) is not None:
+            self._gauges["steps_planned"] = planned
+
+    def gauge(self, key: str, value: object) -> None:
+        """Set one of `vocabulary.GAUGES`."""
+        if self.silent:
+            return
+        if type(key) is not str or key not in vocabulary.GAUGES:
+            complain(f"{shown(key)} is not a gauge; expected one of vocabulary.GAUGES", "gauge: key")
+        elif (found := finite(key, value)) is not None:
+            self._gauges[key] = found
+
+    def value(self, name: str, value: object) -> None:
+        """Set one of the user's own values, also one whose name `report` has for something else."""
+        if self.silent:
+            return
+        try:
+            self._report_value(name, value)
+        except Exception as error:
+            tolerate(error, "reporting")
+
+    def count(self, key: str, total: float) -> None:
+        """Set one of `vocabulary.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
+        if self.silent:
+            return
+        try:
+            if _is_countable(key) and (found := amount(key, total)) is not None:
+                before = self._totals.get(key, 0.0)
+                self._totals[key] = found
+                self._grow(key, found - before if found >= before else found)
+        except Exception as error:
+            tolerate(error, "counting")
+
+    def add(self, key: str, amount_added: float) -> None:
+        """Add to one of `vocabulary.COUNTERS`."""
+        if self.silent:
+            return
+        try:
+            if _is_countable(key) and (found := amount(key, amount_added)) is not None:
+                self._grow(key, found)
+        except Exception as error:
+            tolerate(error, "counting")
+
+    def watch(self, refresh: Callable[[], object]) -> None:
+        """Call this just before each report, for what is cheaper to look up then; no more once it has raised."""
+        if not self.silent:
+            self._watchers.append(refresh)
+
+    def observe(self, observer: Observer) -> None:
+        """Let an observer follow the reports."""
+        if not self.silent:
+            self._observers.append(observer)
+
+    def observer(self, kind: type[Kind]) -> Kind | None:
+        """Return the observer of this class, or None."""
+        return next((each for each in self._observers if isinstance(each, kind)), None)
+
+    def on_step(self, listener: Callable[[int], object]) -> None:
+        """Call this at each boundary with the number of steps done, until it returns False."""
+        if not self.silent:
+            self._listeners = [*self._listeners, listener]
+            self.timeline.settle()
+            self.timeline.listener = self._hear
+
+    def describe(
+        self,
+        *,
+        framework: str | None = None,
+        precision: str | Sequence[str] | None = None,
+        gpus: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
+        """Set values of this rank that were found late; None changes nothing."""
+        if self.silent:
+            return
+        try:
+            self._heading = ""
+            if framework is not None:
+                self._info["framework"] = label(framework, vocabulary.MAX_LABEL_LENGTH)
+            if precision is not None:
+                self._precision = precision_names(precision)
+            if gpus is not None:
+                self._gpus = gpu_labels(gpus)
+                self._seeks_gpus = False
+        except Exception as error:
+            tolerate(error, "describing a run")
+
+    def optimizer_step(self, optimizer: object) -> None:
+        """Mark a step's boundary where one of several optimizers steps: each iteration of the first one counts.
+
+        Should the first one step no more, as one that was only for warming up, another takes its place.
+        """
+        self.step_of(id(optimizer))
+
+    def step_of(self, optimizer: int) -> None:
+        """Mark a step's boundary like `optimizer_step`, for the optimizer with this id."""
+        if self.silent or self.claimed_by:
+            return
+        if self._optimizer != optimizer:
+            self._followed += 1
+            if self._optimizer is not None and self._followed < _FOLLOWED:
+                return
+            self._optimizer = optimizer
+        self._followed = 0
+        self.timeline.step()
+
+    def add_overhead(self, seconds: float) -> None:
+        """Add the seconds that an integration measured of its own work, beyond the booking of steps and phases."""
+        self._overhead += seconds
+
+    def gpu_time(self, phase: str, seconds: float) -> None:
+        """Add time of a phase by the GPU's clock, where device events measure it: kept beside the host's time.
+
+        For `data_wait` that is how long the GPU had nothing to do meanwhile: 0 for a wait that computing hid.
+        """
+        if self.silent:
+            return
+        try:
+            found = self.timeline.phase(phase)
+            added = amount("gpu_time", seconds)
+            if added is not None and found is not NO_PHASE:
+                found.gpu_seconds = min((found.gpu_seconds or 0.0) + added, _MAX_SECONDS)
+        except Exception as error:
+            tolerate(error, "booking GPU time")
+
+    def begin_pass(self) -> None:
+        """A pass over a tracked loader begins."""
+        if self.silent:
+            return
+        self.timeline.begin_pass()
+        if self._pass >= 0 and self.timeline.steps == self._pass_began:
+            return  # the pass before was only for a look at the first batch, or is another loader of the same loop
+        self._pass += 1
+        self._pass_began = self.timeline.steps
+        if not self._epoch_told:
+            self._gauges["epoch"] = self._pass
+
+    def loop_over(self) -> None:
+        """A tracked loop has ended, by itself or by `break`; while steps of a plan remain, another one follows."""
+        if not self.silent and not self.open_loops and (self.is_complete or "steps_planned" not in self._gauges):
+            self.timeline.end_loop()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all steps of the plan are done; False without a plan."""
+        return self.steps_done >= self._gauges.get("steps_planned", inf)
+
+    @property
+    def is_resting(self) -> bool:
+        """True if the loop of this run is over and another run has begun since."""
+        return self._rests and not self.silent and self.timeline.is_over
+
+    def rest(self) -> bool:
+        """Report the run as finished if its loop is over; return whether it is. It runs again if its loop does."""
+        if self.is_resting:
+            return True
+        self._rests = self.timeline.is_over
+        if self._rests:
+            self._publish(self.timeline.now())
+            self._notify("resting")
+        return self._rests
+
+    @property
+    def moment(self) -> float:
+        """Up to when time is booked, by the run's monotonic clock."""
+        self.timeline.settle()
+        return self.timeline.mark
+
+    @property
+    def ending(self) -> bool:
+        """True if the current report is the last one."""
+        return not self.silent and self._state in vocabulary.LAST_STATES
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that the shim has cost so far, about."""
+        self.timeline.settle()
+        sampling = 0.0 if self.hot_lines is None else self.hot_lines.cost
+        return self._overhead + sampling + self.booking_overhead
+
+    @property
+    def booking_overhead(self) -> float:
+        """Seconds that the booking of steps and phases has cost so far, as measured outside of the loop."""
+        step_cost, phase_cost = self._booking_costs()
+        occurrences = sum(phase.occurrences for phase in self.timeline.phases.values())
+        return self.timeline.steps * step_cost + occurrences * phase_cost
+
+    def _booking_costs(self) -> tuple[float, float]:
+        """Return the seconds for one step and for one phase."""
+        return costs()
+
+    @property
+    def steps_done(self) -> int:
+        """Steps done, those before a restored checkpoint included."""
+        if self.silent:
+            return 0
+        self.timeline.settle()
+        return self.timeline.steps + self._step_offset
+
+    @property
+    def gpus(self) -> list[dict[str, str]]:
+        """The GPUs of this rank, as far as known: NVML index and UUID, of which one may be empty."""
+        return [] if self.silent else [dict(gpu) for gpu in self._gpus]
+
+    @property
+    def sender(self) -> Sender | None:
+        """Receiver of the reports."""
+        return None if self.silent else self._sender
+
+    def wall_time(self) -> float:
+        """Unix time, in seconds, by the run's clock."""
+        return time.time() if self.silent else self._clock.time()
+
+    @property
+    def identifier(self) -> str:
+        """Identifier of the session, unique to this process' life as this rank."""
+        return self._session
+
+    def about(self) -> dict[str, str | int]:
+        """Who this is: run, rank, session, and the report's `info`."""
+        if self.silent:
+            return {"run": self.name, "rank": self.rank}
+        return {"run": self.name, "rank": self.rank, "session": self._session, **self._info}
+
+    def silence(self) -> None:
+        """Send nothing any more: this is a forked child, or the run could not start."""
+        self.silent = True
+        self.timeline.settle()
+        self.timeline.due = inf
+        self.timeline.listener = None
+        self._phases = {}
+        if self.hot_lines is not None:
+            self.hot_lines.close()
+
+    def _other_phase(self, name: str) -> Phase:
+        """A phase that isn't there yet, or of a run that is off."""
+        if self.silent:
+            return NO_PHASE
+        try:
+            return self.timeline.phase(name)
+        except Exception as error:
+            tolerate(error, "finding a phase")
+            return NO_PHASE
+
+    def _refresh(self) -> None:
+        for watcher in tuple(self._watchers):
+            try:
+                watcher()
+            except Exception as error:
+                self._watchers.remove(watcher)
+                tolerate(error, "reading the values of a report")
+
+    def _hear(self) -> None:
+        """Notify the listeners of a boundary."""
+        steps = self.steps_done
+        for listener in self._listeners:
+            try:
+                wanted = listener(steps) is not False
+            except Exception as error:
+                wanted = False
+                tolerate(error, "notifying of a step")
+            if not wanted:
+                self._listeners = [other for other in self._listeners if other is not listener]
+        if not self._listeners:
+            self.timeline.listener = None
+
+    def _read_process(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        try:
+            return ({}, {}) if self._probe is None else self._probe.read()
+        except Exception as error:
+            tolerate(error, "reading the process")
+            return {}, {}
+
+    def _report_loss(self, loss: object) -> None:
+        value = number(loss)
+        if value is None:
+            finite("loss", loss)  # which complains
+        elif isfinite(value):
+            self._gauges["loss"] = value
+        else:
+            self._nonfinite += 1
+
+    def _report_value(self, name: str, value: object) -> None:
+        if name not in self._values:  # a keyword, and so text
+            if len(self._values) >= vocabulary.MAX_VALUES:
+                complain(
+                    f"value {shown(name)} is ignored: at most {vocabulary.MAX_VALUES} are reported; use fewer", "values"
+                )
+                return
+            if not is_label(name, vocabulary.MAX_LABEL_LENGTH):
+                complain(
+                    f"a value is called {shown(name)}; expected printable text of at most {vocabulary.MAX_LABEL_LENGTH}"
+                    " characters",
+                    "values: name",
+                )
+                return
+        found = finite(f"value {name}", value)
+        if found is not None:
+            self._values[name] = found
+
+    def _grow(self, key: str, added: float) -> None:
+        total = self._counters.get(key, 0.0) + added
+        if isfinite(total):
+            self._counters[key] = total
+        else:
+            complain(f"{key} has grown beyond all numbers; what goes beyond is left out", f"{key}: too large")
+
+    def _settle_work(self) -> None:
+        """Book the work of the steps so far: from now on, each is worth something else."""
+        self.timeline.settle()
+        steps = self.timeline.steps - self._work_steps
+        self._work_steps = self.timeline.steps
+        for key, each in self._per_step.items():
+            self._grow(key, each * steps)
+
+    def _publish(self, now: float, last: bool = False) -> None:
+        if self.silent:
+            return
+        if os.getpid() != self._owner:  # forked by a library without the fork hooks
+            self.silence()
+            return
+        timeline = self.timeline
+        timeline.settle()
+        timeline.due = now + timeline.interval
+        began, started = now, timeline.now()
+        cause: str | None = "error"
+        try:
+            if self._watchers:
+                self._refresh()
+                now = timeline.now()
+            if self._observers:
+                self._notify("before_report", now, last)
+            payload = self._written(now).encode()
+            if len(payload) > self._room:
+                payload = self._shortened(payload)
+            if self._observers:
+                self._notify("before_sending", payload, last)
+            cause = "too_large" if len(payload) > self._room else self._sender(payload)
+            if last and cause is not None:
+                cause = self._sent_again(payload, cause)
+            self._heard = self._heard or cause is None
+            if cause is None and not last:
+                self._notify("accepted")
+            timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
+            timeline.due = began + timeline.interval
+        finally:
+            if cause is not None:
+                self._dropped[cause] = self._dropped.get(cause, 0) + 1
+            self._overhead += timeline.now() - started
+        if cause is not None and cause != "absent":
+            warn(f"a report could not be sent ({cause}); the next one includes its values", f"dropped: {cause}")
+
+    def _sent_again(self, payload: bytes, cause: str | None) -> str | None:
+        """Send the last report again while the exporter is busy or starts again; return the cause if it is dropped."""
+        for _ in range(_LAST_TRIES):
+            # An exporter that was there and is not may be on its way back.
+            if cause != "queue_full" and not (cause == "absent" and self._heard):
+                break
+            time.sleep(_LAST_PAUSE)
+            cause = self._sender(payload)
+        return cause
+
+    def _notify(self, event: str, *arguments: object) -> None:
+        for observer in tuple(self._observers):
+            try:
+                getattr(observer, event)(*arguments)
+            except Exception as error:
+                self._observers.remove(observer)
+                observer.close()
+                tolerate(error, observer.task)
+
+    def _shortened(self, payload: bytes) -> bytes:
+        with standard_library():
+            import json
+
+        with standard_library():
+            from stallscope.training.shim.fitting import fit
+
+        self._dropped["shortened"] = self._dropped.get("shortened", 0) + 1
+        warn("reports are too long for one datagram; values, phases or GPUs are left out: give shorter names")
+        return fit(json.loads(payload), self._room)[0]
+
+    def _written(self, now: float) -> str:
+        timeline = self.timeline
+        timeline.book(now)
+        timeline.slow_steps.judge()
+        own_work = timeline.evaluate_own_work()
+        self._settle_work()
+        if self._state == "starting" and timeline.looping:
+            self._state = "running"
+        self._update_identity()
+        counters, gauges = self._read_process()
+        self._sequence += 1
+        sent = self._clock.time()
+        if abs((start := sent - (now - self._begun)) - self._start) > _CLOCK_SET:
+            self._start = start  # so that all times of one report go by the same clock
+        phases = []
+        for phase in timeline.phases.values():
+            if phase.occurrences or phase.seconds or phase.gpu_seconds is not None:
+                gpu = "" if phase.gpu_seconds is None else f',"gpu_seconds":{phase.gpu_seconds:.6f}'
+                phases.append(
+                    f'{quoted(phase.name)}:{{"seconds":{phase.seconds:.6f},"occurrences":{phase.occurrences},'
+                    f'"max":{phase.longest(now):.6f}{gpu}}}'
+                )
+        counters = {
+            **counters,
+            **self._counters,
+            "slow_steps": timeline.slow_steps.count,
+            "slow_step_excess_seconds": timeline.slow_steps.excess,
+            **own_work,
+            "nonfinite_losses": self._nonfinite,
+            "shim_overhead_seconds": self.overhead,
+        }
+        steps = ""
+        if timeline.first_step is not None and timeline.last_step is not None:
+            # By the wall clock of now, which may have been set since.
+            steps = (
+                f',"first_step":{sent - (now - timeline.first_step):.3f}'
+                f',"last_step":{sent - (now - timeline.last_step):.3f},"step_seconds":{{"counts":{timeline.counts},'
+                f'"sum":{timeline.step_seconds:.6f},"count":{timeline.other.occurrences}}}'
+            )
+        state = "finished" if self.is_resting else self._state
+        # The start to the microsecond: in one process, runs of one name may follow each other fast.
+        return (
+            f'{self._heading or self._headed()},"sequence":{self._sequence},"start":{self._start:.6f},'
+            f'"sent":{sent:.3f},"state":"{state}","activity":"{timeline.activity}",'
+            f'"phases":{{{",".join(phases)}}},"counters":{amounts(counters)},'
+            f'"gauges":{values({**gauges, **self._gauges, "step": timeline.steps + self._step_offset})},'
+            f'"values":{values(self._values)},"dropped":{amounts(self._dropped)}{steps}'
+            f"{'' if self.hot_lines is None else self.hot_lines.written()}}}"
+        )
+
+    def _update_identity(self) -> None:
+        """Look for values of the identity that the program has settled by now. Called for each report."""
+
+    def _headed(self) -> str:
+        """Encode the values that rarely change, and cache them."""
+        told = (
+            f'"failure":{quoted(self._failure)},' if self._failure else "",
+            f'"restarts":{self._restarts},' if self._restarts else "",
+        )
+        self._heading = (
+            f'{{"version":{vocabulary.VERSION},"run":{quoted(self.name)},"rank":{self.rank},'
+            f'"session":{quoted(self._session)},"pid":{self._pid},{"".join(told)}"info":{texts(self._info)},'
+            f'"gpus":[{",".join([texts(gpu) for gpu in self._gpus])}],"precision":{words(self._precision)}'
+        )
+        return self._heading
+
+    def _close(self) -> None:
+        self.silence()
+        for part in (*self._observers, self._probe, self._sender):
+            close = getattr(part, "close", None)
+            if close is not None:
+                try:
+                    close()
+                except Exception as error:
+                    tolerate(error, "closing a run")
+        self._observers.clear()
+
+
+def _is_countable(key: str) -> bool:
+    if type(key) is str and key in vocabulary.COUNTERS and key not in OWN_COUNTERS:
+        return True
+    complain(f"{shown(key)} is not a counter that can be set; expected one of vocabulary.COUNTERS", "count: key")
+    return False
+
+
+def gpu_labels(told: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return the GPUs with labels of limited length, without those that have neither index nor UUID."""
+    keys = ("gpu", "uuid")
+    found = [{key: label(gpu.get(key, ""), vocabulary.MAX_LABEL_LENGTH) for key in keys} for gpu in told]
+    return [gpu for gpu in found if gpu["gpu"] or gpu["uuid"]][: vocabulary.MAX_GPUS]
+
+
+def precision_names(told: str | Sequence[str]) -> list[str]:
+    """Return the valid precisions; complain of the others."""
+    names = tuple(told) if isinstance(told, (list, tuple, set, frozenset)) else (told,)
+    found = [name for name in names if type(name) is str and name in vocabulary.PRECISIONS]
+    if len(found) < len(names):
+        wrong = next(name for name in names if name not in found)
+        complain(f"precision is {shown(wrong)}; expected some of {', '.join(vocabulary.PRECISIONS)}", "precision")
+    return found
