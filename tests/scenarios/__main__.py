@@ -212,8 +212,9 @@ fixed since their first score, which was otherwise equal: the alert on shared me
 
 
 _WHOLE_LIFE = """Every evaluation from second 0 to the end of the case is judged here, also those before a cause can be
-known. The cases are those of all other tables, and whole lives (`cases/lives.py`): a start on an empty database, a
-fault, its end, and restarts of the exporter and of Prometheus meanwhile. What the words mean:
+known. The cases are those of all other tables, whole lives (`cases/lives.py`): a start on an empty database, a
+fault, its end, and restarts of the exporter and of Prometheus meanwhile, and runs with a fault from their first step on
+(`cases/starts.py`). What the words mean:
 
 - A verdict is right if it is the case's cause or an acceptable one; before the onset, and after the end of a fault, if
   it is `healthy` or `compute_bound`.

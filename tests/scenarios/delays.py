@@ -204,9 +204,75 @@ GOALS: Mapping[str, Goal] = {
 """The figures that are held against a goal."""
 
 
+def _from_start(outcomes: Sequence[Outcome], value: Callable[[Life], float | None]) -> list[float]:
+    """Return delays of runs whose fault is there from their first step on."""
+    return [
+        found
+        for outcome, life in lived(outcomes)
+        if (run := outcome.trial.case.story.runs[:1])
+        and run[0].start > 0
+        and run[0].start + run[0].initialization == outcome.trial.case.onset
+        and (found := value(life)) is not None
+    ]
+
+
+def _after_end(outcomes: Sequence[Outcome], value: Callable[[Life], float | None]) -> list[float]:
+    """Return delays of faults that are fixed while the run goes on: no standstill, and no fault of a GPU alone."""
+    return [
+        found
+        for outcome, life in lived(outcomes)
+        if outcome.trial.case.subject == "run"
+        and outcome.trial.case.cause not in STANDSTILLS
+        and (found := value(life)) is not None
+    ]
+
+
+def _both(name: str, meaning: str, goal: float, values: Callable[[Sequence[Outcome]], list[float]]) -> dict[str, Goal]:
+    """Return the goal of a delay as its median and its 95th percentile."""
+    return {
+        f"{name}_median": Goal(f"{meaning}, median", goal, False, lambda found: middle(values(found))),
+        f"{name}_p95": Goal("the same, 95th percentile", goal, False, lambda found: percentile(values(found), 95)),
+    }
+
+
+SOONER: Mapping[str, Goal] = {
+    **_both(
+        "start_named",
+        "seconds from the first step of a run that begins with a fault to its verdict or the parent",
+        120.0,
+        lambda found: _from_start(found, lambda life: life.generic),
+    ),
+    **_both(
+        "start_right",
+        "seconds from that step to its verdict",
+        120.0,
+        lambda found: _from_start(found, lambda life: life.onset_delay),
+    ),
+    **_both(
+        "end_verdict",
+        "seconds from the end of a run's fault to the verdict without it",
+        90.0,
+        lambda found: _after_end(found, lambda life: life.end_delay),
+    ),
+    **_both(
+        "end_alert",
+        "seconds from that end to the end of the alert",
+        180.0,
+        lambda found: _after_end(found, lambda life: life.alert_end),
+    ),
+    "end_returns": Goal(
+        "changes back to a fault's verdict after its end, at most",
+        1.0,
+        False,
+        lambda found: _greatest(_after_end(found, lambda life: life.returns)),
+    ),
+}
+"""Figures of how soon a verdict comes at the start, and goes at the end; each with its goal."""
+
+
 def against_goals(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return each figure of GOALS."""
-    return {name: goal.value(outcomes) for name, goal in GOALS.items()}
+    """Return each figure of GOALS and SOONER."""
+    return {name: goal.value(outcomes) for name, goal in {**GOALS, **SOONER}.items()}
 
 
 def by_cause(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:

@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from stallscope.model.catalogue.causes import CAUSES
 from tests.scenarios.case import MISSING_RANK_ALERTS, WELL, Case
@@ -81,7 +81,11 @@ class Life:
     page: float | None
     """From a standstill to the first expected alert, or alert of another standstill."""
     generic: float | None
-    """From a standstill to a right verdict or its parent."""
+    """From the onset to a right verdict or its parent."""
+    alert_end: float | None
+    """From the end of the fault to the last evaluation with an expected alert; None if none fires then."""
+    returns: int | None
+    """Changes back to the verdict of the fault, or its parent, after its end."""
 
 
 def graded(verdict: str, right: frozenset[str], general: frozenset[str]) -> str:
@@ -200,9 +204,10 @@ def _measured(case: Case, moments: Sequence[Moment], first_step: float | None) -
         between = len(
             {each.verdict for each in during if each.second < reached and each.grade != "right"} - same - {NOTHING}
         )
-    if case.cause in STANDSTILLS and delay is not None:
-        named = accepted(case) | {PARENTS.get(case.cause, case.cause)}
+    named = accepted(case) | {PARENTS.get(case.cause, case.cause)}
+    if delay is not None:
         generic = next((each.second for each in during if each.verdict in named), math.inf) - onset
+    if case.cause in STANDSTILLS and delay is not None:
         pages = case.alerts | _PAGES
         page = next((each.second for each in during if pages & set(each.alerts)), math.inf) - onset
     first_right = None
@@ -220,7 +225,23 @@ def _measured(case: Case, moments: Sequence[Moment], first_step: float | None) -
         first_right=first_right,
         page=page,
         generic=generic,
+        alert_end=_alert_end(case, after, end),
+        returns=_returns(after, named) if after and delay is not None else None,
     )
+
+
+def _alert_end(case: Case, after: Sequence[Moment], end: float) -> float | None:
+    """Return the seconds for which an alert outlasts its fault; infinity if it fires to the end of the case."""
+    firing = [bool(case.alerts & set(each.alerts)) for each in after]
+    if not firing or not firing[0]:
+        return None
+    lasts = firing.index(False) if False in firing else None
+    return math.inf if lasts is None else after[lasts].second - end
+
+
+def _returns(after: Sequence[Moment], named: frozenset[str]) -> int:
+    """Return how often the verdict of a fault comes back after its end."""
+    return sum(now.verdict in named and before.grade == "right" for before, now in pairwise(after))
 
 
 def has_visible_onset(case: Case) -> bool:

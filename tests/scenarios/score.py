@@ -373,7 +373,7 @@ def table_of_goals(outcomes: Sequence[Outcome]) -> str:
     """One row a goal of the whole life."""
     sets = [[each for each in outcomes if each.trial.noise == noise] for _, noise in _KINDS]
     rows = []
-    for goal in delays.GOALS.values():
+    for goal in (*delays.GOALS.values(), *delays.SOONER.values()):
         values = [goal.value(found) for found in sets]
         met = [goal.met(value) for value in values]
         rows.append(

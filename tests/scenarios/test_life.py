@@ -202,6 +202,25 @@ def test_goals_are_met_by_a_good_life_and_missed_by_a_bad_one() -> None:
     assert GOALS["onset_wrong_none"].met(against_goals([good, bad])["onset_wrong_none"]) is False
 
 
+def test_the_end_of_a_fault_has_delays_of_verdict_and_alert_and_counts_changes_back() -> None:
+    a_case = case(alerts=frozenset({"TrainingInputFewWorkers"}), end=30.0)
+    fires = [firing(20, "TrainingInputFewWorkers", "input_few_workers", until=32)]
+    outcome, life = judged(a_case, *GOOD, (31, "healthy"), (33, "input_bound"), (35, "healthy"), firings=fires)
+    assert (life.alert_end, life.returns, life.generic) == (150, 1, 60)
+    assert against_goals([outcome])["end_alert_median"] == 150
+    assert judged(a_case, *GOOD, (31, "healthy"))[1].alert_end is None, "no alert fired at the end"
+    endless = [firing(20, "TrainingInputFewWorkers", "input_few_workers")]
+    assert judged(a_case, *GOOD, firings=endless)[1].alert_end == math.inf
+
+
+def test_starts_are_runs_whose_fault_is_there_from_their_first_step() -> None:
+    early = replace(STORY, runs=(Run(start=9.0, initialization=1.0),))
+    outcome, _ = judged(replace(case(), story=early), *GOOD)
+    figures = against_goals([outcome])
+    assert (figures["start_named_median"], figures["start_right_median"]) == (60, 120)
+    assert math.isnan(against_goals([judged(case(), *GOOD)[0]])["start_named_median"])
+
+
 def test_a_goal_without_a_trial_is_neither_met_nor_missed() -> None:
     assert GOALS["standstill_right"].met(against_goals([])["standstill_right"]) is None
 
@@ -248,10 +267,12 @@ def test_whole_lives_are_in_no_other_figure() -> None:
 
 
 def test_lives_have_a_beginning_and_an_end() -> None:
-    assert len(LIVES) <= 16
+    assert len(LIVES) <= 32
     for each in LIVES:
         assert each.story.runs[0].start > 0
-        assert each.kind == "negative" or (each.onset >= 10 and each.end is not None and each.end <= each.length - 10)
+        if each.name.startswith("life_"):
+            assert each.kind == "negative" or (each.onset >= 10 and each.end is not None)
+        assert each.end is None or each.end <= each.length - 10
         assert step_seconds(each) > 0
 
 
