@@ -96,6 +96,8 @@ class Datagrams:
     @property
     def passes(self) -> bool:
         """True if there is a UNIX socket of an exporter to pass descriptors through."""
+        if self._used >= 0 and self._targets[self._used][0] == socket.AF_UNIX:
+            return True  # it received the newest report
         return any(family == socket.AF_UNIX and os.path.exists(str(address)) for family, address in self._targets)
 
     @property
