@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.catalogue.conditions import general_of
 from tests.filled_prometheus import write
 from tests.installation import SCRAPE_SECONDS, series
 from tests.known_names import READ
@@ -92,9 +94,12 @@ class Recorded:
 
     @property
     def firing(self) -> set[Labels]:
-        """Return the alerts, except one with a window of an hour, over minutes of recorded series here."""
+        """Return the alerts, except one with a window of an hour, over minutes of recorded series here.
+
+        A loss and its reason are one alert, that of the cause which was found first, so the reason is left out.
+        """
         alerts = self.samples.get("ALERTS", {})
-        return {each for each in alerts if ("alertname", "TrainingGoodputLow") not in each}
+        return {_general(each) for each in alerts if ("alertname", "TrainingGoodputLow") not in each}
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,16 @@ class Both:
 
 def _cause_in(labels: Labels) -> tuple[str, str]:
     return next(each for each in labels if each[0] == "cause")
+
+
+def _general(alert: Labels) -> Labels:
+    """Return the labels of an alert; those of the alert on the general cause for an alert on its reason."""
+    labels = dict(alert)
+    general = general_of(labels.get("cause", "")) or labels.get("cause", "")
+    if not any(general_of(cause) == general for cause in CAUSES):
+        return alert
+    del labels["severity"]
+    return frozenset((labels | {"cause": general, "alertname": str(CAUSES[general].alert)}).items())
 
 
 def causes_by_run(recorded: Recorded) -> dict[str, set[str]]:

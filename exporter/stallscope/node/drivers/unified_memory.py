@@ -67,7 +67,14 @@ def read_memory(device: Device, root: Path) -> Readings:
     try:
         return device.read("memory")
     except Unsupported:
-        host = host_memory(root) if has_unified_memory(device.identity()) else None
-        if host is None:
+        if (found := unified_memory(device, root)) is None:
             raise
+        return found
+
+
+def unified_memory(device: Device, root: Path) -> Readings | None:
+    """Return the signals of the query `memory` for a GPU that uses the host's memory; None for another."""
+    host = host_memory(root) if has_unified_memory(device.identity()) else None
+    if host is None:
+        return None
     return {"memory_total_bytes": host.total, "memory_used_bytes": host.total - host.available}

@@ -13,7 +13,7 @@ from stallscope.node.collectors.gpu.traffic import Traffic
 from stallscope.node.drivers.device import Activity, Device, DriverError, Readings, Unsupported
 from stallscope.node.drivers.retry import Retry
 from stallscope.node.drivers.signals import EVERY_READING, QUERIES
-from stallscope.node.drivers.unified_memory import read_memory
+from stallscope.node.drivers.unified_memory import unified_memory
 from stallscope.node.sampling.integrals import COUNTER_SLACK, DriverCounter, Timeline
 from stallscope.node.sampling.reading import Distribution, Sample
 
@@ -208,7 +208,8 @@ class MemoryPoll(TablePoll):
         try:
             return super().read(session)
         except Unsupported:
-            readings = read_memory(session.device, self._root)
+            if (readings := unified_memory(session.device, self._root)) is None:
+                raise
         session.served.update(dict.fromkeys(readings, "/proc/meminfo"))
         return self._answer(readings, session)
 
