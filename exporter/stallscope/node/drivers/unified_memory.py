@@ -16,8 +16,6 @@ _INTEGRATED = frozenset(("5.3", "6.2", "7.2", "8.7", "10.1", "11.0", "12.1"))
 """Tegra X1, X2, Xavier, Orin, Thor (CUDA 12 and 13), GB10."""
 _TEGRA = "(nvgpu)"
 """Ends the model's name with Jetson's older driver."""
-_AMOUNTS = {b"MemTotal:": 0, b"MemAvailable:": 1}
-_MOST_BYTES = 16384
 
 
 class HostMemory(NamedTuple):
@@ -39,18 +37,23 @@ def host_memory(root: Path) -> HostMemory | None:
     Args:
         root: folder that contains `proc`.
     """
-    amounts = [0, 0]
-    try:
-        with (root / "proc/meminfo").open("rb") as file:
-            lines = file.read(_MOST_BYTES).split(b"\n")
-        for line in lines:
-            name, *value = line.split()[:2] or (b"",)
-            if name in _AMOUNTS and value:
-                amounts[_AMOUNTS[name]] = int(value[0]) * 1024
-    except (OSError, ValueError):
-        return None
-    total, available = amounts
+    amounts = memory_information(root)
+    total, available = amounts.get("MemTotal", 0), amounts.get("MemAvailable", 0)
     return HostMemory(total, available) if 0 < available <= total else None
+
+
+def memory_information(root: Path) -> dict[str, int]:
+    """Return the amounts of `/proc/meminfo` in bytes, by name; empty if it can't be read.
+
+    Args:
+        root: folder that contains `proc`.
+    """
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    parts = [line.split() for line in lines]
+    return {part[0].rstrip(":"): int(part[1]) * 1024 for part in parts if len(part) > 1 and part[1].isdecimal()}
 
 
 def read_memory(device: Device, root: Path) -> Readings:

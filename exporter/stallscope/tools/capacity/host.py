@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from stallscope.node.drivers.unified_memory import memory_information
+
 _IDLE, _IO_WAIT = 3, 4
 """Places in the first line of `/proc/stat`, behind the name."""
 _GUESTS = 8
@@ -47,7 +49,7 @@ def host(before: tuple[float, float], after: tuple[float, float], root: Path = P
     if len(quota) == 2 and quota[0].isdecimal() and quota[1].isdecimal() and int(quota[1]):
         cores = min(cores, int(quota[0]) / int(quota[1]))
     spent, idled = after[0] - before[0], after[1] - before[1]
-    memory = _memory_information(root)
+    memory = memory_information(root)
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     limit, used = (_words(root / f"sys/fs/cgroup/memory.{each}") for each in ("max", "current"))
     if limit and limit[0].isdecimal() and used and used[0].isdecimal():
@@ -60,15 +62,6 @@ def host(before: tuple[float, float], after: tuple[float, float], root: Path = P
         memory_total=total,
         memory_available=available,
     )
-
-
-def _memory_information(root: Path) -> dict[str, int]:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
-        return {}
-    parts = [line.split() for line in lines]
-    return {part[0].rstrip(":"): int(part[1]) * 1024 for part in parts if len(part) > 1 and part[1].isdecimal()}
 
 
 def _words(path: Path) -> list[str]:
