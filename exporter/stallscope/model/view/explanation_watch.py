@@ -49,9 +49,6 @@ class ExplanationWatch(Watch[tuple["RunName", ...], Mapping["RunName", explanati
         answer, age, problem = self._read(tuple(runs))
         return Explanations(answer or {}, age, problem)
 
-    def _is_anything(self, subjects: tuple[RunName, ...]) -> bool:
-        return bool(subjects)
-
     def _query(self, subjects: tuple[RunName, ...]) -> Mapping[RunName, explanation.Explanation]:
         now = self._server.now()
         found = {}

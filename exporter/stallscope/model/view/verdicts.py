@@ -124,9 +124,6 @@ class VerdictWatch(Watch[_Subjects, _Answer]):
             return Verdicts(self._server.name, {}, frozenset(), {}, None, problem)
         return Verdicts(self._server.name, *answer, age, problem)
 
-    def _is_anything(self, subjects: _Subjects) -> bool:
-        return any(subjects)
-
     def _query(self, subjects: _Subjects) -> _Answer:
         runs, ambiguous = self._judged_runs(subjects.runs)
         return _Answer(runs, ambiguous, self._judged_gpus(subjects.gpus))

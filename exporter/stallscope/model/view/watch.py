@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 INTERVAL = 20.0
@@ -17,12 +17,15 @@ USEFUL_SECONDS = 300.0
 """Older answers are dropped; a verdict covers five minutes."""
 
 _logger = logging.getLogger(__name__)
-_Subjects = TypeVar("_Subjects")
+_Subjects = TypeVar("_Subjects", bound=Iterable[object])
 _Answer = TypeVar("_Answer")
 
 
 class Watch(ABC, Generic[_Subjects, _Answer]):
-    """Queries in the background what was read last. `start` starts the thread; `ask` queries in the calling thread."""
+    """Queries in the background what was read last, unless all of it is empty.
+
+    `start` starts the thread; `ask` queries in the calling thread.
+    """
 
     def __init__(
         self, name: str, server: str, *, interval: float = INTERVAL, monotonic: Callable[[], float] = time.monotonic
@@ -50,10 +53,6 @@ class Watch(ABC, Generic[_Subjects, _Answer]):
     @abstractmethod
     def _query(self, subjects: _Subjects) -> _Answer:
         """Query the server on subjects; any error is shown to the readers."""
-
-    @abstractmethod
-    def _is_anything(self, subjects: _Subjects) -> bool:
-        """Return True if there is something to query."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -102,7 +101,7 @@ class Watch(ABC, Generic[_Subjects, _Answer]):
             self._woken.clear()  # before reading the time, so that a later read wakes the thread
             subjects, last_read = self._subjects, self._last_read
             is_watched = last_read is not None and self._monotonic() - last_read <= WATCHED_SECONDS
-            if not is_watched or subjects is None or not self._is_anything(subjects):
+            if not is_watched or subjects is None or not any(subjects):
                 self._woken.wait()
                 continue
             self.ask()
