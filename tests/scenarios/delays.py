@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tests.scenarios.case import Case
 from tests.scenarios.figures import Outcome, middle, percentile, share
 from tests.scenarios.life import (
     EARLY_SECONDS,
@@ -209,11 +210,14 @@ def _from_start(outcomes: Sequence[Outcome], value: Callable[[Life], float | Non
     return [
         found
         for outcome, life in lived(outcomes)
-        if (run := outcome.trial.case.story.runs[:1])
-        and run[0].start > 0
-        and run[0].start + run[0].initialization == outcome.trial.case.onset
-        and (found := value(life)) is not None
+        if _begins_with_fault(outcome.trial.case) and (found := value(life)) is not None
     ]
+
+
+def _begins_with_fault(case: Case) -> bool:
+    """Return True if the first run starts after the installation, and its first step has the fault."""
+    runs = case.story.runs
+    return bool(runs) and runs[0].start > 0 and runs[0].start + runs[0].initialization == case.onset
 
 
 def _after_end(outcomes: Sequence[Outcome], value: Callable[[Life], float | None]) -> list[float]:

@@ -1,6 +1,6 @@
-"""Causes by what is measured, for the summary of a program, which has no recorded series of its own.
+"""Causes by phase and by reason of throttling, for the summary of a program.
 
-They lend their title and remedy to the largest phase, and to a GPU that was slowed. A verdict replaces them.
+Without a verdict, it shows the title and the remedy of the cause for the largest phase, and for a GPU that was slowed.
 """
 
 from __future__ import annotations

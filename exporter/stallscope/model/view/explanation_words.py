@@ -221,5 +221,7 @@ def _number(value: float | None, unit: Unit) -> str:
 
 def moment(seconds: float, at: float | None = None) -> str:
     """Return a time in UTC; without the date if it is that of another time."""
-    (day, _, time), today = utc(seconds).partition(" "), "" if at is None else utc(at).partition(" ")[0]
-    return time if day == today else f"{day} {time}"
+    shown = utc(seconds)
+    if at is None:
+        return shown
+    return shown.removeprefix(f"{utc(at).partition(' ')[0]} ")

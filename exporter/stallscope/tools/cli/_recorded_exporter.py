@@ -158,14 +158,14 @@ class RecordedExporter:
         self._history = History(time.monotonic)
         self._query_lock = threading.Lock()
         self.name = prometheus.name
-        self.watches = VerdictWatch(self), ExplanationWatch(self)
+        self.watches = verdicts, explanations = VerdictWatch(self), ExplanationWatch(self)
         page = StatusPage(
             self._look,
             host=f"Recording of {instance}",
             telemetry_path=_METRICS,
             history=self._history,
-            verdicts=self.watches[0],
-            explanations=self.watches[1],
+            verdicts=verdicts,
+            explanations=explanations,
         )
         self._application = Application(
             playback,

@@ -26,7 +26,8 @@ def explained(name: RunName, explanations: Explanations) -> str:
         return f'<p class="quiet">No explanation: {foreign(explanations.problem, _LENGTH)}. {command} may have it.</p>'
     if explanations.age is None:
         return '<p class="quiet">Querying the reasons of the verdict.</p>'
-    return f'<p class="quiet">No explanation: the run does not report, or several clusters have one: {command}.</p>'
+    why = "the run does not report, or several clusters have a run of this name"
+    return f'<p class="quiet">No explanation: {why}; try {command}.</p>'
 
 
 def _explained(found: Explanation) -> str:
