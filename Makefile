@@ -8,6 +8,9 @@ STAMP := $(VENV)/.installed
 # What `make up` runs: a sixth of the development tools.
 UP_VENV := .venv-up
 UP_STAMP := $(UP_VENV)/.installed
+# What builds the documentation's site: no test needs it.
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
 # The training frameworks take 7 GB on Linux, where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
 STALLSCOPE_FRAMEWORKS ?= 1
 # How many tests run at once, each file's own one after the other; what compares times follows in pairs, and alone what takes
@@ -41,11 +44,12 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --only-binary :all
 PIP := $(BIN)/python $(INSTALL)
 # Most of what these packages contain is never imported; the rest is compiled at its first use.
 UP_PIP := $(UP_VENV)/bin/python $(INSTALL) --no-compile
+DOCS_PIP := $(DOCS_VENV)/bin/python $(INSTALL)
 # Hundreds of tests start Python: it keeps compiled files, regardless of the environment. The frameworks are compiled at their
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots release-versions release-build release-try release-dry-run
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots docs release-versions release-build release-try release-dry-run
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -64,6 +68,11 @@ $(UP_STAMP): pyproject.toml deploy/requirements-up.lock
 	@$(UP_PIP) --no-deps --require-hashes --requirement deploy/requirements-up.lock
 	@$(UP_PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
+
+$(DOCS_STAMP): deploy/requirements-docs.lock
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_PIP) --no-deps --require-hashes --requirement deploy/requirements-docs.lock
+	touch $@
 
 $(FRAMEWORKS): requirements-frameworks.lock $(STAMP)
 	$(PIP) --no-compile --no-deps --require-hashes --requirement requirements-frameworks.lock
@@ -176,10 +185,13 @@ screenshots: $(STAMP) tools ## take the README's screenshots of the status page 
 vendor: $(STAMP) ## the shim as one file to copy: dist/stallscope_shim.zip
 	$(BIN)/python -m exporter.tools.shim_zip
 
+docs: $(DOCS_STAMP) ## the documentation as a site: build/site
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --clean --config-file deploy/mkdocs.yml
+
 release-versions: $(STAMP) ## check that all places state one version, and TAG=v0.1.0 if it is given
 	$(BIN)/python -m deploy.release versions --tag "$(TAG)"
 
-release-build: prepare ## every artifact of a release: dist/
+release-build: prepare docs ## every artifact of a release: dist/
 	$(BIN)/python -m deploy.release build --repository "$(REPOSITORY)"
 
 release-try: prepare ## install each artifact of dist/ as a user does, and check its size
@@ -203,6 +215,7 @@ lock: ## renew the locks: development tools, frameworks, and what deploy/ instal
 	  -o deploy/requirements-up.lock
 	printf 'build\nhatchling\n' | $(COMPILE) --constraint requirements-dev.lock - \
 	  -o deploy/requirements-build.lock
+	$(COMPILE:3.10=3.11) --constraint requirements-dev.lock --group docs -o deploy/requirements-docs.lock
 
 clean: ## remove what was built
-	rm -rf $(VENV) $(UP_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(UP_VENV) $(DOCS_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -19,6 +19,7 @@ LOCKS = (
     "deploy/requirements-exporter.lock",
     "deploy/requirements-build.lock",
     "deploy/requirements-up.lock",
+    "deploy/requirements-docs.lock",
     "requirements-dev.lock",
     "requirements-frameworks.lock",
 )

@@ -1,8 +1,8 @@
 """Build and try everything that a release publishes: `python -m deploy.release versions|build|try`.
 
-`build` writes into dist/: `python/` (wheel, sdist), `chart/`, `files/` (an archive of rules, alerts and dashboards,
-the dashboards for grafana.com, the bill of materials, the shim as one file), and SHA256SUMS. `try` installs each as a
-user does. Nothing is published here.
+`build` writes into dist/: `python/` (wheel, sdist), `chart/`, `files/` (archives of rules, alerts and dashboards, and
+of the documentation, the dashboards for grafana.com, the bill of materials, the shim as one file), and SHA256SUMS.
+`try` installs each as a user does. Nothing is published here.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ import yaml
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 CHART = ROOT / "deploy/helm/stallscope"
+SITE = ROOT / "build/site"
 REPOSITORY = "stallscope/stallscope-exporter"
 LIMITS = {
     "wheel": 1_800_000,
     "sdist": 4_500_000,
     "chart": 250_000,
     "archive": 350_000,
+    "documentation": 4_000_000,
     "shim as one file": 300_000,
     "installed, shim alone": 6_000_000,
     "installed, with the exporter's packages": 20_000_000,
@@ -110,7 +112,9 @@ def build(repository: str = REPOSITORY, dist: Path = DIST) -> None:
         (dist / name).mkdir(parents=True)
     _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist / "python"), str(ROOT)])
     _package_chart(version, repository, dist / "chart")
-    write_archive(version, dist / "files" / f"stallscope-monitoring-{version}.tar.gz")
+    write_archive(version, dist / "files")
+    site = {path.relative_to(SITE).as_posix(): path.read_bytes() for path in SITE.rglob("*") if path.is_file()}
+    _write_tar(f"stallscope-documentation-{version}", site, dist / "files")
     (dist / "files/grafana").mkdir()
     for path in sorted((ROOT / "grafana/dashboards").glob("*.json")):
         text = json.dumps(shared(json.loads(path.read_text(encoding="utf-8"))), indent=2)
@@ -153,19 +157,25 @@ def archived() -> Iterator[tuple[str, bytes]]:
     yield "LICENSE", (ROOT / "LICENSE").read_bytes()
 
 
-def write_archive(version: str, output: Path) -> None:
-    """Write the archive of rules, alerts and dashboards, with equal bytes for equal files."""
+def write_archive(version: str, folder: Path) -> Path:
+    """Write the archive of rules, alerts and dashboards, with equal bytes for equal files; return its path."""
     files = dict(archived()) | {"README.md": _README.format(version=version).encode()}
     files["SHA256SUMS"] = "".join(f"{_sha256(content)}  {name}\n" for name, content in sorted(files.items())).encode()
+    return _write_tar(f"stallscope-monitoring-{version}", files, folder)
+
+
+def _write_tar(name: str, files: dict[str, bytes], folder: Path) -> Path:
+    output = folder / f"{name}.tar.gz"
     with (
         output.open("wb") as raw,
         gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w") as tar,
     ):
-        for name, content in sorted(files.items()):
-            entry = tarfile.TarInfo(f"stallscope-monitoring-{version}/{name}")
+        for path, content in sorted(files.items()):
+            entry = tarfile.TarInfo(f"{name}/{path}")
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
+    return output
 
 
 def shared(dashboard: dict[str, Any]) -> dict[str, Any]:
@@ -201,8 +211,11 @@ def attempt(dist: Path = DIST) -> None:
         chart = _only(dist / "chart", "*.tgz")
         sizes["chart"] = chart.stat().st_size
         _try_chart(chart, version)
-        archive = _only(dist / "files", "*.tar.gz")
+        archive = _only(dist / "files", "stallscope-monitoring-*.tar.gz")
         sizes["archive"] = archive.stat().st_size
+        site = _only(dist / "files", "stallscope-documentation-*.tar.gz")
+        sizes["documentation"] = site.stat().st_size
+        _try_documentation(site, version)
         _try_archive(archive, folder / "archive")
         sizes["shim as one file"] = (dist / "files/stallscope_shim.zip").stat().st_size
     bill = json.loads(_only(dist / "files", "*.cdx.json").read_text(encoding="utf-8"))
@@ -277,6 +290,18 @@ def _try_archive(archive: Path, folder: Path) -> None:
     _run([_program("promtool"), "check", "rules", "--lint=none", *map(str, rules)])
     for path in (top / "grafana/dashboards").glob("*.json"):
         json.loads(path.read_text(encoding="utf-8"))
+
+
+def _try_documentation(site: Path, version: str) -> None:
+    """Check that each page of the archive states the version, and that the index for the search is not empty."""
+    with tarfile.open(site) as tar:
+        files = {each.name.partition("/")[2]: tar.extractfile(each) for each in tar.getmembers()}
+        texts = {
+            name: file.read().decode() for name, file in files.items() if file and name.endswith((".html", "json"))
+        }
+    missing = [name for name, text in texts.items() if name.endswith(".html") and f"Stallscope {version}" not in text]
+    if missing or "index.html" not in texts or len(json.loads(texts["search/search_index.json"])["docs"]) < 100:
+        raise ReleaseError(f"{site.name}: pages without the version: {missing}, or no search; check deploy/mkdocs.yml")
 
 
 def _only(folder: Path, pattern: str) -> Path:

@@ -23,6 +23,7 @@ PERMITTED = {
         "attest": {"id-token": "write", "attestations": "write"},
         "pypi": {"id-token": "write"},
         "github": {"contents": "write"},
+        "pages": {"pages": "write", "id-token": "write"},
     },
 }
 """The permissions of each job: a further one needs a reason here and in the workflow."""
@@ -116,10 +117,11 @@ def test_the_archive_has_every_rule_alert_and_dashboard_and_no_program(tmp_path:
     for folder, suffix in (("prometheus/rules", ".yml"), ("alerts", ".yml"), ("grafana/dashboards", ".json")):
         assert {str(path.relative_to(ROOT)) for path in (ROOT / folder).glob(f"*{suffix}")} <= names
     assert not [name for name in names if name.endswith((".py", ".pyc"))]
-    write_archive("1.2.3", tmp_path / "one.tar.gz")
-    write_archive("1.2.3", tmp_path / "two.tar.gz")
-    assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
-    with tarfile.open(tmp_path / "one.tar.gz") as tar:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    archive, other = (write_archive("1.2.3", tmp_path / folder) for folder in ("one", "two"))
+    assert archive.read_bytes() == other.read_bytes()
+    with tarfile.open(archive) as tar:
         top = "stallscope-monitoring-1.2.3/"
         assert set(tar.getnames()) == {f"{top}{name}" for name in (*names, "README.md", "SHA256SUMS")}
 
