@@ -11,6 +11,7 @@ import pytest
 from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.integrations.pytorch_device import DeviceClock
+from stallscope.training.shim.own_work import OwnWork
 from tests.shim.conftest import Desk
 
 SEED = 3
@@ -61,6 +62,14 @@ def test_own_work_is_summed_without_waiting(clock: ScriptedClock, desk: Desk, ho
     phases = with_communication if hook else without_communication
     counters = trained(clock, desk, phases(works(400, 8)))
     assert counters["own_work_seconds"] == pytest.approx(400, rel=0.03)
+
+
+@pytest.mark.parametrize("hook", [True, False])
+def test_a_wait_that_is_longer_than_its_step_takes_no_own_work_away(hook: bool) -> None:
+    own_work = OwnWork()
+    own_work.steps.extend([(1.0, 0.0, 0.0, 0.0), (1.0, 0.0, 0.2, 0.0), (1.0, 0.0, 0.4, 9.0)])
+    own_work.evaluate(3, communicates=hook)
+    assert own_work.seconds == pytest.approx(1.0 if hook else 0.6)
 
 
 @pytest.mark.parametrize("hook", [True, False])

@@ -53,7 +53,7 @@ class OwnWork:
         for step in fresh:
             if before and step[0] > 0.0:
                 length, communication, forward, wait = step
-                length -= wait - before[3]
+                length = max(length - (wait - before[3]), 0.0)  # a wait may be that of more than this step
                 if communicates:
                     self.add(min(max(length - communication + before[1], 0.0), length), length, scale)
                 else:
