@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.node.intake.held import Held
 from stallscope.node.intake.journal import Journal
-from stallscope.node.intake.runs import Held
 from stallscope.training.protocol.report import parse
 from tests.end_to_end.memory_limit import memory_limit
 from tests.free_ports import free_port

@@ -11,7 +11,8 @@ from stallscope.lab.replay.series import Series
 from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.model.catalogue.metrics import FAMILIES, MetricType
 from stallscope.model.clients.exposition import labels_of
-from stallscope.node.intake.runs import Limits, RunRegistry
+from stallscope.node.intake.quotas import Limits
+from stallscope.node.intake.runs import RunRegistry
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.exposition import Renderer
 from stallscope.training.protocol.vocabulary import COUNTERS

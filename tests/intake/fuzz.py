@@ -28,7 +28,9 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from stallscope.node.intake.pending import Datagram, newest
-from stallscope.node.intake.runs import STEP_SECONDS, Limits, Transport
+from stallscope.node.intake.quotas import Limits
+from stallscope.node.intake.runs import Transport
+from stallscope.node.intake.series import STEP_SECONDS
 from stallscope.node.intake.service import Intake, IntakeSettings
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.exposition import Renderer

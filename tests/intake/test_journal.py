@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stallscope.node.intake.held import Held
 from stallscope.node.intake.journal import Journal
 from stallscope.node.intake.processes import Process
-from stallscope.node.intake.runs import Held, RunRegistry
+from stallscope.node.intake.runs import RunRegistry
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.report import parse
 from tests.intake.reports import make_report

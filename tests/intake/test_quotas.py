@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.node.intake.held import Held
 from stallscope.node.intake.journal import Journal
 from stallscope.node.intake.processes import Process
-from stallscope.node.intake.quotas import Totals, Usage, has_new_names, names_of, usage_of, without_new_names
-from stallscope.node.intake.runs import Held, Limits, RunRegistry
+from stallscope.node.intake.quotas import Limits, Totals, Usage, has_new_names, names_of, usage_of, without_new_names
+from stallscope.node.intake.runs import RunRegistry
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.exposition import Renderer
 from stallscope.node.sampling.sampler import DEFAULT_MAX_SERIES, Sampler
@@ -216,7 +217,7 @@ class TestNamesWithoutEnd:
             assert send(registry, data, ATTACKER) == ""
             seen |= {(each.family.name, each.labels) for each in registry.collect() if each.labels[:1] == ("resnet50",)}
         assert 500 < len(seen) <= 1000
-        assert len(registry._own_names) + len(registry._known_names) < 10
+        assert len(registry._run_names._own) + len(registry._series_names._of_rank) < 10
         assert counted(registry, DROPPED, "series_quota") != 0
 
     def test_only_the_sender_of_them_has_to_wait(
@@ -247,7 +248,7 @@ class TestNamesWithoutEnd:
             set_process(51)
             registry.accept(make_report(session=f"s{number}", start=1.7e9 + number), "unix", 51, uid=ATTACKER)
         assert len(registry.held) == 2
-        assert len(registry._own_names) < 10
+        assert len(registry._run_names._own) < 10
 
 
 class TestShares:
@@ -362,7 +363,7 @@ class TestEndedRuns:
         most = registry.limits.ended_runs_per_sender
         self.finish(registry, (f"r{number:04}" for number in range(120)), uid, clock)
         assert sorted(held.report.run for held in registry.held) == [f"r{n:04}" for n in range(120 - most, 120)]
-        assert taken(registry).series == registry._totals.all.series
+        assert taken(registry).series == registry._room.totals.all.series
 
     def test_many_senders_share_the_total_and_the_smallest_keeps_its_own(
         self, registry: RunRegistry, clock: ScriptedClock

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stallscope.model.catalogue.metrics import RUN_STATES, TRAINING_FAMILIES
-from stallscope.node.intake.quotas import usage_of
-from stallscope.node.intake.runs import REJECTION_REASONS, Limits, RunRegistry
+from stallscope.node.intake.quotas import Limits, usage_of
+from stallscope.node.intake.runs import REJECTION_REASONS, RunRegistry
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample, checked
 from stallscope.training.protocol.report import ReportError

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stallscope.node.intake.dispatcher import BatchLimits
+from stallscope.node.intake.quotas import Limits
 from stallscope.node.intake.receivers import UdpReceiver
-from stallscope.node.intake.runs import REJECTION_REASONS, Limits
+from stallscope.node.intake.runs import REJECTION_REASONS
 from stallscope.node.intake.service import Intake, IntakeSettings
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample, checked

@@ -11,7 +11,8 @@ from stallscope.model.catalogue.metrics import FAMILIES
 from stallscope.model.view.explanation_watch import Explanations, ExplanationWatch
 from stallscope.model.view.observer import RankKey
 from stallscope.model.view.verdicts import Verdicts, VerdictWatch
-from stallscope.node.intake.runs import Held, samples_of
+from stallscope.node.intake.held import Held
+from stallscope.node.intake.series import samples_of
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.node.sampling.sampler import SOURCE_UP, CollectorStatus

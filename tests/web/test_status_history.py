@@ -7,7 +7,7 @@ import sys
 from stallscope.model.catalogue.metrics import FAMILIES
 from stallscope.model.view.model import Recent
 from stallscope.model.view.observer import node_of
-from stallscope.node.intake.runs import Held
+from stallscope.node.intake.held import Held
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.node.web.status.exporter_state import SnapshotSamples

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stallscope.model.view.observer import STACK_INFO
 from stallscope.model.view.stack_groups import grouped
 from stallscope.model.view.verdicts import CodeLine, Culprit, RunName, Verdict, Verdicts
-from stallscope.node.intake.runs import Held
+from stallscope.node.intake.held import Held
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.web.status.history import MARK_SECONDS, History
 from stallscope.training.protocol.report import StepSeconds

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.common import file_trust
+from stallscope.node.intake.held import Held
 from stallscope.node.intake.processes import Process, Processes
-from stallscope.node.intake.runs import Held
 from stallscope.node.sampling.clock import Clock, SystemClock
 from stallscope.training.protocol.report import encode, from_document, to_document
 

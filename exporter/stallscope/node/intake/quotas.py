@@ -6,11 +6,12 @@ addresses of datagrams can be forged, so a quota for each address would limit no
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stallscope.model.catalogue.metrics import ACTIVITIES, RUN_STATES
 from stallscope.training.protocol.report import Report
-from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, PRECISIONS, STEP_BUCKET_COUNT
+from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_VALUES, PRECISIONS, STEP_BUCKET_COUNT
 
 Key = tuple[str, int]
 """Run and rank."""
@@ -59,6 +60,35 @@ class Usage(NamedTuple):
     def minus(self, other: Usage) -> Usage:
         """Return the difference."""
         return Usage(*[mine - less for mine, less in zip(self, other, strict=True)])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of runs, ranks, series and memory."""
+
+    runs: int = 64
+    ended_runs: int = 64
+    """Ended runs of all senders, whatever `runs` is."""
+    ended_runs_per_sender: int = 32
+    ranks_per_run: int = 256
+    ranks: int = 1024
+    value_names_per_run: int = MAX_VALUES
+    series: int = 40_000
+    """Series of all ranks. A page has up to 50,000, and the node's own series come first."""
+    series_per_run: int = 36_000
+    memory: int = 96 << 20
+    """Bytes for all ranks, including pages."""
+    memory_per_run: int = 72 << 20
+
+    @property
+    def all(self) -> Usage:
+        """Limits of all ranks together."""
+        return Usage(self.runs, self.ranks, self.series, self.memory)
+
+    @property
+    def run(self) -> Usage:
+        """Limits of one run."""
+        return Usage(1, self.ranks_per_run, self.series_per_run, self.memory_per_run)
 
 
 def usage_of(report: Report) -> Usage:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.common import file_trust
-from stallscope.node.intake.runs import Held, RunRegistry
+from stallscope.node.intake.held import Held
+from stallscope.node.intake.runs import RunRegistry
 
 _logger = logging.getLogger(__name__)
 

@@ -21,9 +21,10 @@ from stallscope.node.intake.authentication import DEFAULT_WINDOW, Authentication
 from stallscope.node.intake.authentication import REASONS as AUTHENTICATION_REASONS
 from stallscope.node.intake.dispatcher import BatchLimits, Dispatcher
 from stallscope.node.intake.journal import Journal
+from stallscope.node.intake.quotas import Limits
 from stallscope.node.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.node.intake.refusal_log import RefusalLog
-from stallscope.node.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
+from stallscope.node.intake.runs import DEFAULT_EXPIRY, RunRegistry, Transport
 from stallscope.node.intake.stacks import StackFiles, StackRequests
 from stallscope.node.intake.step_requests import StepRequests
 from stallscope.node.sampling.clock import Clock, SystemClock

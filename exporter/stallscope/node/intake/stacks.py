@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stallscope.model.catalogue.metrics import family
+from stallscope.node.intake.held import Held
 from stallscope.node.intake.pending import PassedFile
 from stallscope.node.intake.quotas import Key
 from stallscope.node.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
-from stallscope.node.intake.runs import Held, RunRegistry
+from stallscope.node.intake.runs import RunRegistry
 from stallscope.node.sampling.clock import Clock, SystemClock
 from stallscope.node.sampling.reading import Sample
 from stallscope.training.protocol import stack_request, step_request

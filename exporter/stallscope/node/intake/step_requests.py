@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.model.catalogue.metrics import STEP_BUCKETS
+from stallscope.node.intake.held import Held
 from stallscope.node.intake.quotas import Key
 from stallscope.node.intake.requests import Refusal, RequestFolder, answer, document_of, live_ranks, refuse_foreign
-from stallscope.node.intake.runs import Held, RunRegistry
+from stallscope.node.intake.runs import RunRegistry
 from stallscope.node.sampling.clock import Clock, SystemClock
 from stallscope.training.protocol import step_request
 from stallscope.training.protocol.report import Report, StepSeconds

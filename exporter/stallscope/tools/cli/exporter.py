@@ -466,7 +466,7 @@ def _settle() -> None:
 
 
 def _limits(configuration: Configuration) -> Any:
-    from stallscope.node.intake.runs import Limits
+    from stallscope.node.intake.quotas import Limits
 
     return Limits(runs=configuration.report_max_runs, ranks=configuration.report_max_ranks)
 
