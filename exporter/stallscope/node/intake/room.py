@@ -40,7 +40,7 @@ class _Shortage(NamedTuple):
 
 
 class Room:
-    """What all ranks use, within the limits. Not thread-safe."""
+    """Usage of all ranks, within the limits. Not thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Succession(NamedTuple):
-    """What a new session of a rank takes over from the held one."""
+    """Values that a new session of a rank takes over from the held one."""
 
     restarts: int
     former: tuple[str, ...]
