@@ -1446,6 +1446,22 @@ def test_steps_are_counted_while_a_thread_writes_a_checkpoint(watched: Watched, 
     assert (last.steps, last.phase("optimizer").occurrences) == (8, 8)
 
 
+def test_a_function_may_return_a_view_of_what_it_changed(watched: Watched) -> None:
+    watched.train_epoch()
+    calls = pytorch_input.FirstInput()
+    embedding = torch.nn.Embedding(4, 2)
+    calls.begin()
+    try:
+        with torch.no_grad():
+            torch.nn.init.normal_(embedding.weight)
+            row = torch.nn.init.zeros_(embedding.weight[0])  # of which PyTorch does not say how it was computed
+            calls.end_with_call((row,), {})
+    finally:
+        calls.end()
+    assert sys.getprofile() is None
+    assert embedding.weight[0].tolist() == [0.0, 0.0]
+
+
 def test_a_file_that_a_data_set_reads_is_a_wait_for_data(watched: Watched, tmp_path: Path) -> None:
     torch.save(torch.ones(4), tmp_path / "sample.pt")
 

@@ -29,6 +29,7 @@ from stallscope.training.integrations.pytorch_batches import SCALARS, first_item
 from stallscope.training.integrations.pytorch_indexing import Indexing
 from stallscope.training.shim.run import Run
 from stallscope.training.shim.timeline import Phase
+from stallscope.training.shim.tolerance import tolerate
 
 _FIRST = 64
 """Intervals that are all observed, to learn what usually happens in them."""
@@ -180,7 +181,7 @@ class InputCalls:
         if self._began is None:
             return
         with unobserved():
-            inputs = [tensor for tensor in tensors([arguments, options]) if tensor.grad_fn is None]
+            inputs = [tensor for tensor in tensors([arguments, options]) if not _is_computed(tensor)]
         if inputs and (self._newest is None or self._newest() is not inputs[0]):
             self._newest = weakref.ref(inputs[0])
             if self._is_observed and not self._moved:
@@ -229,39 +230,44 @@ class InputCalls:
             self._computed += seconds
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        self._events += 1
-        now = self._seconds()
-        seconds = now - self._mark
-        self._mark = now
-        is_built_in = event == "c_return" or event == "c_exception"
-        if self._graph is not None and not (is_built_in and _waits(argument)):
-            self._advance(seconds)
-        if is_built_in:
-            if len(self._open) <= _DEEPEST_LOOP:
-                if self._makes or _library(argument) in sys.stdlib_module_names:
-                    self._indexing.go_on(frame)
-                else:
-                    self._indexing.reach(frame, seconds)
+        try:
+            self._events += 1
+            now = self._seconds()
+            seconds = now - self._mark
+            self._mark = now
+            is_built_in = event == "c_return" or event == "c_exception"
+            if self._graph is not None and not (is_built_in and _waits(argument)):
+                self._advance(seconds)
+            if is_built_in:
+                if len(self._open) <= _DEEPEST_LOOP:
+                    if self._makes or _library(argument) in sys.stdlib_module_names:
+                        self._indexing.go_on(frame)
+                    else:
+                        self._indexing.reach(frame, seconds)
+                if self._makes:
+                    self._end_built_in(argument, seconds)
+                return
             if self._makes:
-                self._end_built_in(argument, seconds)
-            return
-        if self._makes:
-            self._inline += seconds
-        if event == "return":
-            if self._open:
-                self._close_call(self._open.pop(), frame, argument, now)
+                self._inline += seconds
+            if event == "return":
+                if self._open:
+                    self._close_call(self._open.pop(), frame, argument, now)
+                if len(self._open) <= _DEEPEST_LOOP:
+                    self._indexing.go_on(frame.f_back)
+                return
             if len(self._open) <= _DEEPEST_LOOP:
-                self._indexing.go_on(frame.f_back)
-            return
-        if len(self._open) <= _DEEPEST_LOOP:
-            self._indexing.reach(frame.f_back if event == "call" else frame, 0.0 if self._makes else seconds)
-        if event == "call":
-            self._open.append(_Call(frame.f_code, now, self._makes, self._inline, self._computed))
-            self._indexing.go_on(frame)
-        elif argument.__name__ in _SOURCES and not isinstance(argument.__self__, Random):
-            self._makes = True
-            for returned in self._returned:
-                returned.is_copied = returned.is_copied or returned.depth == len(self._open)
+                self._indexing.reach(frame.f_back if event == "call" else frame, 0.0 if self._makes else seconds)
+            if event == "call":
+                self._open.append(_Call(frame.f_code, now, self._makes, self._inline, self._computed))
+                self._indexing.go_on(frame)
+            elif argument.__name__ in _SOURCES and not isinstance(argument.__self__, Random):
+                self._makes = True
+                for returned in self._returned:
+                    returned.is_copied = returned.is_copied or returned.depth == len(self._open)
+        except Exception as error:  # of a class of the program: it would end the call that is observed
+            self._stop()
+            self._began = None
+            tolerate(error, "observing a call")
 
     def _end_built_in(self, function: Any, seconds: float) -> None:
         """End a built-in call after the code began to make a batch: the call may be a part of that, or end it."""
@@ -516,7 +522,7 @@ def _values(result: Any) -> list[Any] | None:
     found = list(tensors(result, of_any_mapping=False))
     if found:
         with unobserved():
-            if any(tensor.grad_fn is not None for tensor in found):
+            if any(_is_computed(tensor) for tensor in found):
                 return []
             found = [tensor for tensor in found if not tensor.requires_grad]  # else it is a parameter
     numpy = sys.modules.get("numpy")
@@ -524,6 +530,14 @@ def _values(result: Any) -> list[Any] | None:
         several = (result, *first_items(result, of_any_mapping=False))
         found = [value for value in several if issubclass(type(value), numpy.ndarray)]
     return found or None
+
+
+def _is_computed(tensor: Any) -> bool:
+    """Return whether a tensor has a gradient, or is a view whose base has changed, of which PyTorch refuses to say."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:
+        return True
 
 
 def _is_behind(value: Any, tensor: Any) -> bool:
