@@ -40,6 +40,9 @@ COMPILED := $(VENV)/.compiled
 SBOM := dist/stallscope-exporter.cdx.json
 # The image's name in the packaged chart.
 REPOSITORY ?= stallscope/stallscope-exporter
+# The image's base: pinned is the Dockerfile's.
+BASE ?= pinned
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo)
 INSTALL := -m pip install --quiet --disable-pip-version-check --only-binary :all:
 PIP := $(BIN)/python $(INSTALL)
 # Most of what these packages contain is never imported; the rest is compiled at its first use.
@@ -49,7 +52,7 @@ DOCS_PIP := $(DOCS_VENV)/bin/python $(INSTALL)
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots docs release-versions release-build release-try release-dry-run
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots docs release-versions release-build release-try image-tools release-image release-push release-sign release-dry-run
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -197,9 +200,24 @@ release-build: prepare docs ## every artifact of a release: dist/
 release-try: prepare ## install each artifact of dist/ as a user does, and check its size
 	$(BIN)/python -m deploy.release try
 
+image-tools: # a base that stands in for the Dockerfile's is made by mmdebstrap
+	@command -v buildah && command -v mmdebstrap || { $(AS_ROOT) apt-get -qq update && \
+	  $(AS_ROOT) apt-get -qq install -y --no-install-recommends buildah mmdebstrap; }
+
+release-image: $(STAMP) image-tools ## the image of this machine's architecture, tried: dist/image/ (BASE=any: without a registry too)
+	$(BIN)/python -m deploy.image build --base "$(BASE)"
+	$(BIN)/python -m deploy.image try
+
+release-push: ## publish the images of dist/image/ and the chart: make release-push REGISTRY=ghcr.io/OWNER/NAME
+	$(PYTHON) -m deploy.image push --registry "$(REGISTRY)" $(ARGS)
+
+release-sign: ## sign what was pushed, by digest, with cosign: make release-sign REGISTRY=ghcr.io/OWNER/NAME
+	$(PYTHON) -m deploy.image sign --registry "$(REGISTRY)"
+
 release-dry-run: ## build every artifact of a release and try it; nothing is published
 	$(MAKE) release-build
 	$(MAKE) release-try
+	$(MAKE) release-image BASE=any
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
   --no-emit-find-links --generate-hashes

@@ -26,8 +26,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 CHART = ROOT / "deploy/helm/stallscope"
@@ -40,6 +38,7 @@ LIMITS = {
     "archive": 350_000,
     "documentation": 4_000_000,
     "shim as one file": 300_000,
+    "image, without its base": 15_000_000,
     "installed, shim alone": 6_000_000,
     "installed, with the exporter's packages": 20_000_000,
 }
@@ -69,6 +68,7 @@ def versions(root: Path = ROOT) -> dict[str, str]:
         ("exporter/stallscope/common/version.py", r'^__version__ = "(.+)"$'),
         ("deploy/helm/stallscope/Chart.yaml", r"^version: (.+)$"),
         ("deploy/helm/stallscope/Chart.yaml (appVersion)", r"^appVersion: (.+)$"),
+        ("deploy/helm/stallscope/Chart.yaml (image)", r"^ +image: .*:(.+)$"),
         ("deploy/Dockerfile", r"^ARG VERSION=(.+)$"),
         ("CHANGELOG.md", r"^## \[(\d.*?)\]"),
         ("CITATION.cff", r'^version: "?([^"\n]+)"?$'),
@@ -107,10 +107,11 @@ def build(repository: str = REPOSITORY, dist: Path = DIST) -> None:
         dist: the folder; its subfolders of an earlier build are removed.
     """
     version = check_versions()
+    shutil.rmtree(dist / "image", ignore_errors=True)
     for name in ("python", "chart", "files"):
         shutil.rmtree(dist / name, ignore_errors=True)
         (dist / name).mkdir(parents=True)
-    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist / "python"), str(ROOT)])
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist / "python"), str(ROOT)])
     _package_chart(version, repository, dist / "chart")
     write_archive(version, dist / "files")
     site = {path.relative_to(SITE).as_posix(): path.read_bytes() for path in SITE.rglob("*") if path.is_file()}
@@ -123,7 +124,7 @@ def build(repository: str = REPOSITORY, dist: Path = DIST) -> None:
     lock = str(ROOT / "deploy/requirements-exporter.lock")
     command = [sys.executable, "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
     command += ["--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(bill), lock]
-    _run(command)
+    run(command)
     sys.path.insert(0, str(ROOT))
     from exporter.tools.shim_zip import write
 
@@ -135,15 +136,15 @@ def build(repository: str = REPOSITORY, dist: Path = DIST) -> None:
 
 
 def _package_chart(version: str, repository: str, into: Path) -> None:
-    helm = _program("helm")
+    helm = program("helm")
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name, "stallscope")
         shutil.copytree(CHART, copy)  # follows the links in files/
-        values = (copy / "values.yaml").read_text(encoding="utf-8")
-        changed = values.replace(f"repository: {REPOSITORY}\n", f"repository: {repository}\n")
-        (copy / "values.yaml").write_text(changed, encoding="utf-8")
+        for file, suffix in (("values.yaml", "\n"), ("Chart.yaml", f":{version}\n")):
+            text = (copy / file).read_text(encoding="utf-8")
+            (copy / file).write_text(text.replace(f"{REPOSITORY}{suffix}", f"{repository}{suffix}"), encoding="utf-8")
         command = [helm, "package", str(copy), "--version", version, "--app-version", version]
-        _run([*command, "--destination", str(into)])
+        run([*command, "--destination", str(into)])
 
 
 def archived() -> Iterator[tuple[str, bytes]]:
@@ -203,22 +204,22 @@ def attempt(dist: Path = DIST) -> None:
     sizes: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wheel, sdist = _only(dist / "python", "*.whl"), _only(dist / "python", "*.tar.gz")
+        wheel, sdist = only(dist / "python", "*.whl"), only(dist / "python", "*.tar.gz")
         sizes |= {"wheel": wheel.stat().st_size, "sdist": sdist.stat().st_size}
         sizes["installed, shim alone"] = _try_python(folder / "sdist", str(sdist), version)
         sizes["installed, with the exporter's packages"] = _try_python(folder / "wheel", f"{wheel}[exporter]", version)
-        _try_exporter(folder / "wheel", folder)
-        chart = _only(dist / "chart", "*.tgz")
+        scrape([str(folder / "wheel/bin/stallscope"), "exporter"], folder / "log", f"{folder}/report.sock")
+        chart = only(dist / "chart", "*.tgz")
         sizes["chart"] = chart.stat().st_size
         _try_chart(chart, version)
-        archive = _only(dist / "files", "stallscope-monitoring-*.tar.gz")
+        archive = only(dist / "files", "stallscope-monitoring-*.tar.gz")
         sizes["archive"] = archive.stat().st_size
-        site = _only(dist / "files", "stallscope-documentation-*.tar.gz")
+        site = only(dist / "files", "stallscope-documentation-*.tar.gz")
         sizes["documentation"] = site.stat().st_size
         _try_documentation(site, version)
         _try_archive(archive, folder / "archive")
         sizes["shim as one file"] = (dist / "files/stallscope_shim.zip").stat().st_size
-    bill = json.loads(_only(dist / "files", "*.cdx.json").read_text(encoding="utf-8"))
+    bill = json.loads(only(dist / "files", "*.cdx.json").read_text(encoding="utf-8"))
     if not bill["components"]:
         raise ReleaseError("bill of materials: it lists no package; check deploy/requirements-exporter.lock")
     for what, size in sizes.items():
@@ -232,21 +233,28 @@ def _try_python(folder: Path, requirement: str, version: str) -> int:
     venv.create(folder, with_pip=True)
     before = _bytes_below(folder)
     python, command = str(folder / "bin/python"), str(folder / "bin/stallscope")
-    _run([python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", requirement])
+    run([python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", requirement])
     added = _bytes_below(folder) - before
-    if _run([command, "--version"], cwd="/") != f"stallscope {version}\n":
+    if run([command, "--version"], cwd="/") != f"stallscope {version}\n":
         raise ReleaseError(f"{requirement}: stallscope --version does not print {version}")
-    _run([python, "-c", "import stallscope; assert sum(stallscope.track([1, 2], run='release')) == 3"], cwd="/")
+    run([python, "-c", "import stallscope; assert sum(stallscope.track([1, 2], run='release')) == 3"], cwd="/")
     if not (folder / "share/man/man1/stallscope.1").is_file():
         raise ReleaseError(f"{requirement}: the manual page is missing from share/man")
     return added
 
 
-def _try_exporter(environment: Path, folder: Path) -> None:
-    """Start an exporter with simulated GPUs, and scrape it."""
-    log = folder / "log"
-    command = [str(environment / "bin/stallscope"), "exporter", "--web.listen-address=127.0.0.1:0"]
-    command += ["--report.udp-address=", f"--report.unix-socket={folder}/report.sock"]
+def scrape(exporter: Sequence[str], log: Path, socket: str) -> None:
+    """Start an exporter with simulated GPUs, and scrape it.
+
+    Args:
+        exporter: the command that starts it.
+        log: where it logs to.
+        socket: the path of its socket for reports.
+
+    Raises:
+        ReleaseError: it exposes no simulated GPU.
+    """
+    command = [*exporter, "--web.listen-address=127.0.0.1:0", "--report.udp-address=", f"--report.unix-socket={socket}"]
     command += ["--simulation.scenario=thermal_throttle"]
     with log.open("w") as out, subprocess.Popen(command, stderr=out, cwd="/", env=_environment()) as process:
         try:
@@ -264,9 +272,11 @@ def _try_exporter(environment: Path, folder: Path) -> None:
 
 
 def _try_chart(chart: Path, version: str) -> None:
-    helm = _program("helm")
-    _run([helm, "lint", str(chart)])
-    objects = list(yaml.safe_load_all(_run([helm, "template", "stallscope", str(chart)])))
+    import yaml  # publishing needs no package
+
+    helm = program("helm")
+    run([helm, "lint", str(chart)])
+    objects = list(yaml.safe_load_all(run([helm, "template", "stallscope", str(chart)])))
     images = [
         container["image"]
         for each in objects
@@ -287,7 +297,7 @@ def _try_archive(archive: Path, folder: Path) -> None:
             raise ReleaseError(f"{archive.name}: {name} differs from its checksum")
     alerts = [path for path in sorted((top / "alerts").glob("*.yml")) if path.name != "alertmanager.yml"]
     rules = [*sorted((top / "prometheus/rules").glob("*.yml")), *alerts]
-    _run([_program("promtool"), "check", "rules", "--lint=none", *map(str, rules)])
+    run([program("promtool"), "check", "rules", "--lint=none", *map(str, rules)])
     for path in (top / "grafana/dashboards").glob("*.json"):
         json.loads(path.read_text(encoding="utf-8"))
 
@@ -304,7 +314,8 @@ def _try_documentation(site: Path, version: str) -> None:
         raise ReleaseError(f"{site.name}: pages without the version: {missing}, or no search; check deploy/mkdocs.yml")
 
 
-def _only(folder: Path, pattern: str) -> Path:
+def only(folder: Path, pattern: str) -> Path:
+    """Return the folder's only file that matches."""
     found = list(folder.glob(pattern))
     if len(found) != 1:
         raise ReleaseError(f"{folder}: {len(found)} files match {pattern}; run `make release-build`")
@@ -320,7 +331,8 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
+    """Return the path of a program of this environment or of the machine."""
     path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if path is None:
         raise ReleaseError(f"{name}: not found; run `make prepare`")
@@ -331,7 +343,12 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "STALLSCOPE"))}
 
 
-def _run(command: Sequence[str], cwd: str | Path = ROOT) -> str:
+def run(command: Sequence[str], cwd: str | Path = ROOT) -> str:
+    """Return what a program prints.
+
+    Raises:
+        ReleaseError: it failed.
+    """
     done = subprocess.run(command, cwd=cwd, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise ReleaseError(f"{' '.join(command)}: status {done.returncode}\n{done.stdout}{done.stderr}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -12,7 +13,18 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.release import LIMITS, ROOT, ReleaseError, archived, check_versions, shared, versions, write_archive
+from deploy.image import BASE_LABEL, STAND_IN, bill_of_materials, push, sign
+from deploy.release import (
+    LIMITS,
+    REPOSITORY,
+    ROOT,
+    ReleaseError,
+    archived,
+    check_versions,
+    shared,
+    versions,
+    write_archive,
+)
 from stallscope.common.version import __version__
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -20,6 +32,8 @@ PERMITTED = {
     "ci.yml": {"lint": {"contents": "read"}, "test": {"contents": "read"}, "release": {"contents": "read"}},
     "release.yml": {
         "build": {"contents": "read"},
+        "image": {"contents": "read"},
+        "registry": {"contents": "read", "packages": "write", "id-token": "write", "attestations": "write"},
         "attest": {"id-token": "write", "attestations": "write"},
         "pypi": {"id-token": "write"},
         "github": {"contents": "write"},
@@ -139,3 +153,83 @@ def test_the_documented_sizes_are_the_limits_of_the_dry_run() -> None:
     page = (ROOT / "deploy/RELEASE.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| ([^|]+) \| [\d.]+ MB \| ([\d.]+ MB) \|$", page, re.MULTILINE))
     assert rows == {name: f"{limit / 1e6:g} MB" for name, limit in LIMITS.items()}
+
+
+STATUS = """\
+Package: libc6
+Status: install ok installed
+Architecture: amd64
+Version: 2.36-9+deb12u10
+Description: GNU C Library
+ Status: no field
+
+Package: removed
+Status: deinstall ok config-files
+Architecture: all
+Version: 1.0
+"""
+
+
+def test_the_images_bill_of_materials_lists_python_its_packages_and_debians_installed_packages() -> None:
+    installed = {
+        "python": "3.13.14",
+        "distribution": "debian-12",
+        "distributions": [["PyYAML", "6.0.3"], ["stallscope", "0.1.0"]],
+        "status": STATUS,
+    }
+    text = bill_of_materials(installed, version="0.1.0", digest=f"sha256:{'a' * 64}")
+    document = json.loads(text)
+    assert document["metadata"]["component"]["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
+    assert {each["name"]: each.get("purl") for each in document["components"]} == {
+        "python": None,
+        "PyYAML": "pkg:pypi/pyyaml@6.0.3",
+        "stallscope": "pkg:pypi/stallscope@0.1.0",
+        "libc6": "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64&distro=debian-12",
+    }
+    assert bill_of_materials(installed, version="0.1.0", digest=f"sha256:{'a' * 64}") == text
+
+
+def test_signatures_name_digests_of_the_pushed_image_and_of_each_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "image"
+    digests = {}
+    for arch in ("amd64", "arm64"):
+        (image / arch).mkdir(parents=True)
+        (image / arch / "manifest.json").write_text(arch)
+        (image / f"stallscope-exporter-0.1.0-{arch}.cdx.json").write_text("{}")
+        digests[arch] = f"sha256:{hashlib.sha256(arch.encode()).hexdigest()}"
+    (image / "digest").write_text("sha256:of-all-platforms")
+    cosign = tmp_path / "cosign"
+    cosign.write_text(f'#!/bin/sh\necho "$1 $*" | sed "s/ .* / /" >> {tmp_path}/called\n')
+    cosign.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    sign("ghcr.io/a/b", dist=tmp_path)
+    name = "ghcr.io/a/b/stallscope-exporter"
+    assert (tmp_path / "called").read_text().splitlines() == [
+        f"sign {name}@sha256:of-all-platforms",
+        f"attest {name}@{digests['amd64']}",
+        f"attest {name}@{digests['arm64']}",
+    ]
+
+
+def test_an_image_with_a_stand_in_as_its_base_is_not_published(tmp_path: Path) -> None:
+    folder = tmp_path / "image/amd64"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps({"config": {"digest": "sha256:1"}}))
+    (folder / "1").write_text(json.dumps({"config": {"Labels": {BASE_LABEL: STAND_IN}}}))
+    with pytest.raises(ReleaseError, match="amd64 has a stand-in"):
+        push("ghcr.io/a/b", dist=tmp_path)
+
+
+def test_a_push_without_an_image_names_the_step_before(tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError, match="make release-image"):
+        push("ghcr.io/a/b", dist=tmp_path)
+
+
+def test_the_packaged_chart_names_one_image_for_artifact_hub_and_for_kubernetes() -> None:
+    chart = yaml.safe_load((ROOT / "deploy/helm/stallscope/Chart.yaml").read_text(encoding="utf-8"))
+    (image,) = yaml.safe_load(chart["annotations"]["artifacthub.io/images"])
+    values = yaml.safe_load((ROOT / "deploy/helm/stallscope/values.yaml").read_text(encoding="utf-8"))
+    assert image["image"] == f"{values['image']['repository']}:{chart['appVersion']}"
+    assert values["image"]["repository"] == REPOSITORY
