@@ -38,6 +38,11 @@ GPU = "cluster, job, instance, gpu, uuid, mig"
 PAIR = f"{GPU}, namespace, run, rank"
 HOST = "cluster, job, instance"
 
+RELIEVED = "input_.+|h2d_bound|sync_stall|callback_stall|comm_bound|straggler_.+"
+"""Regular expression of the causes that the rules judge by what a run does since `run:relieved:info`."""
+_RELIEVED_KEEP = "1m"
+"""`keep_firing_for` of their alerts: the expression lets them go on, and ends them at once when the cause is fixed."""
+
 _THIS_RUN = "{run=%q,namespace=%q,cluster=%q}"
 _RUN_LABELS = "$labels.run $labels.namespace $labels.cluster"
 _RANK = "{run=%q,namespace=%q,cluster=%q,rank=%q}"
@@ -276,6 +281,25 @@ def firing(cause: Cause) -> str:
     return f'ALERTS{{alertname="{cause.alert}", alertstate="firing"}}'
 
 
+def is_relieved(cause: Cause) -> bool:
+    """Return True if the rules see the end of the cause in `run:relieved:info`."""
+    return re.fullmatch(RELIEVED, cause.name) is not None
+
+
+def kept(value: str, cause: Cause, shape: Loss, labels: str) -> str:
+    """Return the PromQL that lets an alert go on for `keep`, unless its run was relieved of the cause."""
+    assert cause.rule
+    return f"""\
+or on ({labels})
+    {value}
+  >=
+    {threshold(shape.warning)} * {threshold("clear_ratio")}
+and on ({labels})
+  {firing(cause)}
+unless on ({RUN})
+  max_over_time(run:relieved:info[{cause.rule.keep}])"""
+
+
 def levels(value: str, lost: str, cause: Cause, shape: Loss, over: str, labels: str) -> str:
     """Return the PromQL of an alert with two levels.
 
@@ -406,11 +430,16 @@ def condition(cause: Cause, alert: Alert, pairs: str = "") -> str:
     shape = alert.shape
     lost = f'run_cause:time_lost:ratio5m{{cause="{cause.name}"}}'
     if isinstance(shape, Loss):
-        return one_episode(levels(lost, lost, cause, shape, "", RUN), cause, shape)
+        loses = one_episode(levels(lost, lost, cause, shape, "", RUN), cause, shape)
+        every = "|".join(each.name for each in (cause, *reasons_of(cause)))
+        longest = f'max by ({RUN}) (max_over_time(run_cause:time_lost:ratio5m{{cause=~"{every}"}}[{alert.keep}]))'
+        return f"{loses}\n{kept(longest, cause, shape, RUN)}" if is_relieved(cause) else loses
     if isinstance(shape, Straggler):
         straggler = f'run_rank_cause:straggler:ratio5m{{cause="{cause.name}"}}'
         both = Loss("straggler_warning", "straggler_high", window="3m")
-        return levels(straggler, lost, cause, both, f" on ({RUN})", f"{RUN}, rank")
+        loses = levels(straggler, lost, cause, both, f" on ({RUN})", f"{RUN}, rank")
+        longest = f"max_over_time({straggler}[{alert.keep}])"
+        return f"{loses}\n{kept(longest, cause, both, f'{RUN}, rank')}"
     if isinstance(shape, DeviceClass):
         return f"""\
   {lost}
@@ -565,7 +594,8 @@ def folded(name: str, text: str) -> str:
 def rule(cause: Cause, alert: Alert) -> str:
     """Return the alerting rule as YAML."""
     assert cause.alert
-    times = {"for": alert.wait, "keep_firing_for": alert.keep}
+    is_kept = isinstance(alert.shape, (Loss, Straggler)) and is_relieved(cause)
+    times = {"for": alert.wait, "keep_firing_for": _RELIEVED_KEEP if is_kept else alert.keep}
     # Give the indentation (`|2`), because most expressions begin with spaces.
     written = f"      - alert: {cause.alert}\n        expr: |2\n{block(expression(cause, alert), 10)}\n"
     written += "".join(f"        {name}: {value}\n" for name, value in times.items() if value != "0m")

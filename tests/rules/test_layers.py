@@ -7,8 +7,12 @@ import pytest
 from tests.promql_names import Matcher, Selector
 from tests.rules.layers import ADAPTERS, ORDER, README, Read, readme, reads, selects
 
-_FEEDBACK = {Read("canonical", "subjects", "rank_gpu:claimed:info")}
-"""A GPU of another exporter takes the target's labels of the rank that claims it. The claim depends on no GPU."""
+_FEEDBACK = {
+    Read("canonical", "subjects", "rank_gpu:claimed:info"),
+    Read("signals", "verdicts", "run:verdict:ratio5m"),
+}
+"""A GPU of another exporter takes the target's labels of the rank that claims it. The claim depends on no GPU. A run is
+relieved of the verdict of the evaluation before."""
 
 
 def test_every_file_has_its_layer() -> None:

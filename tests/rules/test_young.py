@@ -187,3 +187,18 @@ def test_a_main_thread_at_its_limit_is_the_reason_where_the_rank_leaves_its_cpus
         rulebook.check_percent(named, RUN_VERDICT, [(of_run("input_single_thread"), 30)], at=moment)
         rulebook.check_percent(sleeping, RUN_VERDICT, [(of_run("input_bound"), 30)], at=moment)
         rulebook.check_percent(only_one, RUN_VERDICT, [(of_run("input_bound"), 30)], at=moment)
+
+
+def test_a_callback_is_the_verdict_two_minutes_after_the_first_step(rulebook: Rulebook) -> None:
+    rulebook.check_percent(young({"logging": 0.3}), RUN_VERDICT, [(of_run("callback_stall"), 30)], at="12m")
+
+
+def test_a_harmless_slowdown_of_a_gpu_that_was_idle_is_no_throttling(rulebook: Rulebook) -> None:
+    of_gpu = {**TARGET, "gpu": "0", "uuid": "GPU-0"}
+    clock = f"200e6+0x{scrapes(_BEGIN)} 1.9e9+0x{LENGTH - scrapes(_BEGIN)}"
+    story = [each for each in young({"data_wait": 0.01}, busy=0.95) if "clock_hertz" not in each[0]]
+    story += [
+        series("stallscope_gpu_clock_hertz", clock, clock="sm", **of_gpu),
+        series("stallscope_gpu_throttled_seconds_total", growing_then(_BEGIN, 0, 0.5), reason="sw_thermal", **of_gpu),
+    ]
+    rulebook.check(story, {'count_over_time(pair_cause:time_lost:ratio5m{cause="thermal_throttle"}[5m])': []}, at="14m")

@@ -1,0 +1,140 @@
+"""A fault that is fixed at minute 14: the verdict and the alert end soon, and losses that come and go stay."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from alerts.alert_rules import RELIEVED
+from tests.rules.rulebook import (
+    INTERVAL,
+    LENGTH,
+    RULE_FILES,
+    TARGET,
+    Rulebook,
+    Story,
+    exporter,
+    gpu,
+    growing,
+    growing_then,
+    rank,
+    scrapes,
+    series,
+    steady,
+)
+
+_END = 14.0
+_VERDICT = "sum by (run, cause) (round(100 * run:verdict:ratio5m{}))"
+_ALERTS = 'count by (alertname, severity, run) (last_over_time(ALERTS{{alertstate="firing", cause!=""}}[1m]{}))'
+
+
+def of_run(cause: str) -> dict[str, str]:
+    return {"run": "train", "cause": cause}
+
+
+def verdicts(seconds: int) -> str:
+    """Every verdict of the last seconds."""
+    return f"count by (run, cause) (count_over_time(run:verdict:ratio5m[{seconds}s]))"
+
+
+def changing(*changes: tuple[float, float]) -> str:
+    """A counter with its rate from each minute on."""
+    words, value = [], 0.0
+    ends = [scrapes(minute) for minute, _ in changes[1:]] + [LENGTH]
+    begin = 0
+    for (_, rate), end in zip(changes, ends, strict=True):
+        step = rate * INTERVAL
+        words.append(f"{value:.10g}+{step:.10g}x{end - begin - 1}")
+        value += step * (end - begin)
+        begin = end
+    return " ".join(words)
+
+
+def waiting(*shares: tuple[float, float], busy: str | None = None) -> Story:
+    """A rank that waits for data for a share of its time, from each minute on; its steps are as much slower."""
+    labels = {**TARGET, "run": "train", "rank": "0"}
+    work = [(minute, 1 - share) for minute, share in shares]
+    steps = [(minute, 2 * rate) for minute, rate in work]
+    story = [
+        each
+        for each in (*rank(), *gpu())
+        if not re.search("phase_seconds|_step_seconds|busy_seconds|last_step", each[0])
+    ]
+    return [
+        *story,
+        series("stallscope_training_phase_seconds_total", changing(*shares), phase="data_wait", **labels),
+        series("stallscope_training_phase_seconds_total", changing(*work), phase="forward", **labels),
+        series("stallscope_training_step_seconds_count", changing(*steps), **labels),
+        series("stallscope_training_step_seconds_sum", growing(1), **labels),
+        series("stallscope_training_last_step_timestamp_seconds", growing(1), **labels),
+        series("stallscope_gpu_busy_seconds_total", busy or changing(*work), **TARGET, gpu="0", uuid="GPU-0"),
+    ]
+
+
+def fixed() -> Story:
+    of_gpu = {**TARGET, "gpu": "0", "uuid": "GPU-0"}
+    return [
+        *exporter(),
+        *waiting((0, 0.4), (_END, 0.01)),
+        series("stallscope_gpu_sm_active_seconds_total", growing_then(_END, 0.3, 0.9), **of_gpu),
+        series("stallscope_gpu_energy_joules_total", growing_then(_END, 100, 250), **of_gpu),
+        series("stallscope_gpu_power_limit_watts", steady(350), **of_gpu),
+    ]
+
+
+def test_the_verdict_of_a_wait_ends_90_seconds_after_it(rulebook: Rulebook) -> None:
+    rulebook.check(
+        fixed(),
+        {
+            _VERDICT.format(" offset 4m"): [(of_run("input_bound"), 40)],
+            verdicts(145): [(of_run("healthy"), 1)],
+        },
+        at="18m",
+    )
+
+
+def test_the_alert_of_a_wait_ends_three_minutes_after_it(rulebook: Rulebook) -> None:
+    labels = {"alertname": "TrainingInputBound", "severity": "warning", "run": "train"}
+    rulebook.check(
+        fixed(),
+        {
+            _ALERTS.format(" offset 4m"): [(labels, 1)],
+            'count_over_time(ALERTS{alertname=~"Training.+"}[50s])': [],
+        },
+        at="18m",
+    )
+
+
+def test_an_exporter_that_restarts_meanwhile_brings_no_verdict_back(rulebook: Rulebook) -> None:
+    before = changing((0, 0.6), (_END, 0.99)).split()
+    turn = scrapes(_END + 2)
+    again = f"0+{0.99 * INTERVAL:g}x{LENGTH - turn - 1}"
+    restarted = f"{before[0]} {60 * _END * 0.6:g}+{0.99 * INTERVAL:g}x{turn - scrapes(_END) - 1} {again}"
+    story = waiting((0, 0.4), (_END, 0.01), busy=restarted)
+    rulebook.check(story, {verdicts(145): [(of_run("healthy"), 1)]}, at="18m")
+
+
+def test_a_wait_that_comes_and_goes_leaves_once_an_hour_at_most(rulebook: Rulebook) -> None:
+    story = waiting((0, 0.4), (7, 0.01), (8, 0.4), (16, 0.01), (17, 0.4))
+    rulebook.check(
+        story,
+        {
+            _VERDICT.format(" offset 3m"): [(of_run("input_bound"), 40)],
+            "count_over_time(run:relieved:info[15m])": [({"run": "train"}, 1)],
+            verdicts(295): [(of_run("input_bound"), 1)],
+        },
+        at="18m",
+    )
+
+
+def test_the_end_of_a_wait_is_no_cause_of_the_gpu_side(rulebook: Rulebook) -> None:
+    causes = 'count_over_time(pair_cause:time_lost:ratio5m{domain="device", cause!="compute_bound"}[4m])'
+    rulebook.check(fixed(), {causes: []}, at="18m")
+
+
+@pytest.mark.parametrize("cause", ["input_few_workers", "h2d_bound", "straggler_rank", "comm_bound"])
+def test_rules_and_alerts_name_the_same_causes(cause: str) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in RULE_FILES)
+    assert f'run:verdict:ratio5m{{cause=~"{RELIEVED}"}}' in text
+    assert re.fullmatch(RELIEVED, cause)
