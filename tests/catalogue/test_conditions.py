@@ -27,7 +27,10 @@ def text(*names: str) -> str:
 
 
 def is_compared(condition: Condition, rules: str) -> bool:
-    """Return whether the rules make the comparison, or exclude what does not meet the condition."""
+    """Return whether the rules make the comparison, or exclude what does not meet the condition.
+
+    The series may be the last of several in parentheses, such as that of a young GPU.
+    """
     threshold = condition.threshold
     level = (
         rf'scalar\(stallscope:threshold{{name="{threshold}"}}\)'
@@ -37,7 +40,7 @@ def is_compared(condition: Condition, rules: str) -> bool:
     required, excluded = ("<", ">=?") if condition.below else (">=?", "<")
 
     def made(operator: str) -> str:
-        return rf"{re.escape(condition.series)} {operator} (?:bool )?{level}(?![\w.])"
+        return rf"{re.escape(condition.series)}\)? {operator} (?:bool )?{level}(?![\w.])"
 
     unless = r"unless (?:on \([\w, ]*\) )?"
     return bool(re.search(made(required), rules) or re.search(unless + made(excluded), rules))
