@@ -39,6 +39,7 @@ _SECONDS = {
     "idle_allocated": (4500, 0),
     "long_init": (1800, 0),
     "packing_candidate": (2700, 1500),
+    "rollout_wait": (3000, 0),
     "scaling_inefficient": (2400, 0),
     "small_batch": (1200, 0),
     "step_outliers": (1500, 1500),

@@ -236,6 +236,12 @@ def test_a_busy_gpu_whose_sms_idle_has_too_little_work(rulebook: Rulebook) -> No
             "at-125": (node("at-125", busy=0.95, sm=0.4, power=0.4), "small_batch", 55),
             "at-80": (node("at-80", busy=0.95, sm=0.625, power=0.4), "healthy", 0),
             "powerful": (node("powerful", busy=0.95, sm=0.45, power=0.8), "healthy", 0),
+            # Much of what the GPU did was generating.
+            "generates": (
+                node("generates", phases={"rollout": 0.4}, busy=0.95, sm=0.3, power=0.4, step=0.02),
+                "healthy",
+                0,
+            ),
             # No larger batch would fit.
             "full": (node("full", busy=0.95, sm=0.3, power=0.4, peak=0.9), "healthy", 0),
             # Memory that may only be set aside leaves it unknown whether a larger batch would fit.

@@ -87,7 +87,29 @@ REGULAR = [
         pytest.param(rank(phases={"logging": 0.04}) + gpu(idle=0.12), "healthy", 0, id="logs a little"),
         pytest.param(rank(phases={"logging": 0.5}) + gpu(), "healthy", 0, id="a logger that waits for a busy GPU"),
         pytest.param(rank(phases={"upload": 0.1}) + gpu(idle=0.1), "callback_stall", 10, id="a phase of one's own"),
-        pytest.param(rank(phases={"rollout": 0.6}) + gpu(), "healthy", 0, id="a phase of one's own, GPU busy"),
+        pytest.param(rank(phases={"second": 0.6}) + gpu(), "healthy", 0, id="a phase of one's own, GPU busy"),
+        pytest.param(rank(phases={"rollout": 0.6}) + gpu(), "healthy", 0, id="generates on its own GPU"),
+        pytest.param(rank(phases={"rollout": 0.5}) + gpu(idle=0.5), "rollout_wait", 50, id="waits for rollouts"),
+        pytest.param(
+            rank(phases={"rollout": 0.3, "reward": 0.1, "weight_sync": 0.05}) + gpu(idle=0.47),
+            "rollout_wait",
+            45,
+            id="waits for rollouts, rewards and weights",
+        ),
+        pytest.param(rank(phases={"rollout": 0.08}) + gpu(idle=0.1), "healthy", 0, id="waits for rollouts a little"),
+        pytest.param(rank(phases={"rollout": 0.5}, gpus=()), "healthy", 0, id="generates without a GPU"),
+        pytest.param(
+            rank(phases={"rollout": 0.6, "logging": 0.12}) + gpu(idle=0.12),
+            "callback_stall",
+            12,
+            id="generates on its own GPU, and logs",
+        ),
+        pytest.param(
+            rank(wait=0.3, phases={"rollout": 0.4}) + gpu(idle=0.3),
+            "input_bound",
+            30,
+            id="generates, and waits for data",
+        ),
         pytest.param(rank(phases={"logging": 0.1}, gpus=()), "callback_stall", 10, id="logs, no GPU"),
         pytest.param(
             rank(wait=0.2, phases={"upload": 0.3}) + gpu(idle=0.25),
@@ -333,13 +355,25 @@ def test_the_clock_of_a_host_may_be_wrong_by_minutes(rulebook: Rulebook) -> None
     rulebook.check(stands, {"count(rank:stalled:info)": [({}, 1)]}, at="22m")
 
 
+def test_a_rollout_without_a_report_is_a_standstill_after_two_hours(rulebook: Rulebook) -> None:
+    before = steady(-6000)  # 100 minutes before the story
+    story = rank(last_step=before, last_push=before, activity={"rollout": steady(1)}) + gpu(idle=1.0)
+    rulebook.check(story, {"rank:stalled:info": []}, at="18m")
+    rulebook.check(story, {"count(rank:stalled:info)": [({}, 1)]}, at="22m")
+    rulebook.check(
+        rank(last_step=before, last_push=before, activity={"checkpoint": steady(1)}) + gpu(idle=1.0),
+        {"count(rank:stalled:info)": [({}, 1)]},
+        at="18m",
+    )
+
+
 def test_steps_that_take_minutes_have_a_longer_limit(rulebook: Rulebook) -> None:
     story = rank(last_step=STOPPED, step_seconds=200) + gpu()
     rulebook.check(story, {"rank:stalled:info": []}, at="26m")
     rulebook.check(story, {"count(rank:stalled:info)": [({}, 1)]}, at="28m")
 
 
-@pytest.mark.parametrize("activity", ["evaluation", "checkpoint", "restore", "paused", "initialization"])
+@pytest.mark.parametrize("activity", ["evaluation", "checkpoint", "restore", "paused", "initialization", "rollout"])
 def test_the_return_from_something_else_begins_the_limit_again(rulebook: Rulebook, activity: str) -> None:
     story = rank(last_step=STOPPED, activity={"training": until(30, 0, 1), activity: until(30)}) + gpu()
     rulebook.check(story, {"rank:stalled:info": []}, at="31m")

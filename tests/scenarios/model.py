@@ -30,6 +30,7 @@ COLUMNS = (
     "optimizer",
     "logging",
     "checkpoint",
+    "rollout",
     "other",
     "evaluation",
     "initialization",

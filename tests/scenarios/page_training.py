@@ -28,6 +28,7 @@ _IN_STEP = (
     "optimizer",
     "logging",
     "checkpoint",
+    "rollout",
     "other",
 )
 _ON_DEVICE = ("host_copy", "forward", "backward", "communication", "optimizer")
@@ -171,7 +172,7 @@ class _Page:
         if not run.phases:
             return
         durations = course.durations[:, self._rank, :]
-        named = durations[:, [COLUMN[name] for name in ("checkpoint", "logging", *_OUTSIDE)]].sum(axis=1)
+        named = durations[:, [COLUMN[name] for name in ("checkpoint", "logging", "rollout", *_OUTSIDE)]].sum(axis=1)
         length = durations.sum(axis=1) - named - durations[:, COLUMN["data_wait"]]
         if run.measures_communication:
             own = length - durations[:, [COLUMN["communication"], COLUMN["sync"]]].sum(axis=1)
@@ -192,7 +193,7 @@ class _Page:
     def _slow(self, inside: Floats) -> tuple[Floats, Floats]:
         """Outlying steps and what they lost, by row: over median + 3 MAD and 1.1 medians, named host work aside."""
         course = self._course
-        named = course.durations[:, 0, [COLUMN["checkpoint"], COLUMN["logging"]]].sum(axis=1)
+        named = course.durations[:, 0, [COLUMN["checkpoint"], COLUMN["logging"], COLUMN["rollout"]]].sum(axis=1)
         durations = inside - named
         slow, excess = course.slow.copy(), course.slow * course.durations[:, 0, COLUMN["slow"]]
         for number, segment in enumerate(course.segments):
@@ -237,7 +238,7 @@ class _Page:
         steps = self._counted(lambda times: course.done(course.steps.astype(np.float64), times))
         pauses = {
             name: (course.durations[:, self._rank, COLUMN[name]] > 0).astype(np.float64)
-            for name in ("checkpoint", *_OUTSIDE)
+            for name in ("checkpoint", "rollout", *_OUTSIDE)
         }
         total = sum(spent[-1] for spent in seconds.values())
         for phase, spent in seconds.items():

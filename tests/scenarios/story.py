@@ -91,7 +91,7 @@ class Pause:
     """Periodic work of a whole run, during which no rank trains."""
 
     phase: str
-    """`checkpoint` and `logging` are inside their step; `evaluation` is between steps; `other` is not a phase."""
+    """`checkpoint`, `logging` and `rollout` are in a step; `evaluation` is between steps; `other` is not a phase."""
     seconds: float
     every_steps: int = 0
     every_seconds: float = 0.0

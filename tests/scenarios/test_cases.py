@@ -222,6 +222,7 @@ _MEASURED = {
     "checkpoint_stall": "checkpoint",
     "evaluation_overhead": "evaluation",
     "callback_stall": "logging",
+    "rollout_wait": "rollout",
     "comm_bound": "communication",
 }
 

@@ -85,6 +85,43 @@ def test_a_step_s_phase_inside_evaluation_stays_evaluation(clock: ScriptedClock)
     assert timeline.steps == 1
 
 
+def test_a_rollout_lies_inside_its_step_and_covers_phases_of_the_step(clock: ScriptedClock) -> None:
+    timeline = new(clock)
+    timeline.step()
+    with timeline.phase("rollout"):
+        with timeline.phase("forward"):
+            clock.advance(3)
+        with timeline.phase("reward"), timeline.phase("communication"):
+            clock.advance(2)
+        with timeline.phase("evaluation"):
+            clock.advance(50)
+        assert timeline.activity == "rollout"
+    assert timeline.activity == "training"
+    timeline.step()
+    spent = {name: length for name, length in seconds(timeline).items() if length}
+    assert spent == {"rollout": 3, "reward": 2, "evaluation": 50}
+    assert timeline.step_seconds == 5
+
+
+def test_a_rollout_inside_evaluation_stays_evaluation(clock: ScriptedClock) -> None:
+    timeline = new(clock)
+    timeline.step()
+    with timeline.phase("evaluation"), timeline.phase("rollout"):
+        clock.advance(3)
+        assert timeline.activity == "evaluation"
+    assert seconds(timeline)["rollout"] == 0
+
+
+@pytest.mark.parametrize("name", module.ROLLOUT_PHASES)
+def test_a_rollout_may_begin_the_loop(name: str, clock: ScriptedClock) -> None:
+    timeline = new(clock)
+    clock.advance(5)
+    with timeline.phase(name):
+        clock.advance(3)
+        assert (timeline.looping, timeline.activity) == (True, "rollout")
+    assert seconds(timeline)[name] == 3
+
+
 def test_restore_inside_evaluation_is_restore(clock: ScriptedClock) -> None:
     timeline = new(clock)
     timeline.step()
@@ -229,7 +266,7 @@ ACTIONS = st.recursive(
     st.one_of(st.floats(0, 100).map(lambda length: ("pass", length)), st.just(("step",))),
     lambda inner: st.tuples(
         st.just("phase"),
-        st.sampled_from((*STEP_NAMES, *module.OUTSIDE_PHASES)),
+        st.sampled_from((*STEP_NAMES, *module.OUTSIDE_PHASES, *module.ROLLOUT_PHASES)),
         st.lists(inner, max_size=4),
     ),
     max_leaves=30,

@@ -119,6 +119,31 @@ def _pauses() -> Iterator[Case]:
             alerts=frozenset({"TrainingCallbackStall"}),
             lost=0.05 * level,
         )
+    yield positive(
+        "rollout_wait_cloud",
+        "rollout_wait",
+        _always(CLOUD, _pausing(CLOUD_WORK, "rollout", 0.45, every=40.0)),
+        subject="run",
+        alerts=frozenset({"TrainingRolloutWait"}),
+        forbidden=frozenset(
+            {"input_bound", "stalled", "small_batch", "launch_bound", "callback_stall", "periodic_host_work"}
+        ),
+        lost=0.45,
+        **_HOUR,
+    )
+    for level in _LEVELS:
+        share = 0.25 * level
+        yield near(
+            "rollout_wait",
+            "rollout_wait",
+            level,
+            _always(CLOUD, _pausing(CLOUD_WORK, "rollout", share, every=40.0)),
+            subject="run",
+            acceptable=frozenset({"rollout_wait"}),
+            alerts=frozenset({"TrainingRolloutWait"}),
+            lost=share,
+            **_HOUR,
+        )
 
 
 _BUCKETS = ((0.6, 0.7), (0.25, 1.0), (0.15, 2.2))

@@ -22,6 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -173,7 +174,7 @@ class Watched(Parts):
 
     def __init__(self, run: stallscope.Run, desk: Desk, clock: ScriptedClock) -> None:
         super().__init__(clock)
-        self._run, self._desk = run, desk
+        self.run, self._desk = run, desk
         pytorch.watch(self.model, run=run)
 
     def train_epoch(self) -> None:
@@ -181,7 +182,7 @@ class Watched(Parts):
             self.train(batch)
 
     def last_report(self) -> LastReport:
-        return LastReport(self._run, self._desk)
+        return LastReport(self.run, self._desk)
 
 
 @pytest.fixture
@@ -1460,6 +1461,54 @@ def test_a_function_may_return_a_view_of_what_it_changed(watched: Watched) -> No
         calls.end()
     assert sys.getprofile() is None
     assert embedding.weight[0].tolist() == [0.0, 0.0]
+
+
+class GRPOTrainer:
+    """Named and divided as TRL's: the model generates, then completions are scored."""
+
+    def __init__(self, watched: Watched, clock: ScriptedClock) -> None:
+        self._watched, self._clock = watched, clock
+
+    def _generate_and_score_completions(self, batch: Any) -> Any:
+        self._move_model_to_vllm()
+        with torch.no_grad():
+            for _ in range(3):
+                self._watched.model(batch[0])
+        return self._calculate_rewards(batch)
+
+    def _move_model_to_vllm(self) -> None:
+        self._clock.advance(2)
+
+    def _calculate_rewards(self, batch: Any) -> Any:
+        self._clock.advance(7)
+        return batch
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["by TRL's methods", "by the program"])
+def test_generating_with_the_model_is_no_evaluation_and_no_forward_pass(
+    is_named: bool, watched: Watched, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = GRPOTrainer(watched, clock)
+    if not is_named:
+        module = ModuleType("trl.trainer.grpo_trainer")
+        vars(module)["GRPOTrainer"] = type("GRPOTrainer", (GRPOTrainer,), dict(vars(GRPOTrainer)))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        pytorch.observe_checkpoints(0.0)
+        trainer = module.GRPOTrainer(watched, clock)
+    run = watched.run
+    for batch in watched.loader:
+        with run.phase("rollout") if is_named else contextlib.nullcontext():
+            batch = trainer._generate_and_score_completions(batch)
+        watched.train(batch)
+    last = watched.last_report()
+    named = 4 * (3 * FORWARD + 9)
+    assert last["rollout"] == pytest.approx(named if is_named else 4 * 3 * FORWARD)
+    if not is_named:
+        assert (last["reward"], last["weight_sync"]) == (pytest.approx(28), pytest.approx(8))
+    assert last["forward"] == pytest.approx(4 * FORWARD)
+    assert last["data_wait"] == pytest.approx(8 * FETCH)
+    assert "evaluation" not in last.report.phases
+    assert (last.steps, last.step_seconds) == (4, pytest.approx(4 * STEP + named))
 
 
 def test_a_file_that_a_data_set_reads_is_a_wait_for_data(watched: Watched, tmp_path: Path) -> None:

@@ -434,6 +434,11 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
         _load(pause=Pause("logging", 4.0, 15.0), lines=program.LOGGING),
     ),
     (
+        "rollout_wait",
+        "GPUs wait 8 s for the rollouts of other GPUs every 20 s; the alert comes after 35 minutes.",
+        _load(pause=Pause("rollout", 8.0, 12.0)),
+    ),
+    (
         "step_outliers",
         "Every 18 s, one step takes 4 s in place of one.",
         _load(pause=Pause("forward", 3.0, 15.0)),

@@ -888,6 +888,25 @@ CAUSES: dict[str, Cause] = {
             ),
             mutes=(PERFORMANCE,),
         ),
+        Cause(
+            "rollout_wait",
+            413,
+            "time",
+            "performance",
+            "Waiting in rollouts",
+            "Generate on the training GPUs, overlap rollouts with training, or rebalance GPUs between the phases.",
+            # Measured over an hour: a rollout may take longer than the windows of verdicts.
+            Alert(
+                "warning",
+                Over('run_cause:time_lost:ratio1h{cause="rollout_wait"}', "rollout_warning", loses=True),
+                "GPUs of a run idle while others generate.",
+                """GPUs of run {run} idled for {share} of the last hour in the phases rollout, reward and weight_sync:
+                they wait for the GPUs or CPUs that generate, score or pass on weights. Generate on the training GPUs
+                (colocate), train on the previous rollouts meanwhile (overlap), or move GPUs to the phase that takes
+                longest (rebalance); compute rewards in parallel processes.""",
+            ),
+            mutes=_PAUSES,
+        ),
         # Across ranks.
         Cause(
             "straggler_rank",
@@ -1663,10 +1682,13 @@ REMAINDER_COLOURS: dict[str, str] = {"healthy": "#37872D", "insufficient_data": 
 PHASE_COLOURS: dict[str, str] = {
     "data_wait": "#2A69BE",
     "host_copy": "#7B90C9",
+    "rollout": "#8851F6",
+    "reward": "#D539D5",
     "forward": "#37872D",
     "backward": "#4F9E57",
     "communication": "#866800",
     "optimizer": "#1F7A6B",
+    "weight_sync": "#904EA2",
     "checkpoint": "#D47F15",
     "evaluation": "#B27130",
     "logging": "#AF896B",

@@ -14,6 +14,9 @@ PHASE_CAUSES: Mapping[str, str] = {
     "checkpoint": "checkpoint_stall",
     "evaluation": "evaluation_overhead",
     "logging": "callback_stall",
+    "rollout": "rollout_wait",
+    "reward": "rollout_wait",
+    "weight_sync": "rollout_wait",
     "restore": "long_init",
     "other": "sync_stall",
 }

@@ -94,14 +94,17 @@ STEP_BUCKETS = (
 RUN_STATES = ("starting", "running", "finished", "failed", "terminated", "lost")
 GONE_STATES = ("failed", "terminated", "lost")
 """States of a rank that has ended without finishing, so that other ranks may wait for it in vain."""
-ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused")
+ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused", "rollout")
 PHASES = (
     "data_wait",
     "host_copy",
+    "rollout",
+    "reward",
     "forward",
     "backward",
     "communication",
     "optimizer",
+    "weight_sync",
     "checkpoint",
     "evaluation",
     "logging",

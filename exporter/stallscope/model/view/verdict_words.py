@@ -26,6 +26,9 @@ PHASE_WORDS = {
     "data_wait": "the wait",
     "checkpoint": "the checkpoints",
     "evaluation": "the evaluation",
+    "rollout": "the rollout",
+    "reward": "the reward",
+    "weight_sync": "the weight sync",
     "other": "this time",
 }
 """Phases in words that follow a share; for others, the name of the phase."""

@@ -17,6 +17,13 @@ from stallscope.training.shim.tolerance import number, tolerate
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
+ROLLOUTS = {
+    "_generate_and_score_completions": "rollout",
+    "_calculate_rewards": "reward",
+    "_move_model_to_vllm": "weight_sync",
+}
+"""Methods of TRL's trainers that are phases; methods that a version lacks are passed over."""
+
 
 class Fit:
     """State that callbacks share: the run, one open phase at a time, and the end.

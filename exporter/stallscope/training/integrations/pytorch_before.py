@@ -44,7 +44,7 @@ class Before:
         self._began: float | None = None
         self._gradients_off: float | None = None
         self._is_evaluation = False
-        self._seconds = {"checkpoint": 0.0, "evaluation": 0.0, "restore": 0.0}
+        self._seconds: dict[str, float] = {}
 
     def release_tensors(self) -> None:
         """Drop all references to tensors."""
@@ -92,7 +92,7 @@ class Before:
                 self._is_evaluation = False
         elif self._gradients_off is not None:
             if self._is_evaluation:
-                self._seconds["evaluation"] += time.monotonic() - self._gradients_off
+                self._spent("evaluation", self._gradients_off)
                 self._calls.clear()
             self._gradients_off = None
             self.prepared()
@@ -117,7 +117,10 @@ class Before:
             return function(*arguments, **options)
         finally:
             self._is_storing = False
-            self._seconds[phase] += time.monotonic() - began
+            self._spent(phase, began)
+
+    def _spent(self, phase: str, began: float) -> None:
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - began
 
     def book(self, run: Run, backward_began: float | None) -> None:
         """Book it to a run whose loop begins now.
@@ -136,7 +139,7 @@ class Before:
                 timeline.move(timeline.initialization, timeline.phase(name), seconds)
         calls, drawn = list(self._calls), self._drawn
         self._calls.clear()  # another loop may begin later
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        self._seconds = {}
         if backward_began is not None and calls:
             self._begin_loop(run, calls, drawn)
             if 0.0 < drawn_since < timeline.other.seconds:

@@ -26,7 +26,7 @@ from stallscope.training.integrations.pytorch_input import LoopInput
 from stallscope.training.integrations.pytorch_steady import SHORT, SteadyLoop
 from stallscope.training.integrations.pytorch_updates import Updates
 from stallscope.training.shim.run import Run
-from stallscope.training.shim.timeline import STEP_PHASES, Phase
+from stallscope.training.shim.timeline import ROLLOUT_PHASES, STEP_PHASES, Phase
 from stallscope.training.shim.tolerance import number, tolerate
 
 if TYPE_CHECKING:
@@ -637,7 +637,7 @@ class Loop:
 
     def _admits(self, module: Any, known: Module) -> bool:
         """Return whether a call is a part of the loop's steps, as far as can be said before a backward pass."""
-        if self._evaluating is not None and self._evaluating_goes_on():
+        if self._timeline.current.is_rollout or (self._evaluating is not None and self._evaluating_goes_on()):
             return False
         if not torch.is_grad_enabled():
             if not self._timeline.looping or self.run.claimed_by:
@@ -1058,9 +1058,12 @@ class Loop:
 
     def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let a checkpoint be written or read, or a trainer evaluate, unless it is part of loading or computing."""
-        if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._input.drawing:
-            return function(*arguments, **options)
         timeline, initialization = self._timeline, self._timeline.initialization
+        if not self._elsewhere() and phase in ROLLOUT_PHASES and timeline.current.is_rollout:
+            with self.run.phase(phase):
+                return function(*arguments, **options)
+        if self._elsewhere() or timeline.current.name not in _BETWEEN or self._input.drawing:
+            return function(*arguments, **options)
         if not timeline.looping:
             timeline.snapshot()
             began = initialization.seconds
@@ -1071,8 +1074,13 @@ class Loop:
         self._input.end()
         if self._cycle and phase == "evaluation":  # inside of which no step can end
             self._mark()
-        with self.run.phase(phase):
-            result = function(*arguments, **options)
+        ignored = self.calls.ignored
+        self.calls.ignored = ignored or phase in ROLLOUT_PHASES  # calls of modules there are no part of the training
+        try:
+            with self.run.phase(phase):
+                result = function(*arguments, **options)
+        finally:
+            self.calls.ignored = ignored
         self._begin_input()
         if phase == "checkpoint":
             self._input.follow(timeline.phase(phase), is_in_step=not self._exhausted)

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stallscope.training.integrations.fit import ROLLOUTS
 from stallscope.training.integrations.pytorch_before import Before
 from stallscope.training.integrations.pytorch_forward import ModuleCalls
 from stallscope.training.integrations.pytorch_loop import Loop
@@ -86,6 +87,9 @@ _PHASES = {
         "Trainer.evaluate": "evaluation",
         "Trainer.predict": "evaluation",
     },
+    "trl.trainer.grpo_trainer": {f"GRPOTrainer.{method}": phase for method, phase in ROLLOUTS.items()},
+    "trl.trainer.rloo_trainer": {f"RLOOTrainer.{method}": phase for method, phase in ROLLOUTS.items()},
+    "trl.generation.vllm_generation": {"VLLMGeneration.sync_weights": "weight_sync"},
 }
 """Functions that are a phase each, by module: `name`, or `Class.name`."""
 _FRAMES = "_frames_up"

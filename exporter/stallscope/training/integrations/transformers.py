@@ -15,12 +15,13 @@ Models stay as they are: methods of classes are wrapped, and module calls are ob
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from threading import get_ident
 from typing import Any
 
-from stallscope.training.integrations.fit import Fit, place, require, samples, scalar, tolerant, wrap
+from stallscope.training.integrations.fit import ROLLOUTS, Fit, place, require, samples, scalar, tolerant, wrap
 from stallscope.training.shim.run import Run
 
 
@@ -215,6 +216,12 @@ def _widen(trainer: type) -> None:
     wrap(trainer, "train", _reporting_training)
     for name, phase in _BETWEEN.items():
         wrap(trainer, name, _in_phase(phase))
+    for name in ("grpo", "rloo"):
+        found = sys.modules.get(f"trl.trainer.{name}_trainer")
+        for method, phase in ROLLOUTS.items():
+            wrap(getattr(found, f"{name.upper()}Trainer", None), method, _in_phase(phase))
+    generation = getattr(sys.modules.get("trl.generation.vllm_generation"), "VLLMGeneration", None)
+    wrap(generation, "sync_weights", _syncing)
     wrap(trainer, "training_step", _counting)
     wrap(trainer, "_maybe_log_save_evaluate", _reporting_maintenance)
     wrap(getattr(require("accelerate", "accelerate"), "Accelerator", None), "backward", _reporting_backward)
@@ -247,6 +254,16 @@ def _in_phase(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return wrapped
 
     return make
+
+
+def _syncing(method: Callable[..., Any]) -> Callable[..., Any]:
+    def sync_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _training is None:
+            return method(self, *args, **kwargs)
+        with _training.fit.booked("weight_sync"):
+            return method(self, *args, **kwargs)
+
+    return sync_weights
 
 
 def _counting(method: Callable[..., Any]) -> Callable[..., Any]:

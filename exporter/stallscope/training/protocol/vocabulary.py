@@ -89,7 +89,7 @@ SHIM_STATES = ("starting", "running", "finished", "failed", "terminated")
 LAST_STATES = ("finished", "failed", "terminated")
 """States of the last report of a session."""
 
-ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused")
+ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused", "rollout")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 JOB_CLASSES = ("production", "experiment")
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _ESSENTIAL = (
     *("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "other"),
     *("checkpoint", "initialization", "evaluation", "restore", "paused"),
+    *("rollout", "reward", "weight_sync"),
 )
 """Phases that verdicts read, and those outside of steps, which can't count as a step's rest."""
 _ESSENTIAL_GPUS = 8

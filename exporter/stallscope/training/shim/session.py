@@ -200,8 +200,9 @@ class Session:
         """Book the time of a `with` block to a phase, at most 32 of them.
 
         Known phases: `data_wait`, `host_copy`, `forward`, `backward`, `communication`, `optimizer`, `checkpoint`,
-        `logging`; outside of steps `evaluation`, `restore`, `paused` and `initialization`; and any name of your own.
-        Phases nest: time in an inner one is taken out of the outer, so that all of them sum to the loop's time.
+        `logging`; of reinforcement learning `rollout`, `reward` and `weight_sync`; outside of steps `evaluation`,
+        `restore`, `paused` and `initialization`; and any name of your own. Phases nest: time in an inner one is taken
+        out of the outer, so that all of them sum to the loop's time.
 
         It is the host's time. Where a device computes on its own, the host may wait for data while that device still
         has work (a wait that costs nothing), and whatever first needs a result (`.item()`, logging a loss) waits for

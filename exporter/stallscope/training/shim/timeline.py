@@ -30,12 +30,14 @@ OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
 """Phases outside of steps: while one is open, the clock of the step is stopped."""
 STEP_PHASES = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "other")
 """Phases of every step. Any other phase inside a step is the reason why the step is long."""
+ROLLOUT_PHASES = ("rollout", "reward", "weight_sync")
+"""Phases of reinforcement learning inside a step: calls of modules and copies in them are no part of the training."""
 DEVICE_PHASES = ("host_copy", "forward", "backward", "communication", "optimizer")
 """Phases of every step in which a GPU may have work."""
 NOT_LOST = (*DEVICE_PHASES, "initialization", "restore", "paused")
 """Phases whose time is not lost by the program: their lines of code are sampled only on request."""
 _SEPARATING = ("communication", "forward")
-_OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
+_OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer", *ROLLOUT_PHASES)
 _EPOCH_BEGINS = 2
 """First steps of an epoch that never count as slow, because the loader's workers start again and fill their queue."""
 _LEFT_STEP = 0.5
@@ -51,16 +53,19 @@ class Phase:
     """A named part of the loop's time, and the context manager that adds time to it.
 
     Time in a nested phase counts for the nested phase only. A phase nested in itself, or a phase of the step nested in
-    a phase outside of steps (`data_wait` of an evaluation), has no effect: the time counts for the outer phase.
+    a phase outside of steps (`data_wait` of an evaluation) or in a rollout, has no effect: the time counts for the
+    outer phase.
     """
 
     __slots__ = (
+        "_covers",
         "_hidden",
         "_longest",
         "_timeline",
         "announced",
         "around",
         "gpu_seconds",
+        "is_rollout",
         "mark",
         "name",
         "occurrences",
@@ -78,7 +83,9 @@ class Phase:
         self.gpu_seconds: float | None = None
         self.outside = name in OUTSIDE_PHASES
         self.special = name not in STEP_PHASES
-        self.announced = self.outside or name == "checkpoint"
+        self.is_rollout = name in ROLLOUT_PHASES
+        self._covers = self.outside or self.is_rollout
+        self.announced = self._covers or name == "checkpoint"
         self.opened = False
         self.around: Phase = self  # while it is open, the phase in which it was opened
         self.mark = 0.0  # `seconds` when the current occurrence began
@@ -93,7 +100,7 @@ class Phase:
             if timeline.pending is not None:
                 timeline.settle()
             outer = timeline.current
-            if self.opened or outer.outside:
+            if self.opened or outer._covers:  # noqa: SLF001 - its own class
                 if self._stays_hidden(timeline, outer):
                     self._hidden += 1
                     return self
@@ -179,7 +186,7 @@ class Phase:
         if outer is timeline.initialization and outer.around is outer and not outer.hidden and self.name in _OPENING:
             timeline.begin_loop(timeline.now())
             return False
-        return outer.outside and not self.outside
+        return not (self.outside or (self.is_rollout and outer.is_rollout))
 
 
 class _NoPhase(Phase):
@@ -602,7 +609,7 @@ class Timeline:
             return
         self._explained += spent
         self._special = True
-        if phase.name == "checkpoint":
+        if phase.announced:
             self.activity_changed(now)
         elif now >= self.due:
             self.publish(now)
@@ -612,6 +619,8 @@ class Timeline:
         """Current activity of the session, one of the report's activities."""
         if self.current.outside:
             return self.current.name
+        if self.current.is_rollout:
+            return "rollout"
         checkpoint = self.phases.get("checkpoint")
         if checkpoint is not None and checkpoint.opened:
             return "checkpoint"
