@@ -5,31 +5,53 @@ Every step is a list of commands. The first command that fails ends the test, an
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from tests.deploy.rendering import CHART
+from tests.deploy.kubernetes_tools import environment_folder
+from tests.deploy.rendering import CHART, KUBERNETES
 
 _SECONDS = 900
 """Longest time of a command."""
 _EXPORTERS = ("--namespace", "stallscope", "--selector", "app.kubernetes.io/name=stallscope-exporter")
-_READY = ("kubectl", "rollout", "status", "daemonset/stallscope-exporter", "--namespace", "stallscope", "--timeout=5m")
+_DAEMONSET = ("daemonset/stallscope-exporter", "--namespace", "stallscope")
+_READY = ("kubectl", "rollout", "status", *_DAEMONSET, "--timeout=5m")
 _KINDS = "all,configmaps,secrets,serviceaccounts,networkpolicies,roles,rolebindings"
 _CLUSTER_KINDS = "clusterroles,clusterrolebindings"
 _STALLSCOPE = ("--selector", "app.kubernetes.io/part-of=stallscope", "--output", "name")
+_RUN = "stallscope-steps"
+_CHART = ("stallscope", str(CHART), "--namespace", "stallscope", "--wait", "--timeout", "5m")
+_UNINSTALL = ("helm", "uninstall", "stallscope", "--namespace", "stallscope", "--wait")
+_GONE = ("kubectl", "wait", "pod", *_EXPORTERS, "--for=delete", "--timeout=2m")
+"""Helm does not wait for the pods of a DaemonSet that it deletes."""
+_JOB = (_RUN, "--namespace", "training")
 
-_PROGRAM = """
+_PROGRAM = f"""
 import os, time
 os.environ["STALLSCOPE_ADDRESS"] = "udp://stallscope-exporter.stallscope.svc:19400"
 import stallscope
-for _ in stallscope.track(range(600), run="stallscope-steps"):
+for _ in stallscope.track(range(600), run="{_RUN}"):
     time.sleep(0.1)
 """
 """A training of a minute, on the exporter's image."""
+
+_FIND = f"""
+import sys
+from urllib.request import urlopen
+page = urlopen("http://127.0.0.1:19400/metrics", timeout=30).read().decode()
+found = any(line.startswith("stallscope_training_last_step_") and 'run="{_RUN}"' in line for line in page.splitlines())
+sys.exit(0 if found else "the exporter of its node has no step of the training; see deploy/kubernetes/README.md")
+"""
+"""For the exporter's pod, after the training."""
+
+_WEB_CONFIG = "http_server_config: {headers: {X-Frame-Options: deny}}"
 
 Command = tuple[str, ...]
 
@@ -43,20 +65,18 @@ class Step(NamedTuple):
 
     name: str
     commands: Sequence[Command]
+    hint: str = ""
+    """Further words for the message of a failure."""
 
 
 def steps(image: str, flags: Sequence[str], node: str) -> tuple[Step, ...]:
-    """Return the steps up to the uninstallation.
+    """Return the steps with the chart.
 
     Args:
         image: repository and tag of the exporter's image.
         flags: further flags for helm.
         node: the node to drain.
     """
-    repository, _, tag = image.rpartition(":")
-    chart = ("stallscope", str(CHART), "--namespace", "stallscope", "--wait", "--timeout", "5m")
-    values = ("--set", f"image.repository={repository}", "--set", f"image.tag={tag}", *flags)
-    job = ("stallscope-steps", "--namespace", "training")
     level = "pod-security.kubernetes.io/enforce=privileged"
     return (
         Step(
@@ -64,7 +84,7 @@ def steps(image: str, flags: Sequence[str], node: str) -> tuple[Step, ...]:
             (
                 ("kubectl", "create", "namespace", "stallscope"),
                 ("kubectl", "label", "namespace", "stallscope", level),
-                ("helm", "install", *chart, *values),
+                ("helm", "install", *_CHART, *_values(image, flags)),
                 _READY,
             ),
         ),
@@ -73,14 +93,18 @@ def steps(image: str, flags: Sequence[str], node: str) -> tuple[Step, ...]:
             (
                 ("kubectl", "create", "namespace", "training"),
                 ("kubectl", "label", "namespace", "training", "stallscope-reports=allowed"),
-                ("kubectl", "create", "job", *job, f"--image={image}", "--", "python", "-c", _PROGRAM),
-                ("kubectl", "wait", f"job/{job[0]}", *job[1:], "--for=condition=complete", "--timeout=10m"),
+                ("kubectl", "create", "job", *_JOB, f"--image={image}", "--", "python", "-c", _PROGRAM),
+                ("kubectl", "wait", f"job/{_JOB[0]}", *_JOB[1:], "--for=condition=complete", "--timeout=10m"),
             ),
         ),
-        Step("check", (("helm", "test", "stallscope", "--namespace", "stallscope", "--timeout", "10m"),)),
+        Step(
+            "check",
+            (("helm", "test", "stallscope", "--namespace", "stallscope", "--timeout", "10m"),),
+            f" (kubectl logs job/stallscope-check {' '.join(_JOB[1:])})",
+        ),
         Step(
             "upgrade",
-            (("helm", "upgrade", *chart, "--reset-then-reuse-values", "--set", "podAnnotations.step=upgrade"), _READY),
+            (("helm", "upgrade", *_CHART, "--reset-then-reuse-values", "--set", "podAnnotations.step=upgrade"), _READY),
         ),
         Step("roll back", (("helm", "rollback", "stallscope", "--namespace", "stallscope", "--wait"), _READY)),
         Step("kill", (("kubectl", "delete", "pod", *_EXPORTERS, "--grace-period=0", "--force"), _READY)),
@@ -92,14 +116,72 @@ def steps(image: str, flags: Sequence[str], node: str) -> tuple[Step, ...]:
                 ("kubectl", "uncordon", node),
             ),
         ),
+        Step("uninstall", (("kubectl", "delete", "namespace", "training"), _UNINSTALL, _GONE)),
+    )
+
+
+def steps_of_kustomize(image: str, flags: Sequence[str], folder: Path) -> tuple[Step, ...]:
+    """Return the steps with the overlays `plain` and `web-config` of the folder."""
+    apply = ("kubectl", "apply", "--server-side", "--kustomize")
+    web_config = f"--from-literal=web-config.yml={_WEB_CONFIG}"
+    secret = ("kubectl", "create", "secret", "generic", "stallscope-web-config", "--namespace", "stallscope")
+    replace = ("kubectl", "delete", *_DAEMONSET, "--cascade=orphan")
+    take_over = ("--take-ownership", "--force-conflicts")
+    upgrade = (
+        "helm",
+        "upgrade",
+        *_CHART,
+        "--reset-then-reuse-values",
+        "--set",
+        "webConfigSecret=stallscope-web-config",
+    )
+    return (
+        Step("kustomize", ((*apply, str(folder / "plain")), _READY)),
         Step(
-            "uninstall",
+            "undo",
             (
-                ("kubectl", "delete", "namespace", "training"),
-                ("helm", "uninstall", "stallscope", "--namespace", "stallscope", "--wait"),
+                (*secret, web_config),
+                (*apply, str(folder / "web-config")),
+                _READY,
+                ("kubectl", "rollout", "undo", *_DAEMONSET),
+                _READY,
+                replace,
+                (*apply, str(folder / "web-config")),
+                _READY,
+                (*apply, str(folder / "plain")),
+                _READY,
             ),
         ),
+        Step(
+            "take over",
+            (replace, ("helm", "install", *_CHART, *_values(image, flags), *take_over), _READY, upgrade, _READY),
+        ),
+        Step("uninstall", (_UNINSTALL, _GONE)),
     )
+
+
+def write_overlays(folder: Path, image: str, *, runtime_class: bool) -> None:
+    """Write the overlays `plain` and `web-config` of the image into the folder."""
+    repository, _, tag = image.rpartition(":")
+    base = os.path.relpath(KUBERNETES, folder / "plain")
+    for name, components in (("plain", ()), ("web-config", (f"{base}/components/web-config",))):
+        patch = '[{"op": "remove", "path": "/spec/template/spec/runtimeClassName"}]'
+        target = {"kind": "DaemonSet", "name": "stallscope-exporter"}
+        overlay = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [f"{base}/base"],
+            "components": list(components),
+            "images": [{"name": "stallscope/stallscope-exporter", "newName": repository, "newTag": tag}],
+            "patches": [] if runtime_class else [{"target": target, "patch": patch}],
+        }
+        (folder / name).mkdir()
+        (folder / name / "kustomization.yaml").write_text(json.dumps(overlay), encoding="utf-8")
+
+
+def _values(image: str, flags: Sequence[str]) -> tuple[str, ...]:
+    repository, _, tag = image.rpartition(":")
+    return ("--set", f"image.repository={repository}", "--set", f"image.tag={tag}", *flags)
 
 
 def run(command: Command) -> str:
@@ -108,8 +190,10 @@ def run(command: Command) -> str:
     Raises:
         Failed: it failed, or took too long.
     """
+    path = os.pathsep.join((os.environ["PATH"], str(environment_folder())))
+    environment = {**os.environ, "PATH": path}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=environment)
     except subprocess.TimeoutExpired:
         raise Failed(f"{_shown(command)}: no end after {_SECONDS} s") from None
     except FileNotFoundError:
@@ -134,6 +218,19 @@ def remaining() -> list[str]:
     return (found + run(("kubectl", "get", _CLUSTER_KINDS, *_STALLSCOPE))).split()
 
 
+def find_steps() -> None:
+    """Look for the training in the metrics of the exporter on its node.
+
+    Raises:
+        Failed: the exporter has no step of it.
+    """
+    pods = ("kubectl", "get", "pods", "--output", "jsonpath={.items[0].spec.nodeName}")
+    node = run((*pods, "--namespace", "training", "--selector", f"job-name={_RUN}"))
+    name = ("--field-selector", f"spec.nodeName={node}", "--output", "name")
+    exporter = run(("kubectl", "get", "pods", *_EXPORTERS, *name)).strip()
+    run(("kubectl", "exec", exporter, "--namespace", "stallscope", "--", "python", "-c", _FIND))
+
+
 def run_steps(image: str, flags: Sequence[str]) -> None:
     """Run all steps, and print the name of each.
 
@@ -145,17 +242,32 @@ def run_steps(image: str, flags: Sequence[str]) -> None:
     nodes = run(("kubectl", "get", "nodes", "--output", "name")).split()
     if not nodes:
         raise Failed("before the test: the cluster has no node; add one")
-    for step in steps(image, flags, nodes[-1].removeprefix("node/")):
+    get = ("kubectl", "get", "runtimeclass", "nvidia", "--ignore-not-found", "--output", "name")
+    runtime_class = bool(run(get).strip())
+    if not runtime_class:
+        flags = ("--set", "runtimeClassName=", *flags)
+    flags = ("--set", "check.namespace=training", *flags)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        write_overlays(folder, image, runtime_class=runtime_class)
+        _make(steps(image, flags, nodes[-1].removeprefix("node/")))
+        _make(steps_of_kustomize(image, flags, folder))
+    run(("kubectl", "delete", "namespace", "stallscope"))
+
+
+def _make(made: Sequence[Step]) -> None:
+    for step in made:
         print(f"test-cluster: {step.name}", flush=True)
         try:
             for command in step.commands:
                 run(command)
+            if step.name == "train":
+                find_steps()
         except Failed as problem:
-            raise Failed(f"{step.name}: {problem}; the cluster is left as it is") from None
+            raise Failed(f"{step.name}: {problem}{step.hint}; the cluster is left as it is") from None
     print("test-cluster: what remains", flush=True)
     if left := remaining():
         raise Failed(f"what remains: {' '.join(left)}; delete the objects")
-    run(("kubectl", "delete", "namespace", "stallscope"))
 
 
 def main(environment: Mapping[str, str]) -> int:

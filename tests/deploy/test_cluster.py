@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.deploy import cluster
+from tests.deploy.rendering import container, kustomized, only
 
 STAND_IN = """#!/bin/sh
 echo "${{0##*/}} $*" >> {log}
 case "${{0##*/}} $*" in
 *{fails}*) echo "first line" >&2; echo "the reason" >&2; exit 1;;
 *"get nodes"*) echo node/a; echo node/b;;
+*"get runtimeclass"*) echo {runtime_class};;
 *"get all"*) [ -e {remains} ] && grep -q uninstall {log} && echo configmap/left;;
 esac
 exit 0
@@ -26,8 +28,10 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(folder: Path, fails: str = "no such command") -> None:
-    text = STAND_IN.format(log=folder / "log", remains=folder / "remains", fails=f'"{fails}"')
+def write(folder: Path, fails: str = "no such command", runtime_class: str = "") -> None:
+    text = STAND_IN.format(
+        log=folder / "log", remains=folder / "remains", fails=f'"{fails}"', runtime_class=runtime_class
+    )
     for name in ("kubectl", "helm"):
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
@@ -41,22 +45,43 @@ def called(folder: Path) -> list[str]:
     """Return program and first argument of every command that changes something."""
     lines = (folder / "log").read_text().splitlines()
     words = [line.split() for line in lines if line.startswith(("kubectl ", "helm "))]
-    return [" ".join(each[:2]) for each in words if each[1] not in ("get", "rollout", "wait")]
+    return [" ".join(each[:2]) for each in words if each[1] not in ("get", "wait") and "status" not in each]
 
 
 def test_the_steps_are_made_in_their_order(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(HELM_FLAGS="--set runtimeClassName=") == 0
-    names = ["install", "train", "check", "upgrade", "roll back", "kill", "drain", "uninstall", "what remains", "done"]
+    assert run(HELM_FLAGS="--set hostPID=true") == 0
+    names = ["install", "train", "check", "upgrade", "roll back", "kill", "drain", "uninstall", "what remains"]
+    names += ["kustomize", "undo", "take over", "uninstall", "what remains", "done"]
     assert capsys.readouterr().out.splitlines() == [f"test-cluster: {name}" for name in names]
     assert called(programs) == [
         *("kubectl create", "kubectl label", "helm install", "kubectl create", "kubectl label", "kubectl create"),
-        *("helm test", "helm upgrade"),
+        *("kubectl exec", "helm test", "helm upgrade"),
         *("helm rollback", "kubectl delete", "kubectl drain", "kubectl uncordon", "kubectl delete", "helm uninstall"),
-        "kubectl delete",
+        *("kubectl apply", "kubectl create", "kubectl apply", "kubectl rollout", "kubectl delete", "kubectl apply"),
+        *("kubectl apply", "kubectl delete", "helm install", "helm upgrade", "helm uninstall", "kubectl delete"),
     ]
     log = (programs / "log").read_text()
-    assert "--set image.repository=registry:5000/exporter --set image.tag=1.0 --set runtimeClassName=" in log
+    assert "--set image.repository=registry:5000/exporter --set image.tag=1.0 --set " in log
+    assert "--set hostPID=true" in log
     assert "kubectl drain b " in log
+
+
+@pytest.mark.parametrize(("found", "expected"), [("runtimeclass.node.k8s.io/nvidia", False), ("", True)])
+def test_a_runtime_class_that_the_cluster_lacks_is_left_out(programs: Path, found: str, expected: bool) -> None:
+    write(programs, runtime_class=found)
+    assert run() == 0
+    assert ("--set runtimeClassName=" in (programs / "log").read_text()) is expected
+
+
+@pytest.mark.parametrize("runtime_class", [False, True])
+def test_the_overlays_differ_in_the_web_configuration(tmp_path: Path, runtime_class: bool) -> None:
+    cluster.write_overlays(tmp_path, "registry:5000/exporter:1.0", runtime_class=runtime_class)
+    for name, arguments in (("plain", 0), ("web-config", 1)):
+        daemonset = only(kustomized(tmp_path / name), "DaemonSet")
+        assert ("runtimeClassName" in daemonset["spec"]["template"]["spec"]) is runtime_class
+        exporter = container(daemonset)
+        assert exporter["image"] == "registry:5000/exporter:1.0"
+        assert len([each for each in exporter["args"] if each.startswith("--web.config.file=")]) == arguments
 
 
 def test_without_a_cluster_it_is_skipped(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
