@@ -12,13 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.shim.integrations.only_backend import BACKEND
+
+# isort: split
+
 import keras
 import numpy as np
 
 from tests.shim.integrations.truth import Truth
 
 FETCH, FORWARD, BACKWARD, OPTIMIZER, VALIDATION, SAVE = 0.01, 0.006, 0.008, 0.004, 0.01, 0.03
-TORCH = keras.backend.backend() == "torch"
+TORCH = BACKEND == "torch"
 truth = Truth()
 
 
@@ -33,7 +37,7 @@ class Batches(keras.utils.PyDataset):
         return 6
 
     def __getitem__(self, index: int) -> Any:
-        if keras.backend.backend() != "tensorflow":  # which fetches in threads of its own
+        if BACKEND != "tensorflow":  # which fetches in threads of its own
             with truth(self._phase):
                 time.sleep(self._seconds)
         size = 4 if index < 5 else 2

@@ -9,6 +9,8 @@ from typing import Any
 
 import stallscope
 from stallscope.training.integrations.keras import StallscopeCallback
+from tests.shim.integrations.only_backend import BACKEND
+from tests.shim.integrations.tensorboard_trainings import tf_summary
 from tests.shim.integrations.trainings import Desk, framework, main
 
 keras: Any = framework("keras")
@@ -109,4 +111,5 @@ def measured(desk: Desk) -> None:
 
 
 if __name__ == "__main__":
-    main("keras", (fitted, partial_first, accumulating, failing, measured))
+    writers = (tf_summary,) if BACKEND == "tensorflow" else ()
+    main("keras", (fitted, partial_first, accumulating, failing, measured, *writers))

@@ -39,6 +39,7 @@ def torch_writer(desk: Desk) -> None:
 
 
 def tf_summary(desk: Desk) -> None:
+    """Run where TensorFlow has been imported for Keras."""
     tensorflow: Any = framework("tensorflow")
     with stallscope.Run("job", sender=desk) as run:
         stallscope.sync_tensorboard(run)
@@ -48,4 +49,4 @@ def tf_summary(desk: Desk) -> None:
 
 
 if __name__ == "__main__":
-    main("tensorboard", (tensorboardx_writer, torch_writer, tf_summary))
+    main("tensorboard", (tensorboardx_writer, torch_writer))

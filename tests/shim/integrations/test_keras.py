@@ -93,3 +93,8 @@ def test_an_unchanged_program_is_measured_the_same(backend: str, tmp_path: Path)
     assert reports.newest.state == "finished"
     assert len({report.session for report in reports}) == 1
     assert_phases_are_the_time(reports)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow"], indirect=True, scope="module")
+def test_the_bridge_to_tensorboard_hears_the_real_tf_summary(folder: Path) -> None:
+    assert read(folder, "tf_summary").newest.values == {"accuracy": 0.75}

@@ -262,11 +262,6 @@ def test_the_real_torch_writer(tmp_path: Path) -> None:
     assert newest.values == {"accuracy": 0.75, "score/a": 1.0}
 
 
-def test_the_real_tf_summary(tmp_path: Path) -> None:
-    folder = held(("tensorflow",), "tensorboard_trainings", tmp_path, only=("tf_summary",))
-    assert read(folder, "tf_summary").newest.values == {"accuracy": 0.75}
-
-
 @pytest.mark.parametrize(
     "doing", ["import stallscope", "stallscope.Run('job')", "stallscope.sync_tensorboard(stallscope.Run('job'))"]
 )
