@@ -20,7 +20,7 @@ _CAUSES = [cause for cause in absence.representatives() if CAUSES[cause].domain 
 long: `python -m tests.scenarios absence` tries them, and takes every family from every case."""
 _FEW_WORKERS = "input_few_workers"
 _READ_BY_MOST = 12
-"""Cases that a family is common to: it is taken away from every third of them."""
+"""Cases that a family is common to: it is taken away from every sixth of them."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def found() -> Mapping[Trial, frozenset[Finding]]:
         trial
         for trials in of_each_case
         for trial in trials
-        if not trial.family or cases[trial.family] < _READ_BY_MOST or next(turns[trial.family]) % 3 == 0
+        if not trial.family or cases[trial.family] < _READ_BY_MOST or next(turns[trial.family]) % 6 == 0
     )
 
 
