@@ -349,7 +349,7 @@ def test_a_reload_decides_again_whether_it_exits_where_a_reading_is_stuck(run: R
 
 
 def test_it_exits_where_a_driver_call_hangs_and_names_the_gpu(run: Run, nvml_stand_in: NvmlStandIn) -> None:
-    flags = ("--collector.nvidia", "--sampling.interval=100ms", "--sampling.exit-after-hang=1s")
+    flags = ("--collector.nvidia", "--sampling.interval=100ms", "--sampling.exit-after-hang=5s")
     exporter = run(*flags, environment=nvml_stand_in.environment)
     exporter.eventually("metrics", lambda page: page.count("stallscope_gpu_up{") == 8)
     nvml_stand_in.gpu[3].state = GpuState.HUNG
