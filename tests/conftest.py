@@ -26,6 +26,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Prometheus and its like, written in Go, then take less CPU time and more memory.
 os.environ.setdefault("GOGC", "400")
+# Each process collects all tests: a million objects, none of which becomes garbage.
+gc.disable()
 FRAMEWORKS = frozenset({"jax", "keras", "lightning", "pytorch_lightning", "tensorflow", "torch", "transformers"})
 
 
@@ -71,6 +73,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("slow"):
             seconds[item.path] = max(seconds.get(item.path, 0), *(mark.args or (10,)))
     items.sort(key=lambda item: -seconds.get(item.path, 0))
+
+
+def pytest_collection_finish() -> None:
+    """Collect the garbage of the tests themselves from here on, without a look at the tests that were found."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

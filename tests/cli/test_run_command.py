@@ -55,6 +55,10 @@ def main():
 if __name__ == "__main__":
     main()
 """
+BY_HAND = TRAINING.replace("    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n", "").replace(
+    "        optimizer.step()\n", "        with torch.no_grad():\n            model.weight -= 0.1 * model.weight.grad\n"
+)
+"""A training without an optimizer, the first of which takes two seconds."""
 # Without an optimizer, whose first use imports torch._dynamo for seconds. After init_process_group() the process group
 # would also outlive destroy_process_group(), and its threads could end the process with "terminate called without an
 # active exception" (pytorch/pytorch#190489), with or without the shim.
@@ -368,7 +372,7 @@ def test_an_unchanged_training_is_told(form: str, programs: Programs) -> None:
 
 @needs_torch
 def test_workers_that_are_spawned_stay_silent(programs: Programs) -> None:
-    programs.write("train.py", TRAINING)
+    programs.write("train.py", BY_HAND)
     run = programs.run("train.py", "--workers", "1")
     assert (run.returncode, run.stderr) == (0, "")
     reported = programs.reported()
@@ -383,10 +387,10 @@ def test_a_program_that_tracks_its_loader_itself_is_counted_once(programs: Progr
         """
         import stallscope, torch
         model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for inputs in stallscope.track(torch.utils.data.DataLoader(torch.ones(6, 4)), "own"):
             model(inputs).sum().backward()
-            optimizer.step()
+            with torch.no_grad():
+                model.weight -= 0.1 * model.weight.grad
         """,
     )
     assert programs.run("train.py").returncode == 0
@@ -399,7 +403,7 @@ def test_a_program_that_tracks_its_loader_itself_is_counted_once(programs: Progr
 
 @needs_torch
 def test_a_training_switched_off_says_nothing(programs: Programs) -> None:
-    programs.write("train.py", TRAINING)
+    programs.write("train.py", BY_HAND)
     assert programs.run("train.py", STALLSCOPE_DISABLE="1").returncode == 0
     assert programs.reported() == []
 
