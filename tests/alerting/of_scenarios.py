@@ -1,7 +1,8 @@
-"""The alerts of every scenario of `stallscope up`; for faults of GPUs also after `stallscope up --end`.
+"""The alerts of every scenario of `stallscope up`, and after `stallscope up --end`.
 
 `python -m tests.alerting.of_scenarios` simulates them all in scripted time, evaluates the rules, and writes
-`of_scenarios.json`. This takes ten minutes of CPU time, so that tests read the file and simulate only a few scenarios.
+`of_scenarios.json`. This takes ten minutes of CPU time, so that tests read the file and simulate only a few
+scenarios.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,24 +30,27 @@ NAMES = tuple(name for name, story in SCENARIOS.items() if not story.coupled and
 UNREACHED = frozenset({"gpu_mem_leak"})
 """Scenarios whose alert needs more time than is simulated: a leak shows after two and a half hours."""
 _SECONDS = {
-    "callback_stall": (1500, 1500),
-    "clocks_limited": (2100, 0),
-    "evaluation_overhead": (3000, 0),
-    "checkpoint_stall": (3000, 0),
-    "goodput_low": (6600, 0),
-    "gpu_mem_headroom": (2700, 1500),
-    "gpu_mem_leak": (4500, 1500),
-    "idle_allocated": (4500, 0),
-    "long_init": (1800, 0),
-    "packing_candidate": (2700, 1500),
-    "rollout_wait": (3000, 0),
-    "scaling_inefficient": (2400, 0),
-    "small_batch": (1200, 0),
-    "step_outliers": (1500, 1500),
-    "step_time_drift": (2400, 1500),
-    "tensor_cores_unused": (2400, 0),
+    "callback_stall": 1500,
+    "clocks_limited": 2400,
+    "evaluation_overhead": 3000,
+    "checkpoint_stall": 3000,
+    "goodput_low": 6600,
+    "gpu_mem_headroom": 2700,
+    "gpu_mem_leak": 4500,
+    "idle_allocated": 4500,
+    "long_init": 2400,
+    "packing_candidate": 2700,
+    "rollout_wait": 3000,
+    "scaling_inefficient": 2400,
+    "step_outliers": 1500,
+    "step_time_drift": 2400,
+    "tensor_cores_unused": 2400,
 }
-"""Seconds from the start to the end of the fault, and from there to the end of the simulation."""
+"""Seconds from the start to the end of the fault, where they are not the usual ones."""
+_AFTERWARDS = 1500
+"""Seconds from the end of the fault to the end of the simulation."""
+_TOGETHER = 6
+"""Scenarios of the same length whose rules are evaluated together."""
 _ALL_GPUS = ("input_bound", "input_too_many_workers")
 """Scenarios that load the host's CPUs by the number of ranks."""
 _POLL_SECONDS = {"small_batch": 3.0}
@@ -57,7 +61,7 @@ class Timeline(NamedTuple):
     """The alerts of a scenario, each with its first and its last second."""
 
     end: int | None
-    """End of the fault; None for a fault that lasts."""
+    """End of the fault; None where the fault lasted in the newest simulation."""
     last: int
     """End of the simulation."""
     alerts: Sequence[tuple[int, int, Labels]]
@@ -91,29 +95,31 @@ def stored() -> dict[str, Timeline]:
     }
 
 
-def simulated(names: Iterable[str], seconds: tuple[int, int] | None = None) -> dict[str, Timeline]:
-    """Simulate scenarios and evaluate the rules on all of them together.
+def simulated(names: Sequence[str], seconds: int, afterwards: int = _AFTERWARDS) -> dict[str, Timeline]:
+    """Simulate scenarios, and evaluate the rules on all of them together.
 
     Args:
         names: the scenarios.
-        seconds: replaces the seconds until the end of the fault, and from there on.
+        seconds: from the start to the end of the fault.
+        afterwards: seconds from there on.
     """
     series: list[Series] = []
-    found: dict[str, Timeline] = {}
     for name in names:
-        story = SCENARIOS[name]
-        of_gpus = isinstance(story.fault, (HardwareFault, CoolingFailure, GpuLoss))
-        usual = (1500, 1500) if of_gpus else (1200 if story.instrumented else 2700, 0)
-        end, after = seconds or _SECONDS.get(name, usual)
-        pages = [*_pages(name, 0, end), *(_pages("repaired", end + EVALUATION_SECONDS, end + after) if after else ())]
+        pages = [*_pages(name, 0, seconds), *_pages("repaired", _after(seconds), seconds + afterwards)]
         target = {"cluster": name, "job": "stallscope", "instance": "simulated:9400"}
         series += [each for each in series_in(pages, target) if each.name in READ]
-        found[name] = Timeline(end if after else None, (len(pages) - 1) * EVALUATION_SECONDS, [])
-    times = range(0, max(each.last for each in found.values()) + 1, EVALUATION_SECONDS)
     firing = f'ALERTS{{alertstate="firing", alertname!="{WATCHDOG}"}}'
+    last = seconds + afterwards
+    times = range(0, last + 1, EVALUATION_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         answers = evaluate(series, {firing: times}, rule_files=with_short_warmup(Path(folder))).samples[firing]
-    return {name: each._replace(alerts=_alerts(name, each.last, answers)) for name, each in found.items()}
+    return {name: Timeline(seconds, last, _alerts(name, last, answers)) for name in names}
+
+
+def _usual_seconds(name: str) -> int:
+    story = SCENARIOS[name]
+    of_gpus = isinstance(story.fault, (HardwareFault, CoolingFailure, GpuLoss))
+    return _SECONDS.get(name, 1500 if of_gpus else 1200 if story.instrumented else 2700)
 
 
 def _alerts(name: str, last: int, answers: Answers) -> list[tuple[int, int, Labels]]:
@@ -151,12 +157,21 @@ def _pages(name: str, start: int, end: int) -> Sequence[str]:
         )
 
 
+def _batches(names: Iterable[str]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield scenarios of the same length, with that length in seconds."""
+    for seconds, same in groupby(sorted(names, key=_usual_seconds), _usual_seconds):
+        batch = list(same)
+        for place in range(0, len(batch), _TOGETHER):
+            yield seconds, batch[place : place + _TOGETHER]
+
+
 def main(names: Sequence[str]) -> None:
     """Simulate these scenarios, or all, and write the file."""
     found = stored() if names else {}
-    with ProcessPoolExecutor(2) as pool:
-        for name, timeline in zip(names or NAMES, pool.map(_alone, names or NAMES), strict=True):
-            found[name] = timeline
+    for seconds, batch in _batches(names or NAMES):
+        together = simulated(batch, seconds)
+        found.update(together)
+        for name, timeline in together.items():
             messages = (f"{each.second} s: {each.receiver} {each.status}" for each in timeline.notifications())
             print(f"{name}: {', '.join(messages)}", flush=True)
     content = {
@@ -168,10 +183,6 @@ def main(names: Sequence[str]) -> None:
         for name in NAMES
     }
     FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _alone(name: str) -> Timeline:
-    return simulated([name])[name]
 
 
 if __name__ == "__main__":

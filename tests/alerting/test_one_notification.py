@@ -262,5 +262,5 @@ def test_the_notification_of_a_scenario_names_its_cause(
 
 @pytest.mark.slow
 def test_the_rules_still_raise_the_alerts_of_a_gpu_that_is_lost(timelines: dict[str, Timeline]) -> None:
-    found = simulated(["gpu_lost"], (240, 600))["gpu_lost"].notifications()
+    found = simulated(["gpu_lost"], 240, 600)["gpu_lost"].notifications()
     assert [each[1:] for each in found] == [each[1:] for each in timelines["gpu_lost"].notifications()]
