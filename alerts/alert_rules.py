@@ -38,7 +38,7 @@ GPU = "cluster, job, instance, gpu, uuid, mig"
 PAIR = f"{GPU}, namespace, run, rank"
 HOST = "cluster, job, instance"
 
-RELIEVED = "input_.+|h2d_bound|sync_stall|callback_stall|comm_bound|straggler_.+"
+RELIEVED = "input_.+|h2d_bound|sync_stall|callback_stall|comm_bound|straggler_.+|stage_imbalance"
 """Regular expression of the causes that the rules judge by what a run does since `run:relieved:info`."""
 _RELIEVED_KEEP = "1m"
 """`keep_firing_for` of their alerts: the expression lets them go on, and ends them at once when the cause is fixed."""
@@ -227,6 +227,14 @@ PHRASES = {
         "{{ .Value | humanizePercentage }} of its maximum{{ end }}{{ range printf "
         f'"run_rank:sm_clock:ratio5m{_RANK} / run_rank:clock_of_peers:ratio5m" {_RANK_LABELS} | query }}}}, '
         "the other ranks' at {{ .Value | humanizePercentage }}{{ end }}"
+    ),
+    "stages": (
+        f'{{{{ range printf "run_stage:work_of_others:ratio5m{_THIS_RUN}" {_RUN_LABELS} | query }}}} '
+        "{{ with .Labels.pipeline_stage }}Stage {{ . }}{{ else }}A group of ranks with equal delays, which is taken "
+        "for a stage,{{ end }} "
+        'computes {{ .Value | printf "%.1f" }} times as long as the other ranks'
+        f'{{{{ range printf "run:stages:count{_THIS_RUN}" {_RUN_LABELS} | query }}}}, in a pipeline of {{{{ .Value }}}}'
+        "{{ end }}.{{ end }}"
     ),
     "end": "{{ end }}",
 }

@@ -51,6 +51,7 @@ def _stragglers() -> Panel:
             by_rank(f"run_rank:communication:ratio5m{{{RANK}}}"),
             by_rank(of_gpus(f"gpu:busy:ratio5m{{{HOST}}}")),
             by_rank(of_gpus(f"gpu:sm_clock:ratio5m{{{HOST}}}")),
+            by_rank(f"run_rank:work:ratio5m{{{RANK}}}"),
         ],
         columns={
             "run": "Run",
@@ -64,6 +65,7 @@ def _stragglers() -> Panel:
             "Value #F": "Communication",
             "Value #G": "GPU busy",
             "Value #H": "SM clock",
+            "Value #I": "Work in pipeline",
         },
         unit="percentunit",
         height=10,
@@ -83,6 +85,7 @@ def _stragglers() -> Panel:
                     ("Communication", 125),
                     ("GPU busy", 85),
                     ("SM clock", 85),
+                    ("Work in pipeline", 125),
                 )
             ),
         ],

@@ -24,7 +24,7 @@ _RECORDED = (
     "run_rank:straggler_score:ratio5m",
 )
 _EXPRESSION = f'{{__name__=~"{"|".join(_RECORDED)}"}} or ALERTS{{alertstate="firing"}}'
-_OF_ONE_RANK = ("straggler_rank", "straggler_input", "straggler_hw")
+_OF_ONE_RANK = ("straggler_rank", "straggler_input", "straggler_hw", "stage_imbalance")
 """Verdicts about the rank with the highest score."""
 
 

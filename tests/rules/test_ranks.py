@@ -183,8 +183,13 @@ def test_a_rank_that_never_waits_for_others_delays_them(rulebook: Rulebook) -> N
     rulebook.check(story, {f'{SHARE}{{cause="comm_bound"}}': [], f"{SCORE}{{rank!='0'}} > 0": []})
 
 
-def ranks_of(run: str, *phases: Mapping[str, float], stages: int = 0) -> Story:
-    """A run with these phases by rank; each stage of a known number of them has equally many ranks, in their order."""
+def ranks_of(
+    run: str, *phases: Mapping[str, float], stages: int = 0, unknown: int | None = None, per_node: int = 64
+) -> Story:
+    """A run with these phases by rank; each stage of a known number of them has equally many ranks, in their order.
+
+    The stage of rank `unknown` is not reported.
+    """
     return [
         each
         for number, shares in enumerate(phases)
@@ -194,9 +199,15 @@ def ranks_of(run: str, *phases: Mapping[str, float], stages: int = 0) -> Story:
             phases=shares,
             other_phase="optimizer",
             gpus=(),
-            pipeline_stage=str(number * stages // len(phases)) if stages else "",
+            pipeline_stage=str(number * stages // len(phases)) if stages and number != unknown else "",
+            instance=f"node{number // per_node}:19400",
         )
     ]
+
+
+def with_data_ranks(story: Story) -> Story:
+    """Return the story of ranks that report their place in data parallelism."""
+    return [(name.replace("rank_info{", 'rank_info{data_rank="0",'), values) for name, values in story]
 
 
 BUBBLE = {"forward": 0.2, "backward": 0.4, "communication": 0.4}
@@ -224,17 +235,35 @@ def test_in_a_pipeline_only_unequal_work_is_lost(rulebook: Rulebook) -> None:
         "equal stages": (ranks_of("equal stages", *4 * [BUBBLE], stages=4), "healthy", 0),
         "equal, unmeasured": (ranks_of("equal, unmeasured", *unmeasured(*4 * [BUBBLE]), stages=4), "healthy", 0),
         "no known stages": (ranks_of("no known stages", *4 * [BUBBLE]), "comm_bound", 0.4),
-        "heavy": (ranks_of("heavy", *uneven, stages=4), "straggler_rank", heavy),
+        "heavy": (ranks_of("heavy", *uneven, stages=4), "stage_imbalance", heavy),
         "heavy, unmeasured": (
             ranks_of("heavy, unmeasured", *unmeasured(*uneven), stages=4),
-            "straggler_rank",
+            "stage_imbalance",
             heavy_by_forward,
         ),
-        "equally heavy": (ranks_of("equally heavy", *uneven), "straggler_rank", heavy),
+        "heavy, one rank a stage": (
+            ranks_of("heavy, one rank a stage", *3 * [LIGHT], HEAVY, stages=4),
+            "stage_imbalance",
+            heavy,
+        ),
+        "equally heavy": (ranks_of("equally heavy", *uneven), "stage_imbalance", heavy),
         "equally heavy, unmeasured": (
             ranks_of("equally heavy, unmeasured", *unmeasured(*uneven)),
-            "straggler_rank",
+            "stage_imbalance",
             heavy_by_forward,
+        ),
+        "a stage is unknown": (ranks_of("a stage is unknown", *uneven, stages=4, unknown=0), "straggler_rank", heavy),
+        "no pipeline": (with_data_ranks(ranks_of("no pipeline", *uneven)), "straggler_rank", heavy),
+        "a node": (ranks_of("a node", *uneven, per_node=2), "straggler_rank", heavy),
+        "a node is a stage": (
+            ranks_of("a node is a stage", *uneven, stages=4, per_node=2),
+            "stage_imbalance",
+            heavy,
+        ),
+        "no stage of three": (
+            ranks_of("no stage of three", *5 * [LIGHT], *3 * [SLOW]),
+            "straggler_rank",
+            (0.95 - 0.5875) * (1 - 0.05 / ((8 / 3 - 1) * 0.5875)),
         ),
         "slow rank": (ranks_of("slow rank", *one_slow, stages=4), "straggler_rank", slow),
         "slow rank, no stages": (ranks_of("slow rank, no stages", *one_slow), "straggler_rank", 0.58),

@@ -77,8 +77,8 @@ _FAMILIES = {
         "memory": "gpu_mem_headroom gpu_mem_near_oom gpu_mem_leak gpu_mem_fragmented gpu_mem_imbalance",
         "time": "checkpoint_stall evaluation_overhead callback_stall step_outliers step_time_drift long_init stalled "
         "hang_spin hang_io restart_loop goodput_low loss_nonfinite rollout_wait",
-        "ranks": "straggler_rank straggler_input straggler_hw gpu_load_imbalance uneven_work comm_bound "
-        "scaling_inefficient",
+        "ranks": "straggler_rank straggler_input straggler_hw gpu_load_imbalance stage_imbalance uneven_work "
+        "comm_bound scaling_inefficient",
         "hardware": "thermal_throttle power_brake power_capped clocks_limited xid_hw xid_app lost ecc_uncorrected "
         "row_remap_pending row_remap_failed pcie_degraded pcie_replays nvlink_errors nvlink_down",
         "use": "underused periodic_host_work idle_allocated mem_zombie shared_unexpectedly packing_candidate",

@@ -104,6 +104,7 @@ class _Page:
             user=run.user,
             git_commit="33be154",
             job_class=run.job_class,
+            pipeline_stage=str(stage) if (stage := dict(enumerate(run.stages)).get(self._rank)) is not None else "",
         )
         for gpu in run.ranks[self._rank]:
             self._add("rank_gpu_info", 1, gpu=str(world.index(gpu)), uuid=world.uuid(gpu))

@@ -304,6 +304,8 @@ class Run:
     """Share of the work of each of a rank's GPUs, if they differ."""
     instrumented: bool = True
     """Uses the shim."""
+    stages: tuple[int | None, ...] = ()
+    """Pipeline stage of each rank, if the run reports stages; None for a rank that does not."""
     phases: bool = True
     """The shim measures phases; else all of a step is `other`."""
     measures_communication: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.scenarios.cases.settings import (
     taking,
 )
 from tests.scenarios.machines import HGX, PAIR, QUAD, SERVER, SERVER_4
-from tests.scenarios.story import Gpu, Story, Work
+from tests.scenarios.story import Gpu, Node, Story, Work
 
 _LEVELS = (0.8, 1.25)
 _NOT_THE_NETWORK = frozenset({"comm_bound", "small_batch", "scaling_inefficient", "healthy"})
@@ -314,4 +314,135 @@ def _waited(unevenness: float, ranks: int) -> float:
     return float((longest - computing) / (_step(NODE_WORK) - computing + longest))
 
 
-CASES: tuple[Case, ...] = (*_slow_ranks(), *_slow_hardware(), *_shape(), *_others(), *_uneven())
+def _pipelines() -> Iterator[Case]:
+    """A stage of a pipeline has more work. The schedule shows what is lost, not the formula of the rules."""
+    alert = frozenset({"TrainingStageImbalance"})
+    misled = _NOT_THE_NETWORK | {"straggler_rank", "straggler_hw", "straggler_input"}
+    for name, node, count, works, microbatches, fields in (
+        ("node", HGX, 1, (1.0, 1.0, 1.0, 1.6), 8, {"measures_communication": True}),
+        ("node_without_hook", HGX, 1, (1.0, 1.0, 1.0, 1.4), 16, {}),
+        ("two_nodes", HGX, 2, (1.0, 1.9), 4, {"measures_communication": True}),
+        ("one_rank_each", QUAD, 1, (1.5, 0.9, 0.9, 0.9), 12, {"measures_communication": True}),
+        ("unreported", HGX, 1, (1.0, 1.0, 1.0, 1.5), 64, {"measures_communication": True, "stages": ()}),
+    ):
+        ranks = node.gpus * count
+        story, lost = _pipeline(node, count, works, microbatches, **fields)
+        yield positive(
+            f"stage_imbalance_{name}",
+            "stage_imbalance",
+            story,
+            subject="run",
+            # Without the report of a rank, ranks with unreported stages do not divide into equal ones.
+            acceptable=frozenset({"straggler_rank"} if "stages" in fields else ()),
+            alerts=alert,
+            allowed=frozenset({"TrainingStragglerRank"} if "stages" in fields else ()),
+            forbidden=misled - {"straggler_rank"} if "stages" in fields else misled,
+            culprit=(("rank", "0"),) if works[0] > 1 and ranks == len(works) else None,
+            lost=lost,
+        )
+    for level, heavy in zip(_LEVELS, (1.166, 1.279), strict=True):
+        story, lost = _pipeline(HGX, 1, (1.0, 1.0, 1.0, heavy), 16, measures_communication=True)
+        yield near(
+            "stage_imbalance",
+            "stage_imbalance",
+            level,
+            story,
+            subject="run",
+            acceptable=frozenset({"stage_imbalance"} if level < 1 else ()),
+            alerts=alert,
+            lost=lost,
+        )
+    for name, node, stages, microbatches in (("few", QUAD, 4, 4), ("many", HGX, 4, 16), ("two", HGX, 2, 2)):
+        story, _ = _pipeline(node, 1, stages * (1.0,), microbatches, measures_communication=True)
+        yield negative(
+            f"equal_stages_{name}_microbatches",
+            story,
+            forbidden=(misled | {"stage_imbalance"}) - WELL,
+        )
+    # A rank that is slow in a stage of several, and the heavy stage of which one rank's stage is unknown.
+    slow, lost = _pipeline(HGX, 1, (1.0, 1.0, 1.0, 1.8), 8, only=(6,), measures_communication=True)
+    yield positive(
+        "straggler_rank_in_a_stage",
+        "straggler_rank",
+        slow,
+        subject="run",
+        alerts=frozenset({"TrainingStragglerRank"}),
+        forbidden=_NOT_THE_NETWORK | {"stage_imbalance", "straggler_hw", "straggler_input"},
+        culprit=(("rank", "6"),),
+        lost=lost,
+    )
+    partly, lost = _pipeline(
+        HGX, 1, (1.0, 1.0, 1.0, 1.6), 8, measures_communication=True, stages=(None, 0, 1, 1, 2, 2, 3, 3)
+    )
+    yield positive(
+        "stage_of_a_rank_unknown",
+        "straggler_rank",
+        partly,
+        subject="run",
+        alerts=frozenset({"TrainingStragglerRank"}),
+        forbidden=_NOT_THE_NETWORK | {"stage_imbalance", "straggler_hw", "straggler_input"},
+        lost=lost,
+    )
+
+
+def _pipeline(
+    node: Node, count: int, works: Sequence[float], microbatches: int, *, only: Sequence[int] = (), **run: Any
+) -> tuple[Story, float]:
+    """Return a run whose stages have these parts of the usual work from the onset on, and the share that it loses.
+
+    Args:
+        node: the machine.
+        count: machines.
+        works: work of each stage; 1 is the usual work, which all have before the onset.
+        microbatches: of a step.
+        only: ranks that have the work; the others of their stages keep the usual work.
+        run: further fields of the run.
+    """
+    ranks = node.gpus * count
+    stages = tuple(rank * len(works) // ranks for rank in range(ranks))
+    chosen = only or tuple(rank for rank in range(ranks) if works[stages[rank]] != 1.0)
+    computing = NODE_WORK.forward + NODE_WORK.backward
+
+    def work(factor: float, slowest: Sequence[float]) -> Work:
+        """Return the work of a rank in a pipeline with these stages: it waits while that fills and drains."""
+        bubble = computing * (_passed(slowest, microbatches) - max(slowest))
+        return replace(
+            NODE_WORK,
+            forward=factor * NODE_WORK.forward,
+            backward=factor * NODE_WORK.backward,
+            communication=NODE_WORK.communication + bubble,
+        )
+
+    usual = len(works) * (1.0,)
+    story = run_on(node, count=count, before=work(1.0, usual), **{"stages": stages, **run})
+    changed = [
+        change
+        for factor in {works[stages[rank]] for rank in chosen}
+        for change in run_on(
+            node,
+            work(factor, works),
+            count=count,
+            only=tuple(rank for rank in chosen if works[stages[rank]] == factor),
+        )
+        .runs[0]
+        .work[1:]
+    ]
+    story = replace(story, runs=(replace(story.runs[0], work=(*story.runs[0].work, *changed)),))
+    mean = sum(works[stages[rank]] if rank in chosen else 1.0 for rank in range(ranks)) / ranks
+    taken, equal = (computing * _passed(each, microbatches) for each in (works, len(works) * (mean,)))
+    return story, (taken - equal) / (_step(NODE_WORK) - computing + taken)
+
+
+def _passed(works: Sequence[float], microbatches: int) -> float:
+    """Return the time in which all microbatches pass the stages forward and then backward, twice as long."""
+    free = len(works) * [0.0]
+    for length, order in ((1 / 3, range(len(works))), (2 / 3, reversed(range(len(works))))):
+        ready = microbatches * [0.0]
+        for stage in order:
+            for number in range(microbatches):
+                free[stage] = max(free[stage], ready[number]) + length * works[stage] / microbatches
+                ready[number] = free[stage]
+    return max(free)
+
+
+CASES: tuple[Case, ...] = (*_slow_ranks(), *_slow_hardware(), *_shape(), *_others(), *_uneven(), *_pipelines())

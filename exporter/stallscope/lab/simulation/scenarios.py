@@ -469,6 +469,11 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
         _load(ranks=_FAULTY, forward=0.55, backward=0.95),
     ),
     (
+        "stage_imbalance",
+        "The two ranks of the first pipeline stage compute longer than the others, which wait for them.",
+        _load(ranks=(0, 1), forward=0.75, backward=1.3),
+    ),
+    (
         "uneven_work",
         "In each step another rank has the longest sequences, and the others wait for it.",
         _load(unevenness=0.4),

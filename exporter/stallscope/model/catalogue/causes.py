@@ -998,6 +998,23 @@ CAUSES: dict[str, Cause] = {
             mutes=_WAITS_FOR_A_RANK,
         ),
         Cause(
+            "stage_imbalance",
+            508,
+            "ranks",
+            "performance",
+            "A pipeline stage has more work",
+            "Move layers from the slow pipeline stage to other stages, or split the output layer.",
+            Alert(
+                "warning",
+                Loss("straggler_warning", "straggler_high", window="3m"),
+                "One pipeline stage delays all others.",
+                """Run {run} loses {share} of its time because its pipeline stages have unequal work.{stages} Move
+                layers from the slow stage to other stages, or split the output layer or the embedding. If the run is no
+                pipeline, find what its slow ranks have in common: more work, or the same part of a host.""",
+            ),
+            mutes=("straggler_rank", *_WAITS_FOR_A_RANK),
+        ),
+        Cause(
             "comm_bound",
             505,
             "ranks",

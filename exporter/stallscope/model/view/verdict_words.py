@@ -15,6 +15,7 @@ ROOT_WORDS = {
     "straggler_rank": "slower than the others",
     "straggler_input": "waits for data",
     "straggler_hw": "its GPU is slower than the others'",
+    "stage_imbalance": "in a pipeline stage with more work",
     "stalled": "at another place of its code than the others",
     "hang_spin": "not in the collective of the others",
     "hang_io": "waits for storage",
