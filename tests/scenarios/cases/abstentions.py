@@ -46,11 +46,11 @@ def _cases() -> Iterator[Case]:
         onset=8.0,
     )
     yield _unknown(
-        "first_minutes_of_a_run",
+        "first_minute_of_a_run",
         run_on(SINGLE, before=taking(NODE_WORK, "data_wait", 0.5), start=1.0, initialization=0.5),
         forbidden=frozenset({"input_bound", "healthy", "compute_bound"}) | INPUT_CHILDREN,
-        onset=3.0,
-        length=6.0,
+        onset=1.5,
+        length=2.0,
     )
     yield _unknown(
         "nothing_known_of_the_host",
