@@ -341,7 +341,7 @@ def test_signals_reach_the_program_under_a_condition(folder: Folder) -> None:
         (("--fail-on", "lost>250ms"), '--fail-on: lost: expected a share such as 20% or 0.2, got "250ms"'),
         (
             ("--fail-on", "stepp>250ms"),
-            "--fail-on: stepp: expected one of step, lost, data_wait, host_copy, forward, backward, communication, ",
+            "--fail-on: stepp: expected one of step, lost, data_wait, host_copy, rollout, reward, forward, ",
         ),
         (("--fail-on", "stepp>250ms"), ", or a phase of the program; did you mean step?"),
         (("--fail-on", "data_wiat>2s"), ", or a phase of the program; did you mean data_wait?"),

@@ -68,6 +68,7 @@ NO_STORY = {
     ("stallscope-run", "GPU time lost, by cause", "B"): "no run has more than five causes",
     ("stallscope-run", "Time by phase, GPU clock", "B"): "no run has more than five phases on the device",
     ("stallscope-run", "Ranks by activity", "B"): "no run has more than five activities",
+    ("stallscope-run", "Ranks by straggler score", "I"): "no run is a pipeline",
 }
 """Queries for which no part of the installation has data, with the reason."""
 

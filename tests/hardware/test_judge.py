@@ -136,7 +136,7 @@ def test_each_program_is_judged_by_its_planted_cause_and_a_stand_in_writes_nothi
     planted, verdict, is_right, after, lost, alerts = row(said.out, "right")[1:]
     assert (planted, is_right, alerts) == ("`small_batch`", "yes", "none")
     assert verdict.startswith("`small_batch`, ")
-    assert 5 < int(after.removesuffix(" s")) < 30
+    assert 0 < int(after.removesuffix(" s")) < 30
     assert lost.endswith(" %, 50 %")
     wrong = row(said.out, "wrong")
     assert wrong[1] == "no cause"
