@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -205,5 +204,5 @@ def _is_local(held: Held, processes: Processes) -> bool:
     return held.ended is None and held.uid is not None and held.process is not None and not processes.gone(held.process)
 
 
-TestSenders = pytest.mark.filterwarnings("default")(Senders.TestCase)
+TestSenders = Senders.TestCase
 TestSenders.settings = settings(max_examples=40, stateful_step_count=30)

@@ -88,12 +88,12 @@ class Names:
         process = None if pid_seen is None else self._processes.find(pid_seen)
         if (
             held is not None
+            and process is not None
             and held.report.session != report.session
             and report.session not in held.former
             and both_alive(held, process, self._processes)
             and _are_single(held.report, report)
         ):
-            assert process is not None
             report = _renamed(report, str(process.pid))
             self._refuse_foreign(ranks, report, sender)
             held = ranks.get((report.run, report.rank))

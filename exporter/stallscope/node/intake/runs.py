@@ -261,8 +261,7 @@ class RunRegistry:
 
     def _admit(self, reported: Report, pid_seen: int | None, sender: Sender) -> None:
         now, wall = self._clock.monotonic(), self._clock.time()
-        place = self._run_names.place(self._held, reported, pid_seen, sender)
-        report, held, process = place
+        report, held, process = self._run_names.place(self._held, reported, pid_seen, sender)
         key = (report.run, report.rank)
         restarts, ended, notice = report.restarts, None, None
         former: tuple[str, ...] = ()
@@ -284,7 +283,7 @@ class RunRegistry:
             if report.run != reported.run:
                 self._start_beside(reported, report.run)
         else:
-            restarts, former, forgotten = succession(place, held, sender, self._processes)
+            restarts, former, forgotten = succession(held, report, process, sender, self._processes)
             self._run_names.forget(reported.run, report.rank, forgotten)
             self._series_names.restart_values(key, self._held)
         if report.state not in LAST_STATES:

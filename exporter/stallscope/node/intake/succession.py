@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from stallscope.node.intake.held import Held
 from stallscope.node.intake.liveness import both_alive
-from stallscope.node.intake.ownership import Place
-from stallscope.node.intake.processes import Processes
+from stallscope.node.intake.processes import Process, Processes
 from stallscope.node.intake.quotas import Sender
 from stallscope.training.protocol.report import CodeLine, Phase, Report, ReportError
 
@@ -42,19 +41,25 @@ class Succession(NamedTuple):
     """Sessions that are too old to be remembered."""
 
 
-def succession(place: Place, held: Held, sender: Sender, processes: Processes) -> Succession:
+def succession(held: Held, report: Report, process: Process | None, sender: Sender, processes: Processes) -> Succession:
     """Return what a new session takes over from the one that holds its place.
+
+    Args:
+        held: the rank.
+        report: the new session's report.
+        process: its sender's process, if visible.
+        sender: its sender's user.
+        processes: all processes of this machine.
 
     Raises:
         ReportError: the session was replaced, or started before the held one.
     """
-    restarts = max(place.report.restarts, _restarts(place, held, sender, processes))
+    restarts = max(report.restarts, _restarts(held, report, process, sender, processes))
     former = (*held.former, held.report.session)
     return Succession(restarts, former[-_MAX_FORMER:], former[:-_MAX_FORMER])
 
 
-def _restarts(place: Place, held: Held, sender: Sender, processes: Processes) -> int:
-    report, _held, process = place
+def _restarts(held: Held, report: Report, process: Process | None, sender: Sender, processes: Processes) -> int:
     over = held.ended is not None or (
         held.process is not None and (held.process == process or processes.gone(held.process))
     )
