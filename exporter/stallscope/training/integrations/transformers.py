@@ -221,7 +221,7 @@ def _widen(trainer: type) -> None:
         for method, phase in ROLLOUTS.items():
             wrap(getattr(found, f"{name.upper()}Trainer", None), method, _in_phase(phase))
     generation = getattr(sys.modules.get("trl.generation.vllm_generation"), "VLLMGeneration", None)
-    wrap(generation, "sync_weights", _syncing)
+    wrap(generation, "sync_weights", _in_phase("weight_sync", lambda _generation: _training))
     wrap(trainer, "training_step", _counting)
     wrap(trainer, "_maybe_log_save_evaluate", _reporting_maintenance)
     wrap(getattr(require("accelerate", "accelerate"), "Accelerator", None), "backward", _reporting_backward)
@@ -242,10 +242,12 @@ def _events(trainer: Any) -> TrainerEvents | None:
     return None if found is None or found.fit.open_run is None else found
 
 
-def _in_phase(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _in_phase(
+    phase: str, events_of: Callable[[Any], TrainerEvents | None] = _events
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def make(method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            events = _events(self)
+            events = events_of(self)
             if events is None:
                 return method(self, *args, **kwargs)
             with events.fit.booked(phase):
@@ -254,16 +256,6 @@ def _in_phase(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return wrapped
 
     return make
-
-
-def _syncing(method: Callable[..., Any]) -> Callable[..., Any]:
-    def sync_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _training is None:
-            return method(self, *args, **kwargs)
-        with _training.fit.booked("weight_sync"):
-            return method(self, *args, **kwargs)
-
-    return sync_weights
 
 
 def _counting(method: Callable[..., Any]) -> Callable[..., Any]:
