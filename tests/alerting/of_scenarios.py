@@ -1,8 +1,7 @@
 """The alerts of every scenario of `stallscope up`, and after `stallscope up --end`.
 
 `python -m tests.alerting.of_scenarios` simulates them all in scripted time, evaluates the rules, and writes
-`of_scenarios.json`. This takes ten minutes of CPU time, so that tests read the file and simulate only a few
-scenarios.
+`of_scenarios.json`. This takes ten minutes of CPU time, so that tests read the file and simulate only a few scenarios.
 """
 
 from __future__ import annotations
@@ -60,8 +59,6 @@ _POLL_SECONDS = {"small_batch": 3.0}
 class Timeline(NamedTuple):
     """The alerts of a scenario, each with its first and its last second."""
 
-    end: int | None
-    """End of the fault; None where the fault lasted in the newest simulation."""
     last: int
     """End of the simulation."""
     alerts: Sequence[tuple[int, int, Labels]]
@@ -88,9 +85,7 @@ def stored() -> dict[str, Timeline]:
     """Read the file."""
     content = json.loads(FILE.read_text(encoding="utf-8"))
     return {
-        name: Timeline(
-            each["end"], each["last"], [(alert["first"], alert["last"], alert["labels"]) for alert in each["alerts"]]
-        )
+        name: Timeline(each["last"], [(alert["first"], alert["last"], alert["labels"]) for alert in each["alerts"]])
         for name, each in content.items()
     }
 
@@ -113,7 +108,7 @@ def simulated(names: Sequence[str], seconds: int, afterwards: int = _AFTERWARDS)
     times = range(0, last + 1, EVALUATION_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         answers = evaluate(series, {firing: times}, rule_files=with_short_warmup(Path(folder))).samples[firing]
-    return {name: Timeline(seconds, last, _alerts(name, last, answers)) for name in names}
+    return {name: Timeline(last, _alerts(name, last, answers)) for name in names}
 
 
 def _usual_seconds(name: str) -> int:
@@ -176,7 +171,6 @@ def main(names: Sequence[str]) -> None:
             print(f"{name}: {', '.join(messages)}", flush=True)
     content = {
         name: {
-            "end": found[name].end,
             "last": found[name].last,
             "alerts": [{"first": first, "last": last, "labels": labels} for first, last, labels in found[name].alerts],
         }

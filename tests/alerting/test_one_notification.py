@@ -250,8 +250,7 @@ def test_a_scenario_sends_one_notification_and_another_one_when_its_fault_has_en
 ) -> None:
     timeline = timelines[scenario]
     loud = any(labels["severity"] in LOUD for _, _, labels in timeline.alerts)
-    once = ["firing", "resolved"] if timeline.end else ["firing"]
-    expected = SHORTCOMINGS.get(scenario, once if loud else [])
+    expected = SHORTCOMINGS.get(scenario, ["firing", "resolved"] if loud else [])
     assert [each.status for each in timeline.notifications()] == expected
 
 

@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +67,8 @@ class Step(NamedTuple):
     commands: Sequence[Command]
     hint: str = ""
     """Further words for the message of a failure."""
+    check: Callable[[], None] | None = None
+    """Check of the result, which raises Failed."""
 
 
 def steps(image: str, flags: Sequence[str], node: str) -> tuple[Step, ...]:
@@ -96,6 +98,7 @@ def steps(image: str, flags: Sequence[str], node: str) -> tuple[Step, ...]:
                 ("kubectl", "create", "job", *_JOB, f"--image={image}", "--", "python", "-c", _PROGRAM),
                 ("kubectl", "wait", f"job/{_JOB[0]}", *_JOB[1:], "--for=condition=complete", "--timeout=10m"),
             ),
+            check=find_steps,
         ),
         Step(
             "check",
@@ -261,8 +264,8 @@ def _make(made: Sequence[Step]) -> None:
         try:
             for command in step.commands:
                 run(command)
-            if step.name == "train":
-                find_steps()
+            if step.check:
+                step.check()
         except Failed as problem:
             raise Failed(f"{step.name}: {problem}{step.hint}; the cluster is left as it is") from None
     print("test-cluster: what remains", flush=True)

@@ -91,6 +91,7 @@ class _Page:
         node, index = world.gpus[run.ranks[self._rank][0]]
         held = [rank for rank, gpus in enumerate(run.ranks) if world.gpus[gpus[0]][0] == node]
         del index
+        stage = run.stages[self._rank] if run.stages else None
         self._add(
             "rank_info",
             1,
@@ -104,7 +105,7 @@ class _Page:
             user=run.user,
             git_commit="33be154",
             job_class=run.job_class,
-            pipeline_stage=str(stage) if (stage := dict(enumerate(run.stages)).get(self._rank)) is not None else "",
+            pipeline_stage="" if stage is None else str(stage),
         )
         for gpu in run.ranks[self._rank]:
             self._add("rank_gpu_info", 1, gpu=str(world.index(gpu)), uuid=world.uuid(gpu))
