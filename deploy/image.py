@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +125,6 @@ def bill_of_materials(installed: dict[str, Any], *, version: str, digest: str) -
         version: the image's version.
         digest: the digest of the image's manifest.
     """
-    import uuid
-    from datetime import datetime, timezone
-
     from cyclonedx.model import HashAlgorithm, HashType
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
