@@ -252,6 +252,10 @@ def test_sharing_is_unexpected_where_another_gpu_is_free(rulebook: Rulebook) -> 
         ),
         "none is free": (node("none is free", gpu() + taken, ada, bob, *both, exclusive()), []),
         "alone": (node("alone", gpu(), ada, bob, *both, exclusive()), []),
+        "memory without an owner": (
+            node("memory without an owner", gpu() + free, ada, holds(0.4, user="ada"), holds(0.4), exclusive()),
+            [],
+        ),
         "time slices": (node("time slices", gpu() + free, ada, bob, *both, exclusive(sharing="time_sliced")), []),
         "a monitor": (
             node("a monitor", gpu() + free, ada, bob, holds(0.4, user="ada"), holds(0.004, user="bob"), exclusive()),
