@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stallscope.model.clients.address import VARIABLE as PROMETHEUS
 from stallscope.model.clients.address import default_exporter
-from stallscope.training.shim import launchers, stored_reports
+from stallscope.training.shim import launchers, stored_reports, trainjob_process
 from stallscope.training.shim.tolerance import switched_on
 
 VARIABLE = "STALLSCOPE_SUMMARY"
@@ -97,7 +97,8 @@ def prepare(options: SummaryOptions, program: str) -> str:
         The folder; empty if there is no summary.
     """
     inherited = os.environ.get(stored_reports.VARIABLE, "")
-    if not options.fail_on and (options.form == "off" or switched_on("STALLSCOPE_DISABLE")):
+    is_read = options.form != "off" or trainjob_process.trainjob_of(os.environ) is not None
+    if not options.fail_on and (not is_read or switched_on("STALLSCOPE_DISABLE")):
         os.environ.pop(stored_reports.VARIABLE, None)
         return ""
     if inherited and Path(inherited).is_dir() and not options.fail_on:
@@ -180,6 +181,8 @@ def _settle(folder: Path, options: SummaryOptions, program: str) -> None:
     (folder / stored_reports.SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
     if page := _page(exporter):
         (folder / stored_reports.PAGE).write_text(page, encoding="utf-8")
+    if trainjob_process.trainjob_of(os.environ) is not None:
+        trainjob_process.start(sys.executable, _PACKAGE_PARENT, str(folder))
 
 
 def _exporter() -> str:

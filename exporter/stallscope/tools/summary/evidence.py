@@ -76,7 +76,7 @@ def gather(runs: list[RunTime], exporter: str, page_before: str, prometheus: str
         except (ExporterError, ValueError) as problem:
             missing.append(f"Heat, Xids and neighbours of the GPUs: {without_password(exporter)}: {problem}.")
     server = prometheus or default_url()
-    verdicts, problem_of_server = _verdicts(runs, server)
+    verdicts, problem_of_server = verdicts_of(runs, server)
     if problem_of_server and prometheus:
         missing.append(f"Verdict: {problem_of_server}.")
     elif not verdicts and not problem_of_server:
@@ -148,7 +148,7 @@ def _is_own(owner: Owner, run: RunTime) -> bool:
     return all(name in ("", info.get(key) or name) for name, key in named)
 
 
-def _verdicts(runs: list[RunTime], prometheus: str) -> tuple[dict[str, Verdict], str]:
+def verdicts_of(runs: list[RunTime], prometheus: str) -> tuple[dict[str, Verdict], str]:
     """Return the current verdicts by run, and why there are none."""
     try:
         from stallscope.model.clients.prometheus import Prometheus  # its library is optional here

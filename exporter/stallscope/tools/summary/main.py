@@ -19,6 +19,7 @@ from stallscope.tools.summary.evidence import gather
 from stallscope.tools.summary.kept import keep
 from stallscope.tools.summary.measured import RunTime, read_runs
 from stallscope.tools.summary.text import lines_of
+from stallscope.tools.summary.trainjob import finish
 from stallscope.training.shim.stored_reports import NEWEST, PAGE, SETTINGS, WARMED_UP, discard, is_alive, started
 
 
@@ -47,6 +48,7 @@ def summarise(folder: str, *, has_succeeded: bool = True) -> int:
         return UNKNOWN
     try:
         runs = read_runs(place)
+        finish(place, settings)
     finally:
         _clear(place)
     conditions = [parse(text) for text in settings["fail_on"]] if has_succeeded else []

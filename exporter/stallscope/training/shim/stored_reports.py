@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from contextlib import suppress
 
 from stallscope.common.standard_library import OWN_FOLDERS, standard_library
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "STALLSCOPE_SUMMARY_DIR"
 """Environment variable with the folder, for the processes of the training."""
+TRAINJOB = "KUBEFLOW_TRAINER_SERVER_URL"
+"""Environment variable that Kubeflow Trainer sets in the pods of a TrainJob whose status they may update."""
 SETTINGS = "settings.json"
 """File with the options of the summary, written by `stallscope run`."""
 PAGE = "exporter.prom"
@@ -30,14 +33,16 @@ WARMED_UP = ".warmed-up"
 """Suffix of the file with the first report of a session after the steps that are slow by nature."""
 STARTED = "started-"
 """Beginning of a file's name that ends with the number of a process that `stallscope run` was or became."""
+UPDATES_ITSELF = ".updates-trainjob"
+"""Suffix of an empty file: the program of this session updates the status of its TrainJob by itself."""
 _LOCK = "lock"
 _PATIENCE = 20.0
 """Seconds that the summary may take: it queries an exporter and Prometheus, with shorter limits."""
-_COMMAND = (
+_CODE = (
     f"{OWN_FOLDERS}packages = [place for place, path in enumerate(sys.path) if path.endswith('-packages')]; "
     "sys.path.insert(packages[0] if packages else len(sys.path), sys.argv.pop(1)); "
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-    "from stallscope.tools.summary.main import main; main(sys.argv[1])"
+    "import importlib; importlib.import_module(sys.argv.pop(1)).main(sys.argv[1])"
 )
 """Code of the process: Ctrl-C ends it without a traceback, and the program's folder is not searched for modules."""
 _held: tuple[int, str] | None = None
@@ -55,6 +60,7 @@ class StoredReports:
         """Take the folder; the summary waits for the end of this process from now on."""
         self._path = os.path.join(folder, session)
         self._has_warmed_up = False
+        self._may_update_itself = TRAINJOB in os.environ
         hold(folder)
 
     def store(self, payload: bytes, is_warm: bool) -> None:
@@ -68,6 +74,9 @@ class StoredReports:
             if is_warm and not self._has_warmed_up:
                 self._has_warmed_up = True
                 _write(self._path + WARMED_UP, payload)
+            if self._may_update_itself and updates_trainjob():
+                self._may_update_itself = False
+                _write(self._path + UPDATES_ITSELF, b"")
             _write(self._path + NEWEST, payload)
         except OSError:  # the folder is gone, or memory is full
             pass
@@ -77,6 +86,14 @@ def stored_reports(environment: Mapping[str, str], session: str) -> StoredReport
     """Return the store of a session; None without a summary."""
     folder = environment.get(VARIABLE, "")
     return StoredReports(folder, session) if folder and os.path.isdir(folder) else None
+
+
+def updates_trainjob() -> bool:
+    """Return whether this program has imported a library that updates the status of its TrainJob."""
+    callbacks = sys.modules.get("transformers.integrations.integration_utils")
+    return "kubeflow.trainer" in sys.modules or (
+        "transformers.trainer" in sys.modules and hasattr(callbacks, "KubeflowCallback")
+    )
 
 
 def hold(folder: str) -> None:
@@ -160,9 +177,21 @@ def _start(folder: str) -> None:
 
     with open(os.path.join(folder, SETTINGS), encoding="utf-8") as file:
         settings = json.load(file)
-    # -E: variables such as PYTHONPATH belong to the program.
-    command = [settings["python"], "-E", "-c", _COMMAND, settings["package"], folder]
+    command = command_of("stallscope.tools.summary.main", settings["python"], settings["package"], folder)
     subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=_PATIENCE, check=False)
+
+
+def command_of(module: str, python: str, package: str, folder: str) -> list[str]:
+    """Return the command of a process that calls `main` of a module with the folder.
+
+    Args:
+        module: the module.
+        python: the interpreter.
+        package: folder that contains this package.
+        folder: the folder of the reports.
+    """
+    # -E: variables such as PYTHONPATH belong to the program.
+    return [python, "-E", "-c", _CODE, package, module, folder]
 
 
 def started(folder: str) -> set[int]:
