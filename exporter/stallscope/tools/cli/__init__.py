@@ -20,7 +20,7 @@ from stallscope.common.version import __version__
 GROUPS = {
     "observe": ("gpus", "top"),
     "train": ("pick", "run", "stacks", "stop", "trace"),
-    "understand": ("compare", "frames", "replay", "report", "why"),
+    "understand": ("annotate", "compare", "frames", "replay", "report", "why"),
     "set up": ("completion", "doctor", "exporter", "man", "record", "thresholds", "up"),
 }
 """Commands by purpose, in the order of the help."""
