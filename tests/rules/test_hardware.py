@@ -27,6 +27,8 @@ from tests.rules.rulebook import (
     until,
 )
 
+EVALUATION_INTERVAL = 60
+
 FILES = tuple(
     path
     for path in RULE_FILES

@@ -19,6 +19,8 @@ from tests.rules.rulebook import (
     steady,
 )
 
+EVALUATION_INTERVAL = 60
+
 VERDICT = "round(100 * run:verdict:ratio5m)"
 
 
