@@ -13,8 +13,8 @@ DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.installed
 # The training frameworks take 7 GB on Linux, where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
 STALLSCOPE_FRAMEWORKS ?= 1
-# How many tests run at once, each file's own one after the other; what compares times follows in pairs, and alone what takes
-# the whole machine.
+# How many tests run at once, each file's own one after the other; what compares times runs in pairs, and alone what takes the
+# whole machine.
 JOBS ?= 4
 # What `make matrix` checks with.
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
@@ -32,7 +32,7 @@ LONG := $(addprefix tests/,catalogue/test_new_cause.py cli/test_training_endings
 marked = $(shell grep -rl --include='test_*.py' 'mark[.]$(1)' tests)
 # A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever. No tests is no failure.
 IN_PARALLEL = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
-BESIDE = $(IN_PARALLEL) --numprocesses $(JOBS) -m "not timed and not alone" $(1) || [ $$? -eq 5 ]
+BESIDE = nice $(IN_PARALLEL) --numprocesses $(JOBS) -m "not timed and not alone" $(1) || [ $$? -eq 5 ]
 PAIRS = $(IN_PARALLEL) --numprocesses 2 -m timed $(1) || [ $$? -eq 5 ]
 AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
@@ -52,7 +52,7 @@ DOCS_PIP := $(DOCS_VENV)/bin/python $(INSTALL)
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots docs release-versions release-build release-try image-tools release-image release-push release-sign release-dry-run
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-beside test-pairs test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots docs release-versions release-build release-try image-tools release-image release-push release-sign release-dry-run
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -122,9 +122,15 @@ test: prepare ## the tests with real Prometheus, Alertmanager, Chromium and the 
 	$(if $(ARGS),$(call AFTER,$(ARGS)))
 
 test-all: prepare-all ## every test: also with training frameworks, the score of the diagnosis, and long fault runs
-	$(call BESIDE,$(ARGS))
-	$(call PAIRS,$(or $(ARGS),$(call marked,timed)))
+	$(MAKE) --jobs=2 --keep-going test-beside test-pairs
 	$(call AFTER,$(or $(ARGS),$(call marked,alone)))
+
+# What compares times mostly waits, and comes first where both want a CPU.
+test-beside:
+	$(call BESIDE,$(ARGS))
+
+test-pairs:
+	$(call PAIRS,$(or $(ARGS),$(call marked,timed)))
 
 test-gpu: $(STAMP) ## the tests on a real NVIDIA GPU; skipped without a driver (to record a GPU: tests/captures)
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)
