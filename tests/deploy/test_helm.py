@@ -27,6 +27,7 @@ SWITCHES = {
     "signed-reports": ("reportTokensSecret=stallscope-report-tokens",),
     "prometheus-url": ("prometheusUrl=http://prometheus-operated.monitoring.svc:9090",),
     "kubernetes-api": ("kubernetesApi=true",),
+    "node-conditions": ("kubernetesApi=true", "nodeConditions=true"),
     "prometheus-operator": ("prometheusOperator.enabled=true",),
     "grafana-sidecar": ("grafanaSidecar.enabled=true",),
 }

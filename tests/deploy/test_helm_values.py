@@ -311,6 +311,7 @@ INVALID: dict[str, tuple[Object, str]] = {
         'prometheusOperator.thresholds: unknown threshold "input_wraning"; the names are listed in',
     ),
     "a threshold as a text": ({"prometheusOperator": {"thresholds": {"input_warning": "a lot"}}}, "input_warning"),
+    "conditions without the API": ({"nodeConditions": True}, "nodeConditions: needs the Kubernetes API"),
     "rules that others need": (
         {"prometheusOperator": {"enabled": True, "rules": {"rules-signals": False}}},
         'prometheusOperator.rules: "rules-signals" cannot be left out; expected one of alerts-gpu-hardware, ',

@@ -37,11 +37,14 @@ LEVELS = {
     "signed-reports": {"HostPath Volumes"},
     "prometheus-url": {"HostPath Volumes"},
     "kubernetes-api": {"HostPath Volumes"},
+    "node-conditions": {"HostPath Volumes"},
     "mig": {"HostPath Volumes", "Capabilities"},
     "host-processes": {"HostPath Volumes", "Capabilities", "Host Namespaces"},
     "without-hostpath": set(),
 }
 """Controls of level baseline that each overlay violates."""
+WITH_API = ("kubernetes-api", "node-conditions")
+"""Overlays that send requests to the API server."""
 
 
 def exporter_of(overlay: str) -> Object:
@@ -110,11 +113,11 @@ class TestDaemonSet:
     def test_it_mounts_a_token_only_for_the_api_and_opens_no_host_port(self, overlay: str) -> None:
         objects = kustomized(f"overlays/{overlay}")
         pod = pod_of(only(objects, "DaemonSet"))
-        assert pod["automountServiceAccountToken"] is (overlay == "kubernetes-api")
+        assert pod["automountServiceAccountToken"] is (overlay in WITH_API)
         assert only(objects, "ServiceAccount")["automountServiceAccountToken"] is False
         assert "hostNetwork" not in pod
         assert not any("hostPort" in port for port in container(only(objects, "DaemonSet"))["ports"])
-        assert len(of_kind(objects, "ClusterRole") + of_kind(objects, "Role")) == (overlay == "kubernetes-api")
+        assert len(of_kind(objects, "ClusterRole") + of_kind(objects, "Role")) == (overlay in WITH_API)
 
     @pytest.mark.parametrize("overlay", OVERLAYS)
     def test_its_root_file_system_and_its_one_host_path_are_read_only(self, overlay: str) -> None:
@@ -203,6 +206,12 @@ class TestDaemonSet:
         assert node == {"fieldPath": "spec.nodeName"}
         egress = [policy["spec"].get("egress", []) for policy in of_kind(objects, "NetworkPolicy")]
         assert sorted(port["port"] for rules in egress for rule in rules for port in rule["ports"]) == [443, 6443]
+
+    def test_conditions_of_nodes_need_one_permission_more(self) -> None:
+        plain, more = (only(kustomized(f"overlays/{overlay}"), "ClusterRole")["rules"] for overlay in WITH_API)
+        assert more == [*plain, {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}]
+        assert container(exporter_of("node-conditions"))["args"][-1] == "--collector.node_conditions"
+        assert not any("node_conditions" in each for each in container(exporter_of("kubernetes-api"))["args"])
 
     def test_the_amd_overlay_has_nothing_of_nvidia(self) -> None:
         assert "nvidia" not in json.dumps(exporter_of("amd")).lower()

@@ -36,17 +36,28 @@ _NOT_ACCEPTABLE = {
 """Answer of Kubernetes 1.36 to a list that is requested as metadata of one object."""
 
 
+def _failure(code: int, message: str) -> dict[str, Any]:
+    return {"kind": "Status", "status": "Failure", "message": message, "code": code}
+
+
 class ApiServer:
     """Answers with `answers`, by path without its query; 404 for others. Each request is recorded.
 
     As with a real server, a list can't be requested as the metadata of one object, and has pages where `limit` is less
-    than its items.
+    than its items. A strategic merge patch of a node's status merges conditions by their type; an empty one changes
+    nothing, and returns the node.
     """
 
     def __init__(self, root: Path) -> None:
         """Start serving, and write the files of a service account below the root."""
         self.answers: dict[str, tuple[int, Any]] = {}
         self.requests: list[str] = []
+        self.nodes: dict[str, dict[str, Any]] = {}
+        """Nodes by name."""
+        self.patches: list[Any] = []
+        """Patches of nodes that were accepted."""
+        self.refusals: list[int] = []
+        """Statuses of the next responses to patches."""
         self.account = root / ACCOUNT
         self.account.mkdir(parents=True, exist_ok=True)
         authority = Authority(root)
@@ -66,11 +77,44 @@ class ApiServer:
                 body = content if isinstance(content, bytes) else json.dumps(content).encode()
                 reply(self, body, status=status)
 
+            def do_PATCH(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                    status, content = 401, _failure(401, "Unauthorized")
+                else:
+                    status, content = server.patched(self.path, self.headers["Content-Type"], body)
+                reply(self, json.dumps(content).encode(), status=status)
+
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*authority.sign("server"))
         self._stack = ExitStack()
         host, _, port = self._stack.enter_context(handled(Handler, context)).partition(":")
         self.address = (host, int(port))
+
+    def patched(self, path: str, kind: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        """Return status and document of the response to a patch."""
+        if self.refusals:
+            status = self.refusals.pop(0)
+            return status, _failure(
+                status, 'nodes "gpu-node-3" is forbidden: User cannot patch resource "nodes/status"'
+            )
+        if kind != "application/strategic-merge-patch+json":
+            return 415, _failure(415, "the body of the request was in an unknown format")
+        name = path.removeprefix("/api/v1/nodes/").removesuffix("/status")
+        if path != f"/api/v1/nodes/{name}/status" or name not in self.nodes:
+            return 404, _failure(404, f'nodes "{name}" not found')
+        try:
+            patch = json.loads(body)
+        except ValueError:
+            return 400, _failure(400, "the object provided is unrecognized")
+        conditions = {each["type"]: each for each in self.nodes[name]["status"]["conditions"]}
+        for each in patch.get("status", {}).get("conditions", ()):
+            if not {"type", "status"} <= each.keys():
+                return 422, _failure(422, "status.conditions: Required value")
+            conditions[each["type"]] = {**conditions.get(each["type"], {}), **each}
+        self.patches.append(patch)
+        self.nodes[name]["status"]["conditions"] = list(conditions.values())
+        return 200, self.nodes[name]
 
     def stop(self) -> None:
         """Stop serving and close the port."""

@@ -22,6 +22,9 @@ LOSSES: Mapping[str, str] = {
 }
 """Meaning and remedy by reason; `explained` has a text for all other reasons."""
 
+HARDWARE = frozenset({"gpu_lost", "gpu_not_found", "reset_required", "not_enumerated", "no_devices"})
+"""Reasons of a GPU that the driver reports as gone or unusable, while the driver itself works."""
+
 _REMEDIES: Mapping[str, str] = {
     "binding_missing": "pip install nvidia-ml-py",
     "binding_incompatible": "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py",

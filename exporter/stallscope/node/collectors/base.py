@@ -55,6 +55,8 @@ class Environment:
     """Facts from the Kubernetes API."""
     kubernetes: KubernetesSettings | None = None
     """None to use no Kubernetes API."""
+    exposed: Callable[[], Iterable[Sample]] = tuple
+    """Returns the samples of the newest page, from memory."""
     pcie_throughput: bool = False
     """True to query the throughput of GPUs without a PCIe byte counter, which takes 40 ms each time."""
 

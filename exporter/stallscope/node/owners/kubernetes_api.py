@@ -1,8 +1,8 @@
-"""Read a pod's metadata and the devices of a node from the Kubernetes API, as the pod's service account.
+"""Requests to the Kubernetes API, as the pod's service account: pods' metadata, a node's devices, its conditions.
 
-The account may `get` pods, jobsets and rayclusters, and `list` resourceslices, nothing else. Of the first three only
-the metadata is requested; slices are requested whole, because their metadata has no devices. This module is imported
-only with `--kubernetes.node`, because ssl takes memory.
+The account may `get` pods, jobsets and rayclusters, and `list` resourceslices; for the collector of node conditions
+also `patch` nodes/status. Of the first three only the metadata is requested; slices are requested whole, because their
+metadata has no devices. This module is imported only with `--kubernetes.node`, because ssl takes memory.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _LONGEST = 253
 _LONGEST_TOKEN = 4096
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _WHOLE = "application/json"
+_MERGE = "application/strategic-merge-patch+json"
+"""Type of a patch that merges conditions by their type, and leaves the others as they are."""
+_READING = "get pods, jobsets and rayclusters, and list resourceslices"
 _PAGE = 50
 """Slices of one response; a slice has up to 128 devices."""
 _MOST_PAGES = 20
@@ -87,6 +90,27 @@ class KubernetesApi:
                 return devices_of(slices)
         return {}
 
+    def patch_conditions(self, conditions: Iterable[Mapping[str, str]], seconds: float) -> list[Mapping[str, Any]]:
+        """Merge conditions into those of this node; return all that it has now. Without conditions nothing changes.
+
+        Raises:
+            KubernetesApiFailed: the API did not change them.
+        """
+        changed = list(conditions)
+        # An empty patch returns the node without a permission to get it.
+        patch = {"status": {"conditions": changed}} if changed else {}
+        node = self._request(
+            "PATCH",
+            f"/api/v1/nodes/{quote(self._node, '')}/status",
+            seconds,
+            {"Accept": _WHOLE, "Content-Type": _MERGE},
+            "patch nodes/status",
+            json.dumps(patch),
+        )
+        if node is None:
+            raise KubernetesApiFailed(f"the cluster has no node {self._node}; check --kubernetes.node")
+        return list(_mappings(_mapping(node.get("status")).get("conditions")))
+
     def _slices(self, path: str, seconds: float) -> list[Mapping[str, Any]] | None:
         """Return the slices of this node; None if the server does not have this version."""
         query = f"fieldSelector=spec.nodeName%3D{quote(self._node, '')}&limit={_PAGE}"
@@ -111,6 +135,27 @@ class KubernetesApi:
 
     def _get(self, path: str, seconds: float, accept: str) -> Mapping[str, Any] | None:
         """Return the object at a path, in this media type; None if there is none."""
+        return self._request("GET", path, seconds, {"Accept": accept}, _READING)
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        seconds: float,
+        headers: Mapping[str, str],
+        permission: str,
+        body: str | None = None,
+    ) -> Mapping[str, Any] | None:
+        """Return the object of a response; None if there is none.
+
+        Args:
+            method: GET or PATCH.
+            path: path and query.
+            seconds: longest wait.
+            headers: headers in addition to the authorization.
+            permission: what the service account must be allowed to do.
+            body: what to send.
+        """
         host, port = self._address
         resource = path.partition("?")[0]
         try:
@@ -124,9 +169,9 @@ class KubernetesApi:
             ) from None
         connection = HTTPSConnection(host, port, timeout=seconds, context=context)
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {token}", "Accept": accept})
+            connection.request(method, path, body, {"Authorization": f"Bearer {token}", **headers})
             with connection.getresponse() as response:
-                body = response.read(_MOST_BYTES + 1)
+                answer = response.read(_MOST_BYTES + 1)
         except (OSError, HTTPException) as problem:
             raise KubernetesApiFailed(
                 f"Kubernetes API at {host}:{port}: no response ({problem or type(problem).__name__}); check that "
@@ -138,13 +183,13 @@ class KubernetesApi:
             return None
         if response.status in (401, 403):
             raise KubernetesApiFailed(
-                f"{resource}: refused with HTTP status {response.status}; let the exporter's service account get pods, "
-                "jobsets and rayclusters, and list resourceslices"
+                f"{resource}: refused with HTTP status {response.status}; let the exporter's service account "
+                f"{permission}"
             )
         try:
-            if len(body) > _MOST_BYTES:
+            if len(answer) > _MOST_BYTES:
                 raise ValueError(f"more than {_MOST_BYTES} bytes")
-            document = json.loads(body)
+            document = json.loads(answer)
             if not isinstance(document, dict):
                 raise ValueError("it is no object")
         except ValueError as problem:

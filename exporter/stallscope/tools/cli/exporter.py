@@ -105,6 +105,7 @@ class Exporter:
             and not (configuration.simulated_host or self._simulation.scenario.coupled),
             kubernetes=_kubernetes(configuration.kubernetes_node, os.environ),
             pcie_throughput=configuration.pcie_throughput,
+            exposed=lambda: self.sampler.snapshot.samples,
         )
         self.sampler = Sampler(
             interval=configuration.sampling_interval,
