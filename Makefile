@@ -231,7 +231,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-
 lock: ## renew the locks: development tools, frameworks, and what deploy/ installs
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(COMPILE) --group dev --extra all --extra stacks pyproject.toml -o requirements-dev.lock
+	$(COMPILE) --group dev --extra all --extra otlp --extra stacks pyproject.toml -o requirements-dev.lock
 	$(COMPILE) --group frameworks --constraint requirements-dev.lock pyproject.toml -o requirements-frameworks.lock
 	$(COMPILE) --constraint requirements-dev.lock --extra exporter --extra stacks pyproject.toml \
 	  -o deploy/requirements-exporter.lock

@@ -54,7 +54,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "analysis": "catalogue clients common",
         "capacity": "catalogue clients common drivers owners",
         "catalogue": "",
-        "cli": "analysis capacity catalogue clients collectors common configuration doctor drivers intake protocol"
+        "cli": "analysis capacity catalogue clients collectors common configuration doctor drivers intake otlp protocol"
         " replay report sampling shim simulation stack summary terminal view web",
         "clients": "catalogue common",
         "collectors": "catalogue common drivers owners sampling",
@@ -64,6 +64,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "drivers": "",
         "intake": "catalogue common protocol sampling",
         "integrations": "protocol shim",
+        "otlp": "catalogue common configuration sampling",
         "owners": "common drivers",
         "protocol": "",
         "replay": "clients common stack",
@@ -99,6 +100,7 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "h2": frozenset({"owners"}),
     "jinja2": frozenset({"report"}),
     "matplotlib": frozenset({"report"}),
+    "opentelemetry": frozenset({"otlp"}),
     "numpy": frozenset({"analysis", "report", "stack"}),
     "pandas": frozenset({"analysis", "report"}),
     "psutil": frozenset({"collectors", "stack"}),

@@ -491,6 +491,31 @@ class Configuration:
             "dynamic resource allocation. Needs the ClusterRole of deploy/kubernetes/components/kubernetes-api.",
         )
     )
+    otlp_endpoint: str = field(
+        metadata=_setting(
+            "otlp.endpoint",
+            parse_server,
+            "",
+            "URL",
+            "OpenTelemetry receiver to which all metrics are also sent, without its path /v1/metrics: "
+            "http://collector:4318. Needs the extra `otlp`.",
+        )
+    )
+    otlp_headers_file: Path | None = field(
+        metadata=_setting(
+            "otlp.headers-file",
+            _parse_file,
+            "",
+            "FILE",
+            "File with headers for that receiver, such as `Authorization: Bearer TOKEN`, one per line; reloaded when "
+            "it changes.",
+        )
+    )
+    otlp_interval: float = field(
+        metadata=_setting(
+            "otlp.interval", _duration("1s", "1h"), "60s", "DURATION", "Interval of sending metrics there, 1s to 1h."
+        )
+    )
     scenario: str = field(
         metadata=_setting(
             "simulation.scenario",
@@ -645,6 +670,7 @@ _GROUPS = {
     "report": "training reports",
     "prometheus": "verdicts on the status page",
     "kubernetes": "owners of GPUs",
+    "otlp": "OpenTelemetry",
     "simulation": "simulation",
 }
 """Titles in the help, by the first words of settings."""

@@ -66,6 +66,7 @@ class Exporter:
             ConfigurationError: a setting names something that does not exist.
             ListenError: an address is not available.
         """
+        from stallscope.node import otlp
         from stallscope.node.collectors.base import Environment
         from stallscope.node.intake.authentication import TokenError
         from stallscope.node.intake.service import Intake, IntakeSettings
@@ -79,6 +80,7 @@ class Exporter:
 
         self.configuration = configuration
         self._sources = sources
+        self._pusher = otlp.pusher(configuration, lambda: self.sampler.snapshot)
         try:
             self.intake = Intake(
                 IntakeSettings(
@@ -165,6 +167,8 @@ class Exporter:
         self.sampler.start()
         for watch in self._watches:
             watch.start()
+        if self._pusher is not None:
+            self._pusher.start()
         if self.intake.authentication is None and self._accepts_remote_reports():
             _logger.warning(
                 "unsigned reports from other machines are accepted: anyone who can reach the port can report for any "
@@ -188,6 +192,8 @@ class Exporter:
         self.sampler.stop(_STOP_SECONDS / 4)
         for watch in self._watches:
             watch.stop()
+        if self._pusher is not None:
+            self._pusher.stop()
         if self._simulation is not None:
             self._simulation.stop()
         self._remove_host_tree()
