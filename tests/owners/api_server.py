@@ -25,14 +25,7 @@ def answer(name: str) -> Any:
 
 
 _NOT_FOUND = {"kind": "Status", "status": "Failure", "message": "the server could not find the requested resource"}
-_NOT_ACCEPTABLE = {
-    "kind": "Status",
-    "status": "Failure",
-    "message": "only the following media types are accepted: application/json, application/yaml, "
-    "application/json;as=PartialObjectMetadataList",
-    "reason": "NotAcceptable",
-    "code": 406,
-}
+_NOT_ACCEPTABLE = next(each["answer"] for each in answer("recorded_1.36.3.json") if each["status"] == 406)
 """Answer of Kubernetes 1.36 to a list that is requested as metadata of one object."""
 
 

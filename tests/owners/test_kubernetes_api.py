@@ -136,7 +136,7 @@ def test_a_list_that_is_requested_as_metadata_is_refused_as_by_a_real_server(
     server: ApiServer, client: KubernetesApi
 ) -> None:
     server.answers[POD] = (200, answer("resourceslices_v1.json"))
-    with pytest.raises(KubernetesApiFailed, match=r"HTTP status 406 \(only the following media types are accepted"):
+    with pytest.raises(KubernetesApiFailed, match=r"HTTP status 406 \(you requested PartialObjectMetadata, but"):
         client.workload("research", "resnet-0", PATIENCE)
 
 
