@@ -188,7 +188,11 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("exporters", "refused", "message"),
         [
-            (0, (), "it has no series of an exporter; check that it scrapes them"),
+            (
+                0,
+                (),
+                "it has no series of an exporter; check that the exporters' pods are ready, and that it scrapes them",
+            ),
             (1, (), "refused none; label this namespace with stallscope-reports=allowed"),
             (1, ("unsigned",), r"refuse reports \(unsigned\); create the Secret stallscope-report-token in this"),
             (1, ("run_limit",), r"refuse reports \(run_limit\); see the log of the exporter of this node"),
