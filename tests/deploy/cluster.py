@@ -8,28 +8,30 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.deploy.kubernetes_tools import environment_folder
+from tests.deploy.cluster_claims import check_claims
+from tests.deploy.cluster_commands import EXPORTERS, Command, Failed, Skipped, exporter_on, metrics_of, run
+from tests.deploy.cluster_limits import check_full, check_killed, check_rejected
+from tests.deploy.cluster_policies import check_policies
 from tests.deploy.rendering import CHART, KUBERNETES
 
-_SECONDS = 900
-"""Longest time of a command."""
-_EXPORTERS = ("--namespace", "stallscope", "--selector", "app.kubernetes.io/name=stallscope-exporter")
 _DAEMONSET = ("daemonset/stallscope-exporter", "--namespace", "stallscope")
 _READY = ("kubectl", "rollout", "status", *_DAEMONSET, "--timeout=5m")
 _KINDS = "all,configmaps,secrets,serviceaccounts,networkpolicies,roles,rolebindings"
 _CLUSTER_KINDS = "clusterroles,clusterrolebindings"
 _STALLSCOPE = ("--selector", "app.kubernetes.io/part-of=stallscope", "--output", "name")
 _RUN = "stallscope-steps"
-_CHART = ("stallscope", str(CHART), "--namespace", "stallscope", "--wait", "--timeout", "5m")
+_WAIT = ("--wait", "--timeout", "5m")
+_CHART = ("stallscope", str(CHART), "--namespace", "stallscope")
+_UPGRADE = ("helm", "upgrade", *_CHART, "--reset-then-reuse-values", "--set")
 _UNINSTALL = ("helm", "uninstall", "stallscope", "--namespace", "stallscope", "--wait")
-_GONE = ("kubectl", "wait", "pod", *_EXPORTERS, "--for=delete", "--timeout=2m")
+_GONE = ("kubectl", "wait", "pod", *EXPORTERS, "--for=delete", "--timeout=2m")
 """Helm does not wait for the pods of a DaemonSet that it deletes."""
 _JOB = (_RUN, "--namespace", "training")
 
@@ -42,22 +44,7 @@ for _ in stallscope.track(range(600), run="{_RUN}"):
 """
 """A training of a minute, on the exporter's image."""
 
-_FIND = f"""
-import sys
-from urllib.request import urlopen
-page = urlopen("http://127.0.0.1:19400/metrics", timeout=30).read().decode()
-found = any(line.startswith("stallscope_training_last_step_") and 'run="{_RUN}"' in line for line in page.splitlines())
-sys.exit(0 if found else "the exporter of its node has no step of the training; see deploy/kubernetes/README.md")
-"""
-"""For the exporter's pod, after the training."""
-
 _WEB_CONFIG = "http_server_config: {headers: {X-Frame-Options: deny}}"
-
-Command = tuple[str, ...]
-
-
-class Failed(Exception):
-    """A step failed; the message is the reason."""
 
 
 class Step(NamedTuple):
@@ -68,25 +55,29 @@ class Step(NamedTuple):
     hint: str = ""
     """Further words for the message of a failure."""
     check: Callable[[], None] | None = None
-    """Check of the result, which raises Failed."""
+    """Check of the result, which raises Failed, or Skipped if the cluster cannot do the step."""
 
 
-def steps(image: str, flags: Sequence[str], node: str) -> tuple[Step, ...]:
+def steps(image: str, flags: Sequence[str], node: str, file: Path) -> tuple[Step, ...]:
     """Return the steps with the chart.
 
     Args:
         image: repository and tag of the exporter's image.
         flags: further flags for helm.
-        node: the node to drain.
+        node: the node for the pods of steps, and to drain.
+        file: a file for objects, which steps overwrite.
     """
     level = "pod-security.kubernetes.io/enforce=privileged"
+    too_little = ("--set", "resources.requests.memory=24Mi", "--set", "resources.limits.memory=24Mi")
+    missing = "stallscope-missing"
+    back = (("helm", "rollback", "stallscope", "--namespace", "stallscope", "--wait"), _READY)
     return (
         Step(
             "install",
             (
                 ("kubectl", "create", "namespace", "stallscope"),
                 ("kubectl", "label", "namespace", "stallscope", level),
-                ("helm", "install", *_CHART, *_values(image, flags)),
+                ("helm", "install", *_CHART, *_WAIT, *_values(image, flags)),
                 _READY,
             ),
         ),
@@ -105,12 +96,24 @@ def steps(image: str, flags: Sequence[str], node: str) -> tuple[Step, ...]:
             (("helm", "test", "stallscope", "--namespace", "stallscope", "--timeout", "10m"),),
             f" (kubectl logs job/stallscope-check {' '.join(_JOB[1:])})",
         ),
+        Step("policies", (), check=partial(check_policies, image, node, file)),
         Step(
-            "upgrade",
-            (("helm", "upgrade", *_CHART, "--reset-then-reuse-values", "--set", "podAnnotations.step=upgrade"), _READY),
+            "claims",
+            ((*_UPGRADE, "kubernetesApi=true", *_WAIT), _READY),
+            check=partial(check_claims, image, node, file),
         ),
-        Step("roll back", (("helm", "rollback", "stallscope", "--namespace", "stallscope", "--wait"), _READY)),
-        Step("kill", (("kubectl", "delete", "pod", *_EXPORTERS, "--grace-period=0", "--force"), _READY)),
+        Step("ranks", (), check=partial(check_full, image, node, file)),
+        Step("upgrade", ((*_UPGRADE, "podAnnotations.step=upgrade", *_WAIT), _READY)),
+        Step("roll back", back),
+        Step("too little memory", ((*_UPGRADE[:-1], *too_little),), check=check_killed),
+        Step("more memory", back),
+        Step(
+            "no runtime class",
+            ((*_UPGRADE, f"runtimeClassName={missing}"),),
+            check=partial(check_rejected, missing),
+        ),
+        Step("runtime class", back),
+        Step("kill", (("kubectl", "delete", "pod", *EXPORTERS, "--grace-period=0", "--force"), _READY)),
         Step(
             "drain",
             (
@@ -130,14 +133,7 @@ def steps_of_kustomize(image: str, flags: Sequence[str], folder: Path) -> tuple[
     secret = ("kubectl", "create", "secret", "generic", "stallscope-web-config", "--namespace", "stallscope")
     replace = ("kubectl", "delete", *_DAEMONSET, "--cascade=orphan")
     take_over = ("--take-ownership", "--force-conflicts")
-    upgrade = (
-        "helm",
-        "upgrade",
-        *_CHART,
-        "--reset-then-reuse-values",
-        "--set",
-        "webConfigSecret=stallscope-web-config",
-    )
+    upgrade = (*_UPGRADE, "webConfigSecret=stallscope-web-config", *_WAIT)
     return (
         Step("kustomize", ((*apply, str(folder / "plain")), _READY)),
         Step(
@@ -157,7 +153,13 @@ def steps_of_kustomize(image: str, flags: Sequence[str], folder: Path) -> tuple[
         ),
         Step(
             "take over",
-            (replace, ("helm", "install", *_CHART, *_values(image, flags), *take_over), _READY, upgrade, _READY),
+            (
+                replace,
+                ("helm", "install", *_CHART, *_WAIT, *_values(image, flags), *take_over),
+                _READY,
+                upgrade,
+                _READY,
+            ),
         ),
         Step("uninstall", (_UNINSTALL, _GONE)),
     )
@@ -187,30 +189,6 @@ def _values(image: str, flags: Sequence[str]) -> tuple[str, ...]:
     return ("--set", f"image.repository={repository}", "--set", f"image.tag={tag}", *flags)
 
 
-def run(command: Command) -> str:
-    """Run a command and return its output.
-
-    Raises:
-        Failed: it failed, or took too long.
-    """
-    path = os.pathsep.join((os.environ["PATH"], str(environment_folder())))
-    environment = {**os.environ, "PATH": path}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=environment)
-    except subprocess.TimeoutExpired:
-        raise Failed(f"{_shown(command)}: no end after {_SECONDS} s") from None
-    except FileNotFoundError:
-        raise Failed(f"{command[0]}: not found; install it, or add its folder to PATH") from None
-    if done.returncode:
-        reason = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        raise Failed(f"{_shown(command)}: {reason}")
-    return done.stdout
-
-
-def _shown(command: Command) -> str:
-    return shlex.join("…" if "\n" in word else word for word in command)
-
-
 def remaining() -> list[str]:
     """Return the objects of Stallscope that are still in the cluster.
 
@@ -229,9 +207,9 @@ def find_steps() -> None:
     """
     pods = ("kubectl", "get", "pods", "--output", "jsonpath={.items[0].spec.nodeName}")
     node = run((*pods, "--namespace", "training", "--selector", f"job-name={_RUN}"))
-    name = ("--field-selector", f"spec.nodeName={node}", "--output", "name")
-    exporter = run(("kubectl", "get", "pods", *_EXPORTERS, *name)).strip()
-    run(("kubectl", "exec", exporter, "--namespace", "stallscope", "--", "python", "-c", _FIND))
+    name = "stallscope_training_last_step_timestamp_seconds"
+    if not any(each == name and labels["run"] == _RUN for each, labels, _ in metrics_of(exporter_on(node))):
+        raise Failed(f"the exporter of node {node} has no step of the training; see deploy/kubernetes/README.md")
 
 
 def run_steps(image: str, flags: Sequence[str]) -> None:
@@ -253,7 +231,7 @@ def run_steps(image: str, flags: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         write_overlays(folder, image, runtime_class=runtime_class)
-        _make(steps(image, flags, nodes[-1].removeprefix("node/")))
+        _make(steps(image, flags, nodes[-1].removeprefix("node/"), folder / "objects.json"))
         _make(steps_of_kustomize(image, flags, folder))
     run(("kubectl", "delete", "namespace", "stallscope"))
 
@@ -266,6 +244,8 @@ def _make(made: Sequence[Step]) -> None:
                 run(command)
             if step.check:
                 step.check()
+        except Skipped as reason:
+            print(f"test-cluster: {step.name}: skipped: {reason}", flush=True)
         except Failed as problem:
             raise Failed(f"{step.name}: {problem}{step.hint}; the cluster is left as it is") from None
     print("test-cluster: what remains", flush=True)
