@@ -35,7 +35,7 @@ _FIRST = 64
 """Intervals that are all observed, to learn what usually happens in them."""
 _SHARE = 0.005
 """Share of the loop's time that observing may take."""
-_EVENT_COST = 1e-6
+_EVENT_COST = 2e-6
 """Seconds that one event of the profiling hook takes, about."""
 _SWITCH_COST = 30e-6 if sys.version_info >= (3, 12) else 1e-6
 """Seconds that setting the hook takes, about: from 3.12 on, code has to be instrumented for it."""
@@ -180,8 +180,12 @@ class InputCalls:
         self.is_open = False
         if self._began is None:
             return
+        first = arguments[0] if arguments else None
         with unobserved():
-            inputs = [tensor for tensor in tensors([arguments, options]) if not _is_computed(tensor)]
+            if self._is_observed or type(first) is not torch.Tensor or _is_computed(first):
+                inputs = [tensor for tensor in tensors([arguments, options]) if not _is_computed(tensor)]
+            else:
+                inputs = [first]
         if inputs and (self._newest is None or self._newest() is not inputs[0]):
             self._newest = weakref.ref(inputs[0])
             if self._is_observed and not self._moved:
@@ -341,6 +345,9 @@ class LoopInput(InputCalls):
         self.moves = 0
         """How often time was booked as input."""
         self._intervals = 0
+        self._due = 0
+        """Number of the next interval to observe. At a fixed distance, it could always be the same one of a step."""
+        self._random = Random(0)  # noqa: S311 - not for secrets; the program's own generator stays as it is
         self._cost = _SWITCH_COST
         """Seconds that observing the newest observed interval took, about."""
         self._forward = run.timeline.phase("forward")
@@ -397,11 +404,11 @@ class LoopInput(InputCalls):
         self._intervals += 1
         if self._is_observed:
             self._cost = _SWITCH_COST + self._events * _EVENT_COST
-        if self._intervals <= _FIRST:
-            return True
-        timeline = self._timeline
-        step = timeline.step_seconds / max(timeline.steps, 1)
-        return self._intervals % max(int(3.0 * self._cost / (_SHARE * step + 1e-9)), 1) == 0
+            timeline = self._timeline
+            step = timeline.step_seconds / max(timeline.steps, 1)
+            period = max(int(3.0 * self._cost / (_SHARE * step + 1e-9)), 1)
+            self._due = self._intervals + period + self._random.randrange(period)
+        return self._intervals <= _FIRST or self._intervals >= self._due
 
     def _seconds(self) -> float:
         timeline, other = self._timeline, self._other
@@ -409,7 +416,8 @@ class LoopInput(InputCalls):
 
     def _move(self, seconds: float) -> None:
         timeline = self._timeline
-        timeline.snapshot()
+        timeline.settle()
+        timeline.book(timeline.now())
         seconds = min(seconds, self._other.seconds)
         if seconds > 0.0:
             timeline.move(self._other, self._wait, seconds)
@@ -418,25 +426,26 @@ class LoopInput(InputCalls):
 
     def _compute(self, seconds: float) -> None:
         timeline = self._timeline
-        timeline.snapshot()
+        timeline.settle()
+        timeline.book(timeline.now())
         seconds = min(seconds, self._other.seconds)
         if seconds > 0.0:
             timeline.move(self._other, self._forward, seconds)
 
     def _settle(self, ended_by: str) -> None:
         """Learn from an interval that was observed; estimate what another one held."""
-        elapsed = self._seconds() - (self._began or 0.0)  # without what was moved
-        self._began = None
+        began, self._began = self._began or 0.0, None
         if self._is_observed:
             if self._stored is None:
-                self._usual[ended_by] = (self._moved, self._computed, elapsed)
+                self._usual[ended_by] = (self._moved, self._computed, self._seconds() - began)
             return
         moved, computed, rest = self._usual.get(ended_by, (0.0, 0.0, 0.0))
-        usual = moved + computed + rest
         if moved + computed > 0.0:
+            elapsed, usual = self._seconds() - began, moved + computed + rest
             share = 1.0 if elapsed > _UNUSUAL * usual else elapsed / usual
             self._move(share * moved)
-            self._compute(share * computed)
+            if computed > 0.0:
+                self._compute(share * computed)
 
 
 class FirstInput(InputCalls):
