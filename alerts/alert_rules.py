@@ -335,6 +335,34 @@ and on ({labels})
   {firing(cause)}"""
 
 
+def of_one_rank(loses: str, straggler: str, cause: Cause, shape: Loss) -> str:
+    """Return the PromQL of an alert on a straggler that keeps its rank for as long as this rank delays the others.
+
+    Of several ranks that are equally slow, another one is the straggler every few minutes. Each would be another
+    notification, and its wait would begin again.
+
+    Args:
+        loses: the PromQL of the loss, by run.
+        straggler: the series of the present straggler.
+        cause: the cause of the alert.
+        shape: the levels.
+    """
+    return f"""\
+  max by ({RUN}) (
+{block(loses, 4)}
+  )
+* on ({RUN}) group_right ()
+  topk by ({RUN}) (1,
+    group by ({RUN}, rank) (
+        ALERTS{{alertname="{cause.alert}"}}
+      and on ({RUN}, rank)
+        run_rank:straggler_score:ratio5m >= {threshold(shape.warning)} * {threshold("clear_ratio")}
+    )
+    or on ({RUN})
+    group by ({RUN}, rank) ({straggler})
+  )"""
+
+
 def one_episode(loses: str, cause: Cause, shape: Loss) -> str:
     """Return the PromQL of a loss, such that a loss and its reason are one alert, whichever fires first.
 
@@ -445,7 +473,7 @@ def condition(cause: Cause, alert: Alert, pairs: str = "") -> str:
     if isinstance(shape, Straggler):
         straggler = f'run_rank_cause:straggler:ratio5m{{cause="{cause.name}"}}'
         both = Loss("straggler_warning", "straggler_high", window="3m")
-        loses = levels(straggler, lost, cause, both, f" on ({RUN})", f"{RUN}, rank")
+        loses = of_one_rank(levels(straggler, lost, cause, both, f" on ({RUN})", RUN), straggler, cause, both)
         longest = f"max_over_time({straggler}[{alert.keep}])"
         return f"{loses}\n{kept(longest, cause, both, f'{RUN}, rank')}"
     if isinstance(shape, DeviceClass):

@@ -5,6 +5,7 @@ Dumps of hangs, in the folder `flight-recorder` next to recordings, are read as 
 python -m tests.external                       ../shared/external and the casebook in tests/external/cases
 python -m tests.external FOLDER                every recording of a folder
 python -m tests.external --write               the same as without arguments; replaces the table of alerts/VERDICTS.md
+python -m tests.external synthetic [REGEX]     trainings by formula, whose truth is known; prints n right of n by class
 python -m tests.external convert FORMAT FILE…  write a recording from traces or logs; FORMAT: see README.md
 """
 
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.external import convert, hangs
+from tests.external import convert, hangs, synthetic
 from tests.external.errors import ExternalError
 from tests.external.judge import judged, trials
 from tests.external.recording import Recording, read
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["convert"]:
         return convert.main(given[1:])
+    if given[:1] == ["synthetic"]:
+        return synthetic.main(given[1:])
     parser = argparse.ArgumentParser(
         prog="python -m tests.external", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -56,6 +56,8 @@ class Recording:
     stages: tuple[int, ...] = ()
     """Pipeline stage of each rank; empty if unknown."""
     ranks_per_node: int = 8
+    clocks: tuple[float, ...] = ()
+    """Seconds by which the clock of each node is ahead; the first ones again for further nodes. Empty if all agree."""
     stops_minute: float | None = None
     """Minute from which no rank makes a step or sends a report, while all processes stay."""
     process: Values = field(default_factory=dict)

@@ -89,6 +89,8 @@ class _Node:
         self._recording = recording
         self._target = {"job": "stallscope", "instance": f"node{number}:19400"}
         self._places = places
+        clocks = recording.clocks or (0.0,)
+        self._ahead = clocks[number % len(clocks)]
         self._clock = ScriptedClock(0.0)
         self._registry = RunRegistry(_LIMITS, clock=self._clock, root=_process_tree(folder / str(number), places))
         self._renderer = Renderer()
@@ -103,7 +105,7 @@ class _Node:
         now = self._clock.time()
         if self._waiting and now >= BEGIN:
             self._ranks = [
-                _Rank(self._recording, place, host, self._registry, measured=self._measured)
+                _Rank(self._recording, place, host, self._registry, measured=self._measured, ahead=self._ahead)
                 for place, host in self._waiting
             ]
             self._waiting = []
@@ -177,8 +179,10 @@ def _process_tree(root: Path, places: Sequence[int]) -> Path:
 class _Rank:
     """One process with the shim. Its next actions are in `_pending`: phases by their end, the end of a step as None."""
 
-    def __init__(self, recording: Recording, place: int, host: str, registry: RunRegistry, *, measured: bool) -> None:
-        self._clock = ScriptedClock(BEGIN)
+    def __init__(
+        self, recording: Recording, place: int, host: str, registry: RunRegistry, *, measured: bool, ahead: float
+    ) -> None:
+        self._clock = ScriptedClock(BEGIN + ahead)
         self._actions = _actions(recording, place, measured=measured)
         self._pending: deque[tuple[float, str | None]] = deque()
         self._run = SimulatedRun(

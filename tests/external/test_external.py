@@ -6,9 +6,10 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.external import hangs, kineto, megatron_log, mlperf_storage, operation_trace, step_log
+from tests.external import hangs, kineto, megatron_log, mlperf_storage, operation_trace, step_log, synthetic
 from tests.external.__main__ import CASES, main
 from tests.external.errors import ExternalError
 from tests.external.judge import judged, trials
@@ -33,6 +34,22 @@ def test_a_slow_rank_is_the_verdict_and_the_culprit_of_a_replay(tmp_path: Path) 
     assert (finding.verdict, finding.culprit, finding.is_right) == ("straggler_rank", "1", True)
     assert finding.lost == pytest.approx(0.475, abs=0.03)
     assert finding.delay is not None
+
+
+def test_a_pipeline_by_formula_fills_and_drains_in_the_time_of_one_microbatch_for_each_further_stage() -> None:
+    equal = np.full((4, 8), 1 / 8)
+    assert synthetic.pipeline(equal, 1 / 3) == pytest.approx(1 + 3 / 8)
+    heavy = equal.copy()
+    heavy[3] *= 2
+    assert synthetic.pipeline(heavy, 1 / 3) == pytest.approx(2 + 3 / 8)
+
+
+def test_the_lost_share_by_formula_is_that_of_the_same_steps_without_the_cause() -> None:
+    found = {recording.name: recording for _, recording in synthetic.recordings() if not recording.stages}
+    slow = found["rank-4-1.5-0.5s"].published
+    assert slow is not None
+    assert slow.lost == pytest.approx(1 - 1 / 1.5, abs=0.05)
+    assert slow.ranks == (2,)
 
 
 def test_a_recording_with_communication_is_replayed_with_and_without_measuring_it(tmp_path: Path) -> None:

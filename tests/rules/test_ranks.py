@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -232,7 +232,9 @@ def test_in_a_pipeline_only_unequal_work_is_lost(rulebook: Rulebook) -> None:
     # Excess over the mean, and how much of it is left without the part that the pipeline fills and drains.
     heavy = (0.62 - 0.4325) * (1 - 0.38 / (3 * 0.4325))
     heavy_by_forward = 2.5 * (0.25 - 0.1525) * (1 - (1 - 2.5 * 0.25) / (3 * 2.5 * 0.1525))
-    slow = (0.95 - 0.4425) * (1 - 0.05 / (3 * 0.4425))
+    slow_of_stage = (0.95 - 0.4425) * (1 - 0.05 / (3 * 0.4425))
+    # Excess over the ranks that are not slow.
+    two, slow = 0.63 - 0.38, 0.63 - 0.05
     worlds: dict[str, tuple[Story, str, float]] = {
         "equal stages": (ranks_of("equal stages", *4 * [BUBBLE], stages=4), "healthy", 0),
         "equal, unmeasured": (ranks_of("equal, unmeasured", *unmeasured(*4 * [BUBBLE]), stages=4), "healthy", 0),
@@ -255,8 +257,8 @@ def test_in_a_pipeline_only_unequal_work_is_lost(rulebook: Rulebook) -> None:
             heavy_by_forward,
         ),
         "a stage is unknown": (ranks_of("a stage is unknown", *uneven, stages=4, unknown=0), "straggler_rank", heavy),
-        "no pipeline": (with_data_ranks(ranks_of("no pipeline", *uneven)), "straggler_rank", heavy),
-        "a node": (ranks_of("a node", *uneven, per_node=2), "straggler_rank", heavy),
+        "no pipeline": (with_data_ranks(ranks_of("no pipeline", *uneven)), "straggler_rank", two),
+        "a node": (ranks_of("a node", *uneven, per_node=2), "straggler_rank", two),
         "a node is a stage": (
             ranks_of("a node is a stage", *uneven, stages=4, per_node=2),
             "stage_imbalance",
@@ -265,10 +267,10 @@ def test_in_a_pipeline_only_unequal_work_is_lost(rulebook: Rulebook) -> None:
         "no stage of three": (
             ranks_of("no stage of three", *5 * [LIGHT], *3 * [SLOW]),
             "straggler_rank",
-            (0.95 - 0.5875) * (1 - 0.05 / ((8 / 3 - 1) * 0.5875)),
+            slow,
         ),
-        "slow rank": (ranks_of("slow rank", *one_slow, stages=4), "straggler_rank", slow),
-        "slow rank, no stages": (ranks_of("slow rank, no stages", *one_slow), "straggler_rank", 0.58),
+        "slow rank": (ranks_of("slow rank", *one_slow, stages=4), "straggler_rank", slow_of_stage),
+        "slow rank, no stages": (ranks_of("slow rank, no stages", *one_slow), "straggler_rank", slow),
         "a little more work": (
             ranks_of("a little more work", *2 * [{"backward": 0.74, "communication": 0.26}], *4 * [BUBBLE]),
             "comm_bound",
@@ -280,6 +282,34 @@ def test_in_a_pipeline_only_unequal_work_is_lost(rulebook: Rulebook) -> None:
         RUN_VERDICT,
         [({"run": run, "cause": cause}, round(100 * lost)) for run, (_, cause, lost) in worlds.items()],
     )
+
+
+def waiting(run: str, number: int, *shares: tuple[float, int]) -> Story:
+    """Return the story of a rank with shares of its time in communication, each for a number of minutes."""
+    found, total = "", 0.0
+    for share, minutes in shares:
+        found += f" {total:.10g}+{share * 30:.10g}x{2 * minutes - 1}"
+        total += share * 60 * minutes
+    story = rank(number, run=run, phases={"forward": 0.3, "communication": 0.4}, other_phase="optimizer", gpus=())
+    return [(name, found.strip() if "communication" in name else values) for name, values in story]
+
+
+def test_the_alert_on_a_straggler_keeps_its_rank_while_that_rank_delays_the_others(rulebook: Rulebook) -> None:
+    often = [((0.1, 4), (0.14, 4)), ((0.14, 4), (0.1, 4))]
+    worlds: dict[str, tuple[list[Sequence[tuple[float, int]]], int]] = {
+        "another one is slower for a time": ([[(0.1, 25), (0.14, 35)], [(0.14, 25), (0.1, 35)]], 0),
+        "both are the slowest by turns": ([8 * turns for turns in often], 0),
+        "the first one is fast again": ([[(0.1, 25), (0.4, 35)], [(0.4, 25), (0.1, 35)]], 1),
+    }
+    story = [
+        each
+        for run, (ranks, _) in worlds.items()
+        for number, shares in enumerate([*ranks, *3 * [[(0.4, 60)]]])
+        for each in waiting(run, number, *shares)
+    ]
+    alerts = "count by (run, rank) (count_over_time(ALERTS{alertname=~'TrainingStraggler.*', alertstate='firing'}[5m]))"
+    expected = [({"run": run, "rank": str(slow)}, 1.0) for run, (_, slow) in worlds.items()]
+    rulebook.check(story, {alerts: expected}, at="50m")
 
 
 def test_ranks_that_are_not_in_step_are_not_compared_without_measured_communication(rulebook: Rulebook) -> None:

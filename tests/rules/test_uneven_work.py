@@ -90,7 +90,7 @@ def test_own_work_that_is_counted_late_makes_communication_no_longer_than_it_is(
 
 def test_the_wait_for_one_slow_rank_is_no_uneven_work(rulebook: Rulebook) -> None:
     waits = [each for number in (1, 2, 3) for each in member(number, {"backward": 0.3, "communication": 0.3})]
-    found = f'({COST}{{cause=~"straggler_rank|uneven_work"}} > bool 0.2)'
+    found = f'({COST}{{cause=~"straggler_rank|uneven_work"}} > bool 0.1)'
     expected = [({"run": "train", "cause": "straggler_rank"}, 1.0)]
     rulebook.check(member(0, {"backward": 0.3, "communication": 0.01}) + waits, {found: expected})
 
