@@ -12,6 +12,7 @@ from stallscope.model.catalogue.metrics import (
     EXPORTER_FAMILIES,
     GPU_FAMILIES,
     HOST_FAMILIES,
+    NCCL_FAMILIES,
     PROCESS_FAMILIES,
     TRAINING_FAMILIES,
     Family,
@@ -31,6 +32,14 @@ _SECTIONS = (
         GPU_FAMILIES,
     ),
     ("Host", "Only the labels listed.", HOST_FAMILIES),
+    (
+        "Collectives",
+        (
+            "NCCL Inspector's files (see [`--nccl.inspector-folder`](CONFIGURE.md#collectives-of-nccl-inspector)). "
+            "`communicator` is its number, and `comm_rank` a rank in it."
+        ),
+        NCCL_FAMILIES,
+    ),
     (
         "Training",
         (

@@ -370,6 +370,16 @@ class Configuration:
             "Query the throughput of GPUs that have no PCIe byte counter, which takes 40 ms per GPU each time.",
         )
     )
+    nccl_inspector_folder: Path | None = field(
+        metadata=_setting(
+            "nccl.inspector-folder",
+            _parse_file,
+            "",
+            "PATH",
+            "Folder on this node into which NCCL Inspector writes JSON (NCCL_INSPECTOR_DUMP_DIR). Folders in it "
+            "are read too.",
+        )
+    )
     root: Path = field(
         metadata=_setting("path.rootfs", _parse_path, "/", "PATH", "Folder that contains the machine's proc and sys.")
     )
@@ -666,6 +676,7 @@ _GROUPS = {
     "sampling": "readings",
     "gpu": "GPUs",
     "nvidia": "GPUs",
+    "nccl": "readings",
     "path": "readings",
     "report": "training reports",
     "prometheus": "verdicts on the status page",

@@ -159,6 +159,16 @@ def _host(
     )
 
 
+def _nccl(name: str, kind: MetricType, help_text: str, *labels: str) -> Family:
+    return Family(
+        name=f"stallscope_nccl_{name}",
+        type=kind,
+        help=f"{help_text} (NCCL Inspector).",
+        labels=("communicator", "comm_rank", *labels),
+        provider="collectors.nccl_inspector",
+    )
+
+
 def _training(
     name: str,
     kind: MetricType,
@@ -727,6 +737,27 @@ HOST_FAMILIES = (
     ),
 )
 
+NCCL_FAMILIES = (
+    _nccl(
+        "communicator_info",
+        _GAUGE,
+        "1; name, ranks and nodes of a communicator, and the host of its rank",
+        *("comm_name", "ranks", "nodes", "hostname"),
+    ),
+    _nccl("operations_total", _COUNTER, "Completed operations of a rank", "operation"),
+    _nccl(
+        "operation_seconds_total", _COUNTER, "Time of completed operations, waits for other ranks included", "operation"
+    ),
+    _nccl("operation_bytes_total", _COUNTER, "Message bytes of completed operations", "operation"),
+    _nccl(
+        "bus_bytes_total",
+        _COUNTER,
+        "Bus bandwidth of completed operations times their time; divided by their time it is the mean bandwidth",
+        "operation",
+    ),
+    _nccl("last_operation_timestamp_seconds", _GAUGE, "Unix time at which the newest completed operation was written"),
+    _nccl("last_sequence_number", _GAUGE, "Number of the newest completed collective, the same on all ranks"),
+)
 TRAINING_FAMILIES = (
     _training(
         "rank_info",
@@ -1037,7 +1068,14 @@ PROCESS_FAMILIES = (
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (*GPU_FAMILIES, *HOST_FAMILIES, *TRAINING_FAMILIES, *EXPORTER_FAMILIES, *PROCESS_FAMILIES)
+    for family in (
+        *GPU_FAMILIES,
+        *HOST_FAMILIES,
+        *NCCL_FAMILIES,
+        *TRAINING_FAMILIES,
+        *EXPORTER_FAMILIES,
+        *PROCESS_FAMILIES,
+    )
 }
 """Every family by name, in the order of the exposition."""
 

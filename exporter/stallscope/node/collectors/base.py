@@ -57,6 +57,8 @@ class Environment:
     """None to use no Kubernetes API."""
     exposed: Callable[[], Iterable[Sample]] = tuple
     """Returns the samples of the newest page, from memory."""
+    nccl_inspector_folder: Path | None = None
+    """Folder of NCCL Inspector's files; None if there is none."""
     pcie_throughput: bool = False
     """True to query the throughput of GPUs without a PCIe byte counter, which takes 40 ms each time."""
 

@@ -107,6 +107,7 @@ class Exporter:
             and not (configuration.simulated_host or self._simulation.scenario.coupled),
             kubernetes=_kubernetes(configuration.kubernetes_node, os.environ),
             pcie_throughput=configuration.pcie_throughput,
+            nccl_inspector_folder=configuration.nccl_inspector_folder,
             exposed=lambda: self.sampler.snapshot.samples,
         )
         self.sampler = Sampler(
