@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import ssl
 import sys
 import time
 from collections import deque
@@ -74,8 +75,6 @@ class StatusServer:
         Raises:
             Refused: it was not replaced.
         """
-        import ssl  # takes memory, and most nodes of a TrainJob post nothing
-
         address = urlsplit(self._url)
         if address.scheme != "https" or not address.hostname:
             raise Refused(f"expected a URL https://HOST/PATH, got {self._url[:200]!r}; the token is sent only with TLS")
