@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from stallscope.tools.summary import trainjob as trainjob_commands
 from stallscope.tools.summary.trainjob import finish
 from stallscope.training.protocol.report import from_document
 from stallscope.training.shim import trainjob
-from stallscope.training.shim.stored_reports import NEWEST, STARTED, UPDATES_ITSELF, StoredReports
+from stallscope.training.shim.stored_reports import NEWEST, SETTINGS, STARTED, UPDATES_ITSELF, StoredReports
 from stallscope.training.shim.trainjob import INTERVAL, LONGEST_INTERVAL, Progress, StatusServer, Updater, watch
 from stallscope.training.shim.trainjob_process import trainjob_of
 from tests.handled import handled, reply
@@ -148,6 +149,7 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "reports"
     made.mkdir()
     (made / f"{STARTED}{os.getpid()}").touch()
+    (made / SETTINGS).write_text('{"prometheus": ""}')
     return made
 
 
@@ -292,7 +294,6 @@ def test_a_server_with_another_authority_gets_no_token(
 
 
 def test_a_server_that_hangs_ends_the_attempt(
-    server: Server,
     environment: dict[str, str],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -300,9 +301,9 @@ def test_a_server_that_hangs_ends_the_attempt(
 ) -> None:
     monkeypatch.setattr(trainjob, "_TIMEOUT", 0.2)
     store(folder)
-    server.hanging = threading.Event()
-    updater(folder, environment).update()
-    server.hanging.set()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts no connection, so that no handshake ends
+        url = f"https://127.0.0.1:{silent.getsockname()[1]}{PATH}"
+        updater(folder, {**environment, "KUBEFLOW_TRAINER_SERVER_URL": url}).update()
     assert "timed out" in capfd.readouterr().err
 
 
@@ -331,6 +332,24 @@ def test_the_last_status_waits_for_an_attempt_in_progress(
     for thread in threads:
         thread.join(60)
     assert (len(server.statuses), server.attempts, server.most_at_once) == (2, 2, 1)
+
+
+def test_an_update_that_waited_for_the_last_one_posts_nothing_older(
+    server: Server, environment: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(folder)
+    late = updater(folder, environment)
+    alone = late._alone
+
+    @contextmanager
+    def after_the_end() -> Iterator[None]:
+        with alone():
+            (folder / f"6f1c{NEWEST}").unlink()  # the summary has posted the last status and deleted the reports
+            yield
+
+    monkeypatch.setattr(late, "_alone", after_the_end)
+    late.update()
+    assert server.attempts == 0
 
 
 def test_only_rank_0_is_posted_and_only_from_its_node(
@@ -380,7 +399,6 @@ def test_without_the_variables_or_switched_off_nothing_is_posted(
     for name, value in changes.items():
         monkeypatch.setenv(name, value)
     store(folder)
-    (folder / "settings.json").write_text('{"prometheus": ""}')
     trainjob_commands.main(str(folder))
     finish(folder, {"prometheus": ""})
     assert not server.attempts

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stallscope.training.protocol.report import Report, ReportError, parse
-from stallscope.training.shim.stored_reports import NEWEST, UPDATES_ITSELF, is_alive, started
+from stallscope.training.shim.stored_reports import NEWEST, SETTINGS, UPDATES_ITSELF, is_alive, started
 
 Verdict = Callable[[Report], Mapping[str, str]]
 """Returns the verdict on a run as metrics; empty if it is unknown."""
@@ -183,10 +183,11 @@ class Updater:
 
     def update(self) -> None:
         """Post the newest report of rank 0, unless it was posted already or the program updates the status itself."""
-        report = self.newest()
-        if report is None or (report.session, report.sequence) == self._posted or self._is_updated_by_program():
-            return
         with suppress(OSError), self._alone():  # the folder is gone, or the last update is being posted
+            # Read during the block: the wait for it may have been for the last update.
+            report = self.newest()
+            if report is None or (report.session, report.sequence) == self._posted or self._is_updated_by_program():
+                return
             try:
                 self._server.post(self._progress.status(report, self._verdict(report) if self._verdict else {}))
             except Refused as problem:
@@ -232,7 +233,8 @@ class Updater:
         Raises:
             OSError: the folder is gone, or another process posts for longer than an attempt takes.
         """
-        descriptor = os.open(self._folder / "trainjob", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # An existing file: a new one could appear while the folder is being deleted.
+        descriptor = os.open(self._folder / SETTINGS, os.O_RDONLY | os.O_CLOEXEC)
         try:
             deadline = time.monotonic() + 2 * _TIMEOUT
             while True:
