@@ -43,6 +43,9 @@ RELIEVED = "input_.+|h2d_bound|sync_stall|callback_stall|comm_bound|straggler_.+
 _RELIEVED_KEEP = "1m"
 """`keep_firing_for` of their alerts: the expression lets them go on, and ends them at once when the cause is fixed."""
 
+_MUTED_AFTERWARDS = "15m"
+"""Time for which an alert on a host stays muted once the alert that mutes it has ended."""
+
 _THIS_RUN = "{run=%q,namespace=%q,cluster=%q}"
 _RUN_LABELS = "$labels.run $labels.namespace $labels.cluster"
 _RANK = "{run=%q,namespace=%q,cluster=%q,rank=%q}"
@@ -537,12 +540,30 @@ or
   )"""
 
 
+def unless_muted(whole: str, muting: Iterable[Cause]) -> str:
+    """Return the PromQL of an alert on a host that other alerts mute, also for some time after they have ended.
+
+    Memory stays short for minutes after the kernel has killed a process: that is the same incident.
+    """
+    named = "|".join(str(each.alert) for each in muting)
+    return f"""\
+  (
+{block(whole, 4)}
+  )
+unless on ({HOST})
+  last_over_time(ALERTS{{alertname=~"{named}", alertstate="firing", severity!="info"}}[{_MUTED_AFTERWARDS}])"""
+
+
 def expression(cause: Cause, alert: Alert) -> str:
     """Return the alert's whole PromQL; alerts on runs also get job class and user, for severity and routes."""
     plain = condition(cause, alert, pairs_of(cause, alert))
     whole = condition(cause, alert, under_first_run(cause, alert)) if lasts_over_runs(cause, alert) else plain
     if pages_for_gpu(cause, alert):
         return marked_unused(whole, plain)
+    if muting := [
+        each for each in CAUSES.values() if cause.subject == each.subject == "host" and cause.name in each.mutes
+    ]:
+        return unless_muted(whole, muting)
     if cause.subject != "training":
         return whole
     return f"  (\n{block(whole, 4)}\n  )\n* on ({RUN}) group_left (job_class, user)\n  run:job_class:info"

@@ -236,21 +236,13 @@ def timelines() -> dict[str, Timeline]:
     return found
 
 
-SHORTCOMINGS = {
-    "network_errors": ["firing"],  # packet loss counts for an hour, which is longer than the simulation
-    "oom_kill": ["firing", "resolved"] * 2,  # memory pressure, which the kill mutes, lasts six minutes longer
-    "swapping": ["firing", "firing", "resolved"],  # memory pressure ends four minutes sooner: the group says so
-}
-"""Notifications of the scenarios that send more or fewer than they should. Take out what is put right."""
-
-
 @pytest.mark.parametrize("scenario", NAMES)
 def test_a_scenario_sends_one_notification_and_another_one_when_its_fault_has_ended(
     scenario: str, timelines: dict[str, Timeline]
 ) -> None:
     timeline = timelines[scenario]
     loud = any(labels["severity"] in LOUD for _, _, labels in timeline.alerts)
-    expected = SHORTCOMINGS.get(scenario, ["firing", "resolved"] if loud else [])
+    expected = ["firing", "resolved"] if loud else []
     assert [each.status for each in timeline.notifications()] == expected
 
 

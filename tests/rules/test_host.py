@@ -16,6 +16,7 @@ from tests.rules.rulebook import (
     exporter,
     gpu,
     growing,
+    growing_until,
     host,
     node,
     rank,
@@ -199,3 +200,33 @@ def test_pressure_must_last(rulebook: Rulebook) -> None:
     asked = 'count(ALERTS{alertname="HostMemPressure", alertstate="firing"})'
     rulebook.check(exporter() + story, {asked: []}, at="52m", rule_files=FILES)
     rulebook.check(exporter() + story, {asked: [({}, 1)]}, at="57m", rule_files=FILES)
+
+
+@pytest.mark.parametrize(
+    ("story", "alerts"),
+    [
+        pytest.param(killed("node1:19400") + reported(lost=until(45, 0, 1)), ["HostOomKill"], id="a page for a kill"),
+        pytest.param(killed("node1:19400"), ["HostMemPressure", "HostOomKill"], id="a kill that notifies no one"),
+        pytest.param(faults("node1:19400", 625, 2e6), ["HostSwapping"], id="swapping"),
+        pytest.param(faults("node2:19400", 625, 2e6), ["HostMemPressure", "HostSwapping"], id="another host swaps"),
+    ],
+)
+def test_memory_that_is_short_is_no_incident_of_its_own_beside_its_effect(
+    rulebook: Rulebook, story: Story, alerts: list[str]
+) -> None:
+    at_minute_45 = [(name, until(45, 2, 3) if "host_oom_kills" in name else values) for name, values in story]
+    asked = 'count by (alertname) (last_over_time(ALERTS{alertstate="firing", alertname=~"Host.+"}[2m]))'
+    rulebook.check(
+        exporter() + memory("node1:19400", 0.95) + at_minute_45,
+        {asked: [({"alertname": alert}, 1) for alert in alerts]},
+        at="58m",
+        rule_files=FILES,
+    )
+
+
+def test_network_errors_that_have_ended_leave_no_alert_for_an_hour(rulebook: Rulebook) -> None:
+    story = network("node1:19400", errors=0)
+    ended = [(name, growing_until(30, 125) if "errors" in name else values) for name, values in story]
+    asked = 'count(ALERTS{alertname="HostNetworkErrors", alertstate="firing"})'
+    rulebook.check(exporter() + ended, {asked: [({}, 1)]}, at="32m", rule_files=FILES)
+    rulebook.check(exporter() + ended, {asked: []}, at="48m", rule_files=FILES)

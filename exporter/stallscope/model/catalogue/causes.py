@@ -1599,6 +1599,7 @@ CAUSES: dict[str, Cause] = {
                 memory (fewer workers, smaller caches), or run fewer jobs on the node.""",
                 wait="15m",
             ),
+            mutes=("mem_pressure",),
         ),
         Cause(
             "cpu_saturated",
@@ -1637,6 +1638,7 @@ CAUSES: dict[str, Cause] = {
                 """{share} of the packets on {{ $labels.device }} of {instance} had errors or were dropped in the last
                 hour, and were sent again. Check cable, optics and switch port; until then run no multi-node jobs
                 there.""",
+                keep="5m",
             ),
         ),
     )
