@@ -329,14 +329,31 @@ def test_a_main_thread_at_its_limit_beside_idle_sms_is_launch_bound(rulebook: Ru
         rulebook,
         {
             "eager": (node("eager", busy=0.7, sm=0.25, main_thread=0.99, peak=0.9), "launch_bound", 45),
-            "at-125": (node("at-125", busy=0.7, sm=0.32, main_thread=0.99, peak=0.9), "launch_bound", 38),
-            "at-80": (node("at-80", busy=0.7, sm=0.5, main_thread=0.99, peak=0.9), "healthy", 0),
+            "at-125": (node("at-125", busy=0.9, sm=0.32, main_thread=0.99, peak=0.9), "launch_bound", 58),
+            "at-80": (node("at-80", busy=0.9, sm=0.5, main_thread=0.99, peak=0.9), "healthy", 0),
             "rested": (node("rested", busy=0.7, sm=0.25, main_thread=0.6, peak=0.9), "healthy", 0),
             # It spins while the GPU computes.
             "spins": (node("spins", busy=1.0, sm=0.9, power=0.9, main_thread=1.0), "compute_bound", 0),
-            "untold": (node("untold", busy=0.7, main_thread=0.99), "healthy", 0),
         },
     )
+
+
+def test_a_main_thread_at_its_limit_beside_an_idle_gpu_is_launch_bound_whatever_its_sms_do(rulebook: Rulebook) -> None:
+    launching: dict[str, Any] = {"busy": 0.65, "main_thread": 0.99, "peak": 0.9}
+    check(
+        rulebook,
+        {
+            "fills": (node("fills", sm=0.6, **launching), "launch_bound", 35),
+            "unknown": (node("unknown", **launching), "launch_bound", 35),
+            "rested": (node("rested", sm=0.6, busy=0.65, main_thread=0.6, peak=0.9), "healthy", 0),
+            "busy": (node("busy", sm=0.6, busy=0.85, main_thread=0.99, peak=0.9), "healthy", 0),
+            # Another cause explains why the GPU idles.
+            "waits": (node("waits", sm=0.6, phases={"data_wait": 0.3}, **launching), "input_single_thread", 30),
+            "logs": (node("logs", sm=0.6, phases={"logging": 0.3}, **launching), "callback_stall", 30),
+        },
+    )
+    blocked = node("saves", sm=0.6, phases={"checkpoint": 0.04, "logging": 0.04}, **launching)
+    rulebook.check(blocked, {'pair_cause:time_lost:ratio5m{domain="device"}': []})
 
 
 def test_kernels_are_judged_by_bandwidth_tensor_cores_and_arithmetic(rulebook: Rulebook) -> None:

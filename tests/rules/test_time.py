@@ -339,6 +339,41 @@ def test_a_rank_is_not_stalled_before_its_limit_of_time(rulebook: Rulebook) -> N
     rulebook.check(story, {"count(rank:stalled:info)": [({}, 1)]}, at="17m30s")
 
 
+def test_a_step_that_begins_in_the_warm_up_may_compile_for_five_minutes(rulebook: Rulebook) -> None:
+    compiles = rank(first_step=60 * 8, last_step=STOPPED) + gpu(idle=1.0)
+    rulebook.check(
+        compiles,
+        {
+            "count_over_time(rank:stalled:info[30m])": [],
+            "count by (missing) (rank:missing:info)": [({"missing": "late_step"}, 1), ({"missing": "standstill"}, 1)],
+        },
+        at="14m30s",
+    )
+    rulebook.check(compiles, {"count(rank:stalled:info)": [({}, 1)]}, at="15m30s")
+
+
+@pytest.mark.parametrize(
+    ("story", "cause"),
+    [
+        pytest.param(
+            rank(first_step=60 * 8, last_step=STOPPED) + gpu() + powered(steady(180)), "hang_spin", id="spins"
+        ),
+        pytest.param(
+            rank(first_step=60 * 8, last_step=STOPPED)
+            + gpu(idle=1.0)
+            + rank(1, gpus=(("1", "GPU-1"),), first_step=60 * 8, last_step=STOPPED)
+            + gpu(1)
+            + powered(steady(180), 1),
+            "hang_spin",
+            id="another rank of the run spins",
+        ),
+        pytest.param(rank(first_step=60 * 4, last_step=STOPPED) + gpu(idle=1.0), "stalled", id="after the warm-up"),
+    ],
+)
+def test_a_step_that_does_not_compile_is_stalled_after_a_minute(rulebook: Rulebook, story: Story, cause: str) -> None:
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run(cause), 100)], at="12m")
+
+
 def test_a_rank_whose_exporter_is_not_scraped_is_not_stalled(rulebook: Rulebook) -> None:
     story = rank(last_step=growing_until(16)) + gpu()
     unheard = [(name, f"{values.split(' ')[0]} _x{LENGTH}") for name, values in story if "last_step" in name]

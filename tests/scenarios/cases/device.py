@@ -169,7 +169,7 @@ def _launches() -> Iterator[Case]:
             level,
             run_on(
                 SINGLE,
-                _steps_of(0.16, 32, replace(eager, sm=0.4 / level, busy=0.7), memory=0.88, main_thread=0.99),
+                _steps_of(0.16, 32, replace(eager, sm=0.4 / level, busy=0.9), memory=0.88, main_thread=0.99),
                 ranks=((0,),),
             ),
             subject="run",

@@ -19,7 +19,7 @@ from tests.scenarios.cases.settings import (
     taking,
 )
 from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, QUAD, SINGLE
-from tests.scenarios.story import ALWAYS, From, Gpu, Host, Kernels, Node, Story, Work
+from tests.scenarios.story import ALWAYS, From, Gpu, Host, Kernels, Node, Pause, Story, Work
 
 _START, _FIRST_STEP, _FIXED, _LENGTH = 1.0, 2.0, 14.0, 26.0
 """Minutes."""
@@ -43,8 +43,7 @@ def _case(name: str, cause: str, alert: str, story: Story, **given: Any) -> Case
         story,
         subject="run",
         alerts=frozenset({alert}),
-        onset=_FIRST_STEP,
-        **{"end": _FIXED, "length": _LENGTH, **given},
+        **{"onset": _FIRST_STEP, "end": _FIXED, "length": _LENGTH, **given},
     )
 
 
@@ -186,6 +185,31 @@ def _devices() -> Iterator[Case]:
         _begins_ill(SINGLE, launches, NODE_WORK),
         acceptable=frozenset({"small_batch"}),
     )
+    fills = replace(eager, sm=0.6, occupancy=0.3, tensor=0.3, power=0.5)
+    launches = replace(small, forward=0.06, backward=0.12, kernels=fills, batch=32, main_thread=0.99, memory=0.88)
+    yield _case(
+        "launch_bound_with_full_sms",
+        "launch_bound",
+        "TrainingLaunchBound",
+        _begins_ill(SINGLE, launches, replace(launches, kernels=Kernels(), main_thread=0.5)),
+    )
+
+
+def _hangs() -> Iterator[Case]:
+    story = _begins_ill(PAIR, NODE_WORK, NODE_WORK)
+    (run,) = story.runs
+    stuck = replace(NODE_WORK, hangs="idle", main_thread=0.0)
+    work = (From(ALWAYS, NODE_WORK), From(4.0, replace(NODE_WORK, hangs="spin")), From(4.0, stuck, (1,)))
+    yield _case(
+        "hang_spin",
+        "hang_spin",
+        "TrainingHangSpin",
+        replace(story, runs=(replace(run, work=work),)),
+        onset=4.0,
+        end=None,
+        length=12.0,
+        acceptable=frozenset({"stalled"}),
+    )
 
 
 def _harmless() -> Iterator[Case]:
@@ -193,6 +217,22 @@ def _harmless() -> Iterator[Case]:
     slow = Gpu(throttled={"sw_thermal": 0.5}, clock=0.95, celsius=80)
     story = run_on(LAPTOP, gpu=slow, onset=_FIRST_STEP, start=_START, initialization=_FIRST_STEP - _START)
     yield negative("start_harmless_slowdown", story, length=16.0)
+    # A part of the model is compiled when it is first used: one step takes minutes, with the GPU idle.
+    compiles = replace(LAPTOP_WORK, pauses=(Pause("other", 200.0, every_steps=20),))
+    story = _begins_ill(LAPTOP, LAPTOP_WORK, LAPTOP_WORK)
+    (run,) = story.runs
+    work = (From(ALWAYS, LAPTOP_WORK), From(4.0, compiles), From(4.0 + 215 / 60, LAPTOP_WORK))
+    yield negative("start_compilation_in_a_step", replace(story, runs=(replace(run, work=work),)), length=18.0)
+    # The batches of the first 45 s of a later session come from a cold cache.
+    cold = taking(CLOUD_WORK, "data_wait", 0.6)
+    restarted = run_on(CLOUD, start=_START, initialization=_FIRST_STEP - _START, restarts=(9.0,))
+    (run,) = restarted.runs
+    work = (From(ALWAYS, CLOUD_WORK), From(9.0, cold), From(9.0 + (run.restart_seconds + 45) / 60, CLOUD_WORK))
+    yield negative("start_restart_cold", replace(restarted, runs=(replace(run, work=work),)), length=18.0)
+    moved = run_on(CLOUD, count=2, ranks=((0,),), start=_START, initialization=_FIRST_STEP - _START, end=9.0)
+    soon = (From(ALWAYS, cold), From(10.0 + 45 / 60, CLOUD_WORK))
+    later = replace(moved.runs[0], ranks=((1,),), start=9.5, initialization=0.5, end=None, work=soon)
+    yield negative("start_move_cold", replace(moved, runs=(*moved.runs, later)), length=18.0)
 
 
-CASES: tuple[Case, ...] = (*_inputs(), *_hosts(), *_ranks(), *_devices(), *_harmless())
+CASES: tuple[Case, ...] = (*_inputs(), *_hosts(), *_ranks(), *_devices(), *_hangs(), *_harmless())

@@ -73,8 +73,8 @@ CONDITIONS: Mapping[str, tuple[Condition, ...]] = {
     "input_few_workers": (
         Condition("rank:workers_of_cpus:ratio", "workers_few", below=True),
         Condition("host:cpu_busy:ratio1m", "few_workers_cpu", below=True),
-        Condition("host:io_pressure:ratio1m", "few_workers_io", below=True),
-        Condition("host:network_data:ratio1m", "few_workers_network", below=True),
+        Condition("host:io_pressure:ratio1m", 0.05, below=True),
+        Condition("host:network_data:ratio1m", 0.50, below=True),
     ),
     "input_single_thread": (
         Condition("rank:cpu:cores5m", "single_thread_core"),
