@@ -1,7 +1,8 @@
 """Check the project's texts against its word list: `python -m tests.language`, part of `make lint`.
 
 The list is `language.yml`. codespell replaces single words only; the list has phrases, exceptions with a reason, and
-rules for the first words of docstrings.
+rules for the first words of docstrings. It applies to the names that Python files define too, as words: `pollGPUs` and
+`poll_gpus` are "poll gpus".
 """
 
 from __future__ import annotations
@@ -115,6 +116,22 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value.value
 
 
+def identifiers(source: str) -> dict[str, int]:
+    """Return the names of functions, classes, arguments, variables and attributes with the line of their definition."""
+    found: dict[str, int] = {}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.setdefault(name, node.lineno)
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                found.setdefault(name, node.lineno)
+    return found
+
+
+def _words(identifier: str) -> str:
+    return re.sub(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", identifier).strip()
+
+
 def check(path: str, source: str, rules: Rules) -> Iterator[Finding]:
     """Yield the findings in a file."""
     suffix = Path(path).suffix
@@ -125,6 +142,12 @@ def check(path: str, source: str, rules: Rules) -> Iterator[Finding]:
                     excerpt = " ".join(text[max(0, found.start() - 40) : found.end() + 40].split())
                     yield Finding(path, line + text.count("\n", 0, found.start()), found[0], use, excerpt)
     if suffix == ".py":
+        for name, line in identifiers(source).items():
+            text = _words(name)
+            for word, use in rules.words:
+                for found in word.finditer(text):
+                    if not rules.is_allowed(path, text, found.start(), found.end()):
+                        yield Finding(path, line, found[0], use, name)
         for line, text in docstrings(source):
             if start := rules.docstring_starts.match(text):
                 use = "begin a docstring with a verb or the noun"

@@ -29,7 +29,7 @@ def found(path: str, source: str, rules: Rules) -> list[tuple[int, str]]:
         ('x = f"{1} is told"\n', [(1, "told")]),
         ('def f() -> None:\n    """What the driver reports."""\n', [(2, "What")]),
         ('LIMIT = 3\n"""Whether it is reached."""\n', [(2, "Whether")]),
-        ("told = ask(processor)\n", []),
+        ("reported = ask(processor.told)\n", []),
         ('x = f"{told} of {ask(1)}"\n', []),
         ('def f() -> None:\n    """Return what the driver reports."""\n', []),
         ('x = "What is lost"\n', []),
@@ -39,6 +39,29 @@ def test_python_is_checked_in_comments_strings_and_docstrings(
     source: str, expected: list[tuple[int, str]], rules: Rules
 ) -> None:
     assert found("exporter/stallscope/new.py", source, rules) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def test_a_value_is_none() -> None: ...\n", [(1, "is none")]),
+        ("def test_a_value_is_absent() -> None: ...\n", []),
+        ("class _GPUDoor: ...\n", [(1, "Door")]),
+        ("class Indoors: ...\n", []),
+        ("def f(heard_by: int, *asked: int, **told: int) -> None: ...\n", [(1, "heard"), (1, "asked"), (1, "told")]),
+        ("class A:\n    processor: int = 0\n", [(2, "processor")]),
+        ("x = 1\nself.epochTold, TOLD_AS = x, x\n", [(2, "TOLD"), (2, "Told")]),
+        ("for asked in x: ...\n", [(1, "asked")]),
+        ("asked = 1\nasked = 2\n", [(1, "asked")]),
+        ("file.tell(asked=told)\n", []),
+        ("def nvml_stand_in(is_stand_in: bool) -> NvmlStandIn: ...\n", []),
+        ("def counters_stand_in_the_trace() -> None: ...\n", [(1, "stand in")]),
+    ],
+)
+def test_names_are_checked_word_by_word_where_they_are_defined(
+    source: str, expected: list[tuple[int, str]], rules: Rules
+) -> None:
+    assert sorted(found("exporter/stallscope/new.py", source, rules)) == sorted(expected)
 
 
 def test_other_files_are_checked_whole(rules: Rules) -> None:
