@@ -325,7 +325,7 @@ def test_no_file_brings_anything_but_a_configuration_or_one_line(tmp_path: Path,
     assert len(str(outcome).splitlines()) == 1
 
 
-def test_changes_are_told_apart_by_whether_a_reload_applies_them() -> None:
+def test_changes_are_separated_by_whether_a_reload_applies_them() -> None:
     running = loaded()
     newer = loaded("--log.level=debug", "--no-collector.disk", "--web.listen-address=:1", "--report.expiry=1h")
     live, waiting = running.changes(newer)
@@ -334,7 +334,7 @@ def test_changes_are_told_apart_by_whether_a_reload_applies_them() -> None:
     assert running.changes(running) == ({}, [])
 
 
-def test_help_tells_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         loaded("--help")
     assert ended.value.code == 0

@@ -28,7 +28,9 @@ from tests.promql_names import Matcher, Selector, names_in
         ("count_values('v', a)", {"a"}),
     ],
 )
-def test_metrics_are_told_from_functions_labels_strings_and_durations(expression: str, metrics: set[str]) -> None:
+def test_metrics_are_distinguished_from_functions_labels_strings_and_durations(
+    expression: str, metrics: set[str]
+) -> None:
     assert names_in(expression).metrics == metrics
 
 

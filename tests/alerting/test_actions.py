@@ -170,7 +170,7 @@ def test_a_command_that_fails_is_logged_and_not_repeated(workshop: Workshop) -> 
 
 
 @pytest.mark.parametrize("fault", ["no JSON", "unknown key", "no log"])
-def test_a_file_that_cannot_be_used_is_told(fault: str, workshop: Workshop) -> None:
+def test_an_unusable_file_is_one_line_of_error(fault: str, workshop: Workshop) -> None:
     if fault == "unknown key":
         workshop.settings["actoins"] = []
     elif fault == "no log":

@@ -45,10 +45,10 @@ def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmana
 def muted(alertmanager: Alertmanager, where: str, questions: Mapping[str, Question]) -> dict[str, set[str]]:
     """Return the names of the muted alerts. Tests share one Alertmanager; each uses a cluster of its own."""
     inside = {
-        key: [(at(f"{where} {key}", labels), labels) for labels in asked] for key, (_, asked) in questions.items()
+        key: [(at(f"{where} {key}", labels), labels) for labels in queried] for key, (_, queried) in questions.items()
     }
     sources = [at(f"{where} {key}", labels) for key, (sources, _) in questions.items() for labels in sources]
-    targets = [labels for asked in inside.values() for labels, _ in asked]
+    targets = [labels for queried in inside.values() for labels, _ in queried]
     # Alerts take effect in the order in which they come, so that whatever is to be muted is, once this one is.
     last = (
         on_the_same("TrainingStalled", cluster=f"{where} last"),
@@ -60,8 +60,8 @@ def muted(alertmanager: Alertmanager, where: str, questions: Mapping[str, Questi
     found = alertmanager.muted()
     alertmanager.post(Alert(labels, ended=True) for labels in (*targets, *sources, *last))
     return {
-        key: {labels["alertname"] for posted, labels in asked if frozenset(posted.items()) in found}
-        for key, asked in inside.items()
+        key: {labels["alertname"] for posted, labels in queried if frozenset(posted.items()) in found}
+        for key, queried in inside.items()
     }
 
 

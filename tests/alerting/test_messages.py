@@ -31,7 +31,7 @@ def test_no_golden_message_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_telephones_first_lines_tell_how_grave_and_whose_and_what_is_lost(name: str) -> None:
+def test_the_first_lines_of_an_email_name_severity_subject_and_loss(name: str) -> None:
     firing, *_, resolved = re.split(r"^# Notification \d+$", golden(name).read_text(encoding="utf-8"), flags=re.M)[1:]
     subject, _, _, first = firing.split("## E-mail\n")[1].splitlines()[:4]
     assert re.match(r"Subject: (Critical|Warning), (run|GPU) .+: .+", subject), subject

@@ -181,7 +181,7 @@ def test_a_resolved_alert_notifies_once_more(audience: Audience) -> None:
     assert [each["status"] for each in notifications] == ["firing", "resolved"]
 
 
-def test_the_muted_is_heard_when_what_muted_it_has_ended(audience: Audience) -> None:
+def test_an_inhibited_alert_notifies_once_the_inhibiting_one_ends(audience: Audience) -> None:
     lost, waits = on_gpu("GpuLost", run="bert", namespace="vision"), on_run("TrainingInputBound")
     notifications = audience.watch([Moment(0, (lost, waits)), Moment(600, (waits,))])
     assert {(each["status"], *names(each)) for each in notifications} == {

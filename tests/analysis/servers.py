@@ -133,7 +133,7 @@ def talking(say: Callable[[socket.socket, threading.Event], None]) -> Iterator[s
         thread.join(60)
 
 
-Asked = tuple[tuple[str, ...], float, float]
+Request = tuple[tuple[str, ...], float, float]
 """The instances and the time range of a query."""
 
 
@@ -155,8 +155,8 @@ class LimitedServer:
         samples: float = math.inf,
         failures: Sequence[PrometheusError] = (),
     ) -> None:
-        self.asked: list[Asked] = []
-        self.refused: list[Asked] = []
+        self.requested: list[Request] = []
+        self.refused: list[Request] = []
         self.slept: list[float] = []
         """Record a pause instead of sleeping."""
         self._instances = instances
@@ -178,12 +178,12 @@ class LimitedServer:
         found = re.search(r'instance=~"([^"]*)"', expression)
         assert found, expression
         wanted = tuple(name for name in found[1].split("|") if name in self._instances)
-        asked = wanted, start, end
-        self.asked.append(asked)
+        requested = wanted, start, end
+        self.requested.append(requested)
         if self._failures:
             raise self._failures.pop(0)
         if len(times) > self._points or len(times) * len(wanted) > self._samples:
-            self.refused.append(asked)
+            self.refused.append(requested)
             raise PrometheusError("query rejected: too many samples", too_large=True)
         return [
             RangeSeries({"instance": name}, array("d", times), array("d", [each + place for each in times]))

@@ -69,7 +69,7 @@ def test_parts_are_yielded_one_by_one() -> None:
     server = LimitedServer(NODES)
     pieces = reader(server, max_points=10).stepped(BUSY, START, START + 99, 1)
     next(pieces)
-    assert len(server.asked) == 1
+    assert len(server.requested) == 1
 
 
 def test_transient_failures_are_retried_with_increasing_pauses_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,21 +90,21 @@ def test_repeated_failures_are_raised() -> None:
     server = LimitedServer(NODES, failures=[passing(f"attempt {number}") for number in range(100)])
     with pytest.raises(PrometheusError, match=f"attempt {ATTEMPTS - 1}"):
         list(reader(server).stepped(BUSY, START, START + 9, 1))
-    assert len(server.asked) == ATTEMPTS
+    assert len(server.requested) == ATTEMPTS
 
 
 def test_timeouts_lead_to_smaller_queries_and_finally_to_an_error() -> None:
     slow = [PrometheusError("no answer within 5 s", passing=True, too_large=True) for _ in range(100)]
     server = LimitedServer(NODES, failures=slow[:2])
     assert len(joined(reader(server).stepped(BUSY, START, START + 9, 1))) == len(NODES)
-    sizes = [len(values) for values, _, _ in server.asked[:3]]
+    sizes = [len(values) for values, _, _ in server.requested[:3]]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[2]
     assert server.slept == [0.5, 1.0]
     server = LimitedServer(NODES, failures=slow)
     with pytest.raises(PrometheusError, match="no answer within 5 s"):
         list(reader(server).stepped(BUSY, START, START + 9, 1))
-    assert len(server.asked) == ATTEMPTS
+    assert len(server.requested) == ATTEMPTS
 
 
 def test_the_size_of_queries_recovers_after_a_slow_spell() -> None:
@@ -113,16 +113,16 @@ def test_the_size_of_queries_recovers_after_a_slow_spell() -> None:
     ranges = reader(server, max_points=10)
     found = joined(ranges.stepped(BUSY, START, START + 2_999, 1))
     assert [len(each.times) for each in found] == [3_000] * len(NODES)
-    assert [len(values) for values, _, _ in server.asked[-10:]] == [len(NODES)] * 10
+    assert [len(values) for values, _, _ in server.requested[-10:]] == [len(NODES)] * 10
     # The halves succeed before the size of queries grows again.
-    assert len(server.asked[3][0]) == 1
+    assert len(server.requested[3][0]) == 1
 
 
 def test_an_invalid_query_is_raised_at_once() -> None:
     server = LimitedServer(NODES, failures=[PrometheusError("parse error")])
     with pytest.raises(PrometheusError, match="parse error"):
         list(reader(server).stepped(BUSY, START, START + 9, 1))
-    assert (len(server.asked), server.slept) == (1, [])
+    assert (len(server.requested), server.slept) == (1, [])
 
 
 def test_a_query_that_is_too_large_in_the_smallest_part_is_raised() -> None:

@@ -24,7 +24,7 @@ from tests.benchmarks import (
     training_step,
     unmodified_loop,
 )
-from tests.benchmarks.processes import CLIENT_PROCESSOR
+from tests.benchmarks.processes import CLIENT_CPU
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 _HEAD = """# Benchmark results
@@ -66,7 +66,7 @@ def main() -> None:
     # Prometheus may use every CPU.
     rule_cost = ["### Rules", rules.table(), "### A cluster that is scraped", scraped_cluster.table()]
     reading = ["### Reading a run back", reading_back.table(), "### stallscope report", report.table()]
-    os.sched_setaffinity(0, {CLIENT_PROCESSOR})
+    os.sched_setaffinity(0, {CLIENT_CPU})
     parts += ["### Scrapes", scrape.table()]
     parts += ["### Taking reports", reports.table()]
     parts += ["### The status page", status_page.table()]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.benchmarks.exporters import ours
-from tests.benchmarks.processes import SERVER_PROCESSOR, Client, first_page, running
+from tests.benchmarks.processes import SERVER_CPU, Client, first_page, running
 from tests.collectors.test_busy_accuracy import LOADS, PERIOD, PERIOD_US, Reading, falls, load, readings
 from tests.nvml_library.stand_in import Gpu, NvmlStandIn, Wave
 
@@ -132,7 +132,7 @@ def _in_real_time(loads: Sequence[Gpu]) -> list[list[Reading]]:
             )
         server = ours(Path(folder))
         started = time.perf_counter()
-        with running(server.command, node.environment, SERVER_PROCESSOR):
+        with running(server.command, node.environment, SERVER_CPU):
             first_page(server.port, server.last_series, started)
             client = Client(server.port, gzip=False)
             for _ in range(_REAL_SECONDS):

@@ -20,7 +20,7 @@ import numpy as np
 from tests.benchmarks.cluster import HOUR, Cluster
 from tests.benchmarks.remote_write import RemoteWriter
 from tests.grafana.dashboard_queries import Chosen, Window, choose, run_query
-from tests.grafana.pages import PAGES, Json, asked, drawn, first_screen
+from tests.grafana.pages import PAGES, Json, drawn, first_screen, queries_of
 from tests.prometheus_server import Prometheus, Server, prometheus
 from tests.promql_names import names_in
 from tests.remote_write import Receiver, labels_of, samples_of, series_of, times_of
@@ -69,7 +69,7 @@ def measure(gpus: int, recorded: Iterable[Recorded]) -> list[Opening]:
         recorded: what the rules record of it, now; the hour before is taken to have been like that.
     """
     now = math.floor(time.time())
-    raw = {name for page in PAGES.values() for _where, text in asked(page) for name in names_in(text).metrics}
+    raw = {name for page in PAGES.values() for _where, text in queries_of(page) for name in names_in(text).metrics}
     names = {name for name in raw if name.startswith("stallscope_")} - _ABSENT
     with prometheus() as server:
         writer = RemoteWriter(Cluster(gpus, names, now), server.port)

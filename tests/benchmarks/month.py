@@ -42,7 +42,7 @@ class Reading(NamedTuple):
     rows: int
     """Of all data frames together."""
     seconds: float
-    processor: float
+    cpu: float
     """Seconds of the process that read; the server's are not among them."""
     megabytes: float
     """Most memory that it had, MiB."""
@@ -77,7 +77,7 @@ def _timed(way: str, hours: float, command: Sequence[str]) -> Reading:
     document = json.loads(took.output)
     rows = sum(each["rows"] for each in document["files"])
     resolution = document["resolution_seconds"]
-    return Reading(way, hours, resolution, rows, took.seconds, took.processor, took.megabytes)
+    return Reading(way, hours, resolution, rows, took.seconds, took.cpu, took.megabytes)
 
 
 def table(size: Size = MONTH) -> str:
@@ -95,7 +95,7 @@ def table(size: Size = MONTH) -> str:
     ]
     lines += [
         f"| {each.way} | {each.hours / _DAY_HOURS:g} | {each.resolution:g} s | {each.rows:,} | {each.seconds:.0f} "
-        f"| {each.processor:.0f} | {each.megabytes:.0f} |"
+        f"| {each.cpu:.0f} | {each.megabytes:.0f} |"
         for each in measure(size)
     ]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SERVER_PROCESSOR, CLIENT_PROCESSOR = 1, 0
+SERVER_CPU, CLIENT_CPU = 1, 0
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Finished(NamedTuple):
     output: bytes
     """Of its standard output."""
     seconds: float
-    processor: float
+    cpu: float
     """Seconds of all its threads."""
     megabytes: float
     """Most memory that it had, MiB."""
@@ -90,14 +90,14 @@ def proportional_memory(pid: int) -> int:
 
 
 @contextmanager
-def running(command: Sequence[str], environment: dict[str, str], processor: int) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], environment: dict[str, str], cpu: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server on one CPU, and end it."""
     with subprocess.Popen(
         command,
         env={**os.environ, **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: os.sched_setaffinity(0, {processor}),
+        preexec_fn=lambda: os.sched_setaffinity(0, {cpu}),
     ) as process:
         try:
             yield process

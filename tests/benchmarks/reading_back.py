@@ -63,7 +63,7 @@ class Reading:
     rows: int
     """Of all data frames together."""
     seconds: float
-    processor: float
+    cpu: float
     """Seconds of the process that read; the server's own are not among them."""
     megabytes: float
     """Most memory that it had, MiB."""
@@ -97,7 +97,7 @@ def measure(size: Size) -> Iterator[Reading]:
 def _timed(size: Size, way: str, command: Sequence[str]) -> Reading:
     took = finished(command)
     rows = sum(each["rows"] for each in json.loads(took.output)["files"])
-    return Reading(size, way, rows, took.seconds, took.processor, took.megabytes)
+    return Reading(size, way, rows, took.seconds, took.cpu, took.megabytes)
 
 
 def table(sizes: Sequence[Size] = SIZES) -> str:
@@ -114,7 +114,7 @@ def table(sizes: Sequence[Size] = SIZES) -> str:
     ]
     for size in sizes:
         lines += [
-            f"| {size.gpus} | {size.hours:g} | {each.way} | {each.rows:,} | {each.seconds:.1f} | {each.processor:.1f} "
+            f"| {size.gpus} | {size.hours:g} | {each.way} | {each.rows:,} | {each.seconds:.1f} | {each.cpu:.1f} "
             f"| {each.megabytes:.0f} |"
             for each in measure(size)
         ]

@@ -71,7 +71,7 @@ class Report(NamedTuple):
 
     size: Size
     seconds: float
-    processor: float
+    cpu: float
     """Seconds of the process that reported; the server's own are not among them."""
     megabytes: float
     """Most memory that it had, MiB."""
@@ -153,7 +153,7 @@ def measure(size: Size) -> Report:
         page = Path(folder) / "report.html"
         command = [sys.executable, "-m", "stallscope", "report", "--run", RUN, "--prometheus.url", url]
         took = finished([*command, "--out", str(page)])
-        return Report(size, took.seconds, took.processor, took.megabytes, page.stat().st_size / 1000)
+        return Report(size, took.seconds, took.cpu, took.megabytes, page.stat().st_size / 1000)
 
 
 def table(sizes: Sequence[Size] = SIZES) -> str:
@@ -171,7 +171,7 @@ def table(sizes: Sequence[Size] = SIZES) -> str:
     for size in sizes:
         each, goal = measure(size), _GOAL_SECONDS.get(size)
         lines.append(
-            f"| {size.gpus} | {size.hours:g} | {each.seconds:.1f} | {goal or ''} | {each.processor:.1f} "
+            f"| {size.gpus} | {size.hours:g} | {each.seconds:.1f} | {goal or ''} | {each.cpu:.1f} "
             f"| {each.megabytes:.0f} | {each.kilobytes:.0f} |"
         )
     return "\n".join(lines)

@@ -125,15 +125,15 @@ def _send(address: str, ranks: int, rate: float, seconds: float) -> Sent:
     ready = documents(ranks)
     print("sending", flush=True)
     taken = refused = 0
-    with socket.socket(family, socket.SOCK_DGRAM) as door:
-        door.setblocking(False)
-        door.connect(target)
+    with socket.socket(family, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.connect(target)
         began = time.monotonic()
         while (passed := time.monotonic() - began) < seconds:
             for number in range(taken + refused, int(passed * rate)):
                 before, after = ready[number % ranks]
                 try:
-                    door.send(b"%b%d%b" % (before, 1_000_000 + number, after))
+                    sender.send(b"%b%d%b" % (before, 1_000_000 + number, after))
                     taken += 1
                 except BlockingIOError:
                     refused += 1

@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 
 from tests.benchmarks.exporters import ours
-from tests.benchmarks.processes import SERVER_PROCESSOR, Client, cpu_seconds, first_page, idle_share, running
+from tests.benchmarks.processes import SERVER_CPU, Client, cpu_seconds, first_page, idle_share, running
 from tests.benchmarks.reporters import Sent, reporting, sent
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import NvmlStandIn
@@ -70,7 +70,7 @@ def measure(transport: str, ranks: int, rate: float, scrapes: float, seconds: fl
         command = [each for each in server.command if not each.startswith("--report.udp-address")]
         command.append(f"--report.udp-address={udp}")
         address = f"unix://{folder / 'report.sock'}" if transport == "unix" else f"udp://{udp}"
-        with running(command, node.environment, SERVER_PROCESSOR) as process:
+        with running(command, node.environment, SERVER_CPU) as process:
             first_page(server.port, b"stallscope_gpu_up{", time.perf_counter())
             scraper = Client(server.port, gzip=True)
             scraper.get()  # from now on it is made ahead
@@ -127,13 +127,13 @@ def table(loads: Sequence[tuple[int, float, float]] = _LOADS, seconds: float = _
 
 
 def _row(load: Load) -> str:
-    asked = load.sent.reports + load.sent.refused
+    attempted = load.sent.reports + load.sent.refused
     cells = (
         load.transport,
         f"{load.ranks}",
-        f"{asked / load.sent.seconds:,.0f}",
-        f"{100 * load.sent.refused / asked:.1f} %",
-        f"{100 * (load.sent.reports - load.taken) / asked:.1f} %",
+        f"{attempted / load.sent.seconds:,.0f}",
+        f"{100 * load.sent.refused / attempted:.1f} %",
+        f"{100 * (load.sent.reports - load.taken) / attempted:.1f} %",
         f"{load.rejected}",
         f"{100 * load.share:.2f}",
         f"{1e6 * load.share * load.sent.seconds / max(1, load.taken):.0f}",

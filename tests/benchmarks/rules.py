@@ -53,7 +53,7 @@ class Cost:
     """Series written, each with a sample every half a minute."""
     memory: int
     """PSS of Prometheus in bytes."""
-    processor: float
+    cpu: float
     """Seconds of CPU time of all rules in half a minute: right on a busy machine as well."""
     groups: dict[str, float]
     """Seconds of an evaluation: the median of several."""
@@ -139,7 +139,7 @@ def measure(gpus: int) -> Cost:
             gpus=gpus,
             series=cluster.series,
             memory=proportional_memory(pid),
-            processor=(share - without_rules) * _INTERVAL,
+            cpu=(share - without_rules) * _INTERVAL,
             groups={name: _median(seen) for name, seen in watch.groups.items()},
             rules={key: _median(seen) for key, seen in watch.rules.items()},
             recorded={
@@ -187,7 +187,7 @@ def table(sizes: Sequence[int] = _SIZES) -> str:
             "|---" * (len(costs) + 1 + several) + "|",
             *(_row(name, [cost.groups.get(name, 0.0) for cost in costs], costs) for name in names),
             _row("**all**", [cost.total for cost in costs], costs),
-            _row("CPU time in 30 s", [cost.processor for cost in costs], costs),
+            _row("CPU time in 30 s", [cost.cpu for cost in costs], costs),
             "",
             goals,
             "",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.exporters import Server, await_everything, busy_node, ours
-from tests.benchmarks.processes import SERVER_PROCESSOR, Client, running
+from tests.benchmarks.processes import SERVER_CPU, Client, running
 from tests.nvml_library.stand_in import NvmlStandIn
 
 _SECONDS = 61
@@ -77,7 +77,7 @@ def table() -> str:
 
 def _measure(server: Server, node: NvmlStandIn, delay: int) -> Rounds:
     started = time.perf_counter()
-    with running(server.command, node.environment, SERVER_PROCESSOR):
+    with running(server.command, node.environment, SERVER_CPU):
         await_everything(server, node, started)
         client = Client(server.port, gzip=False)
         before, calls = client.get(), node.calls()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.benchmarks.exporters import Beginning, Server, await_everything, busy_node, ours, peer
 from tests.benchmarks.processes import (
-    SERVER_PROCESSOR,
+    SERVER_CPU,
     Scrapes,
     idle_share,
     proportional_memory,
@@ -45,7 +45,7 @@ class Costs:
 def measure(server: Server, node: NvmlStandIn) -> Costs:
     """Start the exporter, scrape it, stop it."""
     started = time.perf_counter()
-    with running(server.command, node.environment, SERVER_PROCESSOR) as process:
+    with running(server.command, node.environment, SERVER_CPU) as process:
         beginning = await_everything(server, node, started)
         node.reset_counts()
         idle = idle_share(process.pid, _IDLE_SECONDS)
@@ -92,7 +92,7 @@ def _median_of(rounds: Sequence[Scrapes]) -> Scrapes:
 def hung_driver(server: Server, node: NvmlStandIn) -> Scrapes:
     """Scrape while one driver call on one GPU never returns."""
     started = time.perf_counter()
-    with running(server.command, node.environment, SERVER_PROCESSOR) as process:
+    with running(server.command, node.environment, SERVER_CPU) as process:
         await_everything(server, node, started)
         node.gpu[2].state = GpuState.HUNG
         time.sleep(5)

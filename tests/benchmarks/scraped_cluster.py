@@ -51,7 +51,7 @@ class Outcome:
     failing: int
     """Rules that can't be evaluated."""
     alerts: int
-    processor: float
+    cpu: float
     """Cores that Prometheus takes, and the replaying server."""
     replaying: float
     memory: tuple[int, int]
@@ -80,7 +80,7 @@ def measure(nodes: int, minutes: float) -> Outcome:
 
 
 def _outcome(
-    server: Prometheus, nodes: int, minutes: float, processor: float, replaying: float, memory: tuple[int, int]
+    server: Prometheus, nodes: int, minutes: float, cpu: float, replaying: float, memory: tuple[int, int]
 ) -> Outcome:
     window = f"[{_WATCHED_MINUTES * 60:.0f}s]"
     groups = server.get("rules")["data"]["groups"]
@@ -100,7 +100,7 @@ def _outcome(
         sorted(((group["name"], group["evaluationTime"]) for group in groups), key=lambda each: -each[1]),
         sum(rule.get("health") == "err" for group in groups for rule in group["rules"]),
         int(_figure(server, 'count(ALERTS{alertname!="StallscopeWatchdog", alertstate="firing"}) or vector(0)')),
-        processor,
+        cpu,
         replaying,
         memory,
     )
@@ -123,7 +123,7 @@ def table(nodes: int = _NODES, minutes: float = _MINUTES) -> str:
         ("all groups together, s", f"{total:.2f}", ""),
         ("rules that fail", f"{found.failing}", "0"),
         ("alerts firing", f"{found.alerts}", ""),
-        ("CPUs that Prometheus takes", f"{found.processor:.2f}", f"under {os.cpu_count()}"),
+        ("CPUs that Prometheus takes", f"{found.cpu:.2f}", f"under {os.cpu_count()}"),
         ("and the server that replays", f"{found.replaying:.2f}", ""),
         ("memory of Prometheus (PSS), MB", f"{found.memory[0] / 1e6:,.0f}, {found.memory[1] / 1e6:,.0f} later", ""),
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.benchmarks.exporters import Server, await_everything, busy_node, ours
 from tests.benchmarks.processes import (
-    SERVER_PROCESSOR,
+    SERVER_CPU,
     Scrapes,
     cpu_seconds,
     idle_share,
@@ -42,7 +42,7 @@ def _look(port: int) -> tuple[float, bytes]:
 
 def _rows(server: Server, node: NvmlStandIn) -> list[tuple[str, str, str]]:
     started = time.perf_counter()
-    with running(server.command, node.environment, SERVER_PROCESSOR) as process:
+    with running(server.command, node.environment, SERVER_CPU) as process:
         await_everything(server, node, started)
         idle = idle_share(process.pid, 5)
         unseen = proportional_memory(process.pid)
@@ -78,7 +78,7 @@ def _memory_with_prometheus(server: Server, node: NvmlStandIn) -> int:
     """PSS where a Prometheus is configured that isn't there."""
     server = replace(server, command=(*server.command, "--prometheus.url=http://127.0.0.1:9"))
     started = time.perf_counter()
-    with running(server.command, node.environment, SERVER_PROCESSOR) as process:
+    with running(server.command, node.environment, SERVER_CPU) as process:
         await_everything(server, node, started)
         _look(server.port)
         time.sleep(3)

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stallscope.model.clients.exporter import ExporterClient
 from stallscope.model.view.observer import wanted
 from tests.benchmarks.exporters import await_everything, busy_node, ours
-from tests.benchmarks.processes import SERVER_PROCESSOR, cpu_seconds, finished, proportional_memory, repeatedly, running
+from tests.benchmarks.processes import SERVER_CPU, cpu_seconds, finished, proportional_memory, repeatedly, running
 from tests.nvml_library.stand_in import NvmlStandIn
 
 _WARM_SECONDS = 40
@@ -101,12 +101,12 @@ def table() -> str:
         node = stack.enter_context(busy_node(folder))
         server = ours(folder)
         started = time.perf_counter()
-        stack.enter_context(running(server.command, node.environment, SERVER_PROCESSOR))
+        stack.enter_context(running(server.command, node.environment, SERVER_CPU))
         await_everything(server, node, started)
         chance = random.Random(1)
         stack.enter_context(repeatedly(1, lambda: _change(node, chance)))
         url = f"127.0.0.1:{server.port}"
-        once = finished([str(_BIN / "stallscope"), "top", "--once", "--interval=1s", f"--exporter.url={url}"]).processor
+        once = finished([str(_BIN / "stallscope"), "top", "--once", "--interval=1s", f"--exporter.url={url}"]).cpu
         client = ExporterClient(url)
         page = client.read()
         client.close()

@@ -74,7 +74,7 @@ def against(one: GpuNow, wanted: Wanted, *claims: Claim, allowed: frozenset[str]
         (gpu(mig="1g.10gb"), Wanted(count=2, exclusive=True), "a program can use one MIG instance only"),
     ],
 )
-def test_what_speaks_against_a_gpu_is_told(one: GpuNow, wanted: Wanted, reason: str) -> None:
+def test_each_reason_against_a_gpu_is_named(one: GpuNow, wanted: Wanted, reason: str) -> None:
     assert reason in against(one, wanted)
 
 
@@ -136,7 +136,7 @@ class TestClaims:
     def test_a_claim_whose_program_has_settled_leaves_the_rest_to_share(self) -> None:
         assert against(gpu(), SHARED, claim(age=300)) == ""
 
-    def test_a_free_gpu_is_one_that_nobody_has_claimed(self) -> None:
+    def test_a_claimed_gpu_is_not_free(self) -> None:
         assert "claimed 5 min ago" in against(gpu(), FREE, claim(age=300))
         assert "claimed 5 min ago" in against(gpu(), SHARED, claim(age=300, exclusive=True))
 
@@ -166,7 +166,7 @@ class TestChoice:
         gpus = [gpu(0, used=50), gpu(1)]
         assert self.chosen(gpus, Wanted(memory=GIB), claim(age=300, memory=1)) == [1]
 
-    def test_too_few_are_none(self) -> None:
+    def test_no_gpu_is_chosen_when_too_few_qualify(self) -> None:
         assert self.chosen([gpu(0), gpu(1, cut=True)], Wanted(2, exclusive=True)) == []
 
     def test_several_sit_together_where_they_can(self) -> None:
@@ -175,7 +175,7 @@ class TestChoice:
         assert self.chosen(apart, Wanted(3, exclusive=True)) == [0, 1, 2]
 
 
-def test_the_host_is_asked_for_cores_and_memory_for_each_gpu() -> None:
+def test_the_host_must_have_cores_and_memory_for_each_gpu() -> None:
     host = Host(cores=16, idle_cores=3.5, memory_total=64 * GIB, memory_available=10 * GIB)
     assert host_against(host, Wanted(count=2)) == ()
     assert host_against(host, Wanted(count=1, cores=3, host_memory=8 * GIB)) == ()
@@ -198,7 +198,9 @@ HOST = Host(cores=16, idle_cores=0.0, memory_total=64 * GIB, memory_available=0)
         ([gpu()], Wanted(host_memory=65 * GIB), "the host has 64.0 GiB of memory, 65.0 GiB wanted"),
     ],
 )
-def test_what_waiting_does_not_help_against_is_told(gpus: list[GpuNow], wanted: Wanted, reason: str) -> None:
+def test_a_request_that_no_wait_can_fulfil_is_refused_with_the_reason(
+    gpus: list[GpuNow], wanted: Wanted, reason: str
+) -> None:
     assert never(judge(gpus, wanted, ()), HOST, wanted).startswith(reason)
 
 

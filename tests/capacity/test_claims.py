@@ -86,7 +86,7 @@ def test_one_user_chooses_at_a_time_and_the_error_names_the_lock(claims: Claims,
     other.close()
 
 
-def test_a_file_system_without_locks_is_told_with_what_to_do(
+def test_a_file_system_without_locks_is_an_error_that_names_the_flag(
     claims: Claims, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(_descriptor: int, _how: int) -> None:
@@ -147,7 +147,7 @@ class TestFolder:
         with pytest.raises(ClaimsFailed, match=r"chmod \+t"):
             Claims(folder)
 
-    def test_one_of_somebody_else_is_refused(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_folder_of_another_user_is_refused(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if os.geteuid() == 0:
             os.chown(folder, 65534, 65534)
         else:

@@ -29,18 +29,18 @@ def page(*, at: float, busy: float, active: float, more: str = "") -> Page:
 BEFORE, AFTER = page(at=NOW - 2, busy=100, active=50), page(at=NOW, busy=101, active=50.5)
 
 
-def test_counters_tell_activity_where_the_driver_does_not() -> None:
+def test_counters_give_activity_where_the_driver_has_no_value() -> None:
     (gpu,) = with_exporter([GPU], BEFORE, AFTER, NOW)
     assert (gpu.busy, gpu.busy_seconds, gpu.busy_now, gpu.sm_active) == (0.5, 2.0, 0.5, 0.25)
 
 
-def test_what_the_driver_tells_stands() -> None:
+def test_values_of_the_driver_take_precedence() -> None:
     reported = replace(GPU, busy=0.1, busy_seconds=16.0, busy_now=0.0, sm_active=0.05)
     assert with_exporter([reported], BEFORE, AFTER, NOW) == [reported]
 
 
 @pytest.mark.parametrize("later", [BEFORE, page(at=NOW, busy=1, active=1), Page("", WANTED)])
-def test_pages_that_tell_no_difference_add_nothing(later: Page) -> None:
+def test_pages_without_a_difference_add_nothing(later: Page) -> None:
     assert with_exporter([GPU], BEFORE, later, NOW) == [GPU]
 
 
@@ -61,7 +61,7 @@ def test_the_hardwares_errors_are_those_of_the_rules() -> None:
     assert not {"13", "31", "43", "45", "94"} & xids.keys()
 
 
-def test_runs_on_a_gpu_are_told() -> None:
+def test_runs_on_a_gpu_are_listed() -> None:
     run = 'stallscope_training_rank_gpu_info{gpu="0",uuid="GPU-0",run="res\\"net",rank="0"} 1\n'
     (gpu,) = with_exporter([GPU], BEFORE, page(at=NOW, busy=101, active=51, more=run), NOW)
     assert gpu.runs == ('res"net',)

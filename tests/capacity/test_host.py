@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.tools.capacity.host import host, processor_time
+from stallscope.tools.capacity.host import cpu_time, host
 
 CORES = os.cpu_count() or 1
 
@@ -27,8 +27,8 @@ def machine(root: Path, *, ticks: str, cpu_max: str = "", memory_max: str = "", 
 
 
 def test_idle_cores_are_what_all_cores_idled_in_between(tmp_path: Path) -> None:
-    before = processor_time(machine(tmp_path, ticks="100 0 100 800 0 0 0 0 50 50"))
-    after = processor_time(machine(tmp_path, ticks="150 0 100 840 10 0 0 0 99 99"))
+    before = cpu_time(machine(tmp_path, ticks="100 0 100 800 0 0 0 0 50 50"))
+    after = cpu_time(machine(tmp_path, ticks="150 0 100 840 10 0 0 0 99 99"))
     found = host(before, after, tmp_path)
     assert found.idle_cores == pytest.approx(CORES * 50 / 100)
     assert (found.memory_total, found.memory_available) == (64 << 20, 32 << 20)
@@ -43,7 +43,7 @@ def test_limits_of_the_control_group_count_where_they_are_lower(tmp_path: Path) 
     assert (found.memory_total, found.memory_available) == (16 << 20, 1 << 20)
 
 
-def test_what_is_not_told_is_not_known(tmp_path: Path) -> None:
-    found = host(processor_time(tmp_path), processor_time(tmp_path), tmp_path)
+def test_missing_files_leave_values_unknown(tmp_path: Path) -> None:
+    found = host(cpu_time(tmp_path), cpu_time(tmp_path), tmp_path)
     assert (found.idle_cores, found.memory_total, found.memory_available) == (None, None, None)
     assert found.cores >= 1

@@ -62,7 +62,7 @@ def test_a_record_with_nothing_new_is_an_old_one() -> None:
     assert (gpu.busy, gpu.busy_seconds, gpu.busy_now) == (0.25, 1.0, 0.25)
 
 
-def test_a_gpu_that_tells_nothing_has_no_figure() -> None:
+def test_a_gpu_that_reports_nothing_has_no_values() -> None:
     (gpu,) = looked_at(ScriptedDevice())
     assert (gpu.trouble, gpu.busy, gpu.memory_free, gpu.sm_active, gpu.compute_mode) == ("", None, None, None, None)
 
@@ -85,7 +85,7 @@ def test_what_the_hosts_programs_use_of_unified_memory_is_neither_free_nor_in_us
     assert (gpu.memory_free, gpu.memory_used, gpu.memory_reserved) == (90 * GIB, 0, 30 * GIB)
 
 
-def test_health_mode_and_slowdown_are_told() -> None:
+def test_faults_compute_mode_and_slowdown_are_reported() -> None:
     device = ScriptedDevice(
         health={"row_remap_pending": 1, "row_remap_failed": 1},
         compute_mode="exclusive_process",
@@ -100,7 +100,7 @@ def test_health_mode_and_slowdown_are_told() -> None:
     assert gpu.throttled == {"hw_thermal"}, "a power cap is what a busy GPU has"
 
 
-def test_instances_are_told_with_what_ails_their_gpu() -> None:
+def test_instances_are_listed_with_the_faults_of_their_gpu() -> None:
     instance = ScriptedDevice(memory=MEMORY, activity=Activity(2.0, graphics=0.5, sm=0.4))
     instance.uuid, instance.mig, instance.parent_uuid = "MIG-0", "1g.10gb", "GPU-0"
     whole = ScriptedDevice(instances=[instance], health={"row_remap_failed": 1})
@@ -114,7 +114,7 @@ def test_a_gpu_with_mig_on_and_no_instances_can_not_be_used() -> None:
     assert looked_at(ScriptedDevice(instances=[]))[0].cut
 
 
-def test_processes_are_told_with_their_user_name_and_ancestors(tmp_path: Path) -> None:
+def test_processes_are_listed_with_user_name_and_ancestors(tmp_path: Path) -> None:
     for pid, parent, name in ((70, 60, "pt (main) x"), (60, 1, "torchrun"), (1, 0, "init")):
         folder = tmp_path / f"proc/{pid}"
         folder.mkdir(parents=True)
@@ -148,14 +148,14 @@ def test_gpus_in_trouble_hide_no_others(monkeypatch: pytest.MonkeyPatch) -> None
     assert [gpu.identity.index for gpu in found] == [0, 1, 2, 3, 4]
 
 
-def test_the_driver_is_let_go() -> None:
+def test_the_driver_is_closed_after_the_reading() -> None:
     driver = ScriptedDriver(ScriptedDevice())
     read(driver, pause=lambda seconds: None)
     assert driver.opened == 1
     assert not driver.is_open
 
 
-def test_without_a_driver_that_answers_the_reason_is_told() -> None:
+def test_the_reason_is_reported_when_no_driver_responds() -> None:
     driver = ScriptedDriver()
     driver.refusal = DriverUnavailable("driver_not_loaded", "the NVIDIA driver does not answer")
     with pytest.raises(DriverUnavailable, match="does not answer"):

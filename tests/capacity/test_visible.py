@@ -49,7 +49,7 @@ def test_without_it_all_may_be_taken() -> None:
     assert visible(None, NODE) is None
 
 
-def test_numbers_do_not_tell_gpus_of_several_models_apart() -> None:
+def test_numbers_are_ambiguous_among_gpus_of_several_models() -> None:
     mixed = [*NODE, gpu(3, "GPU-dd66", model="L40S")]
     with pytest.raises(ValueError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         visible("0", mixed)

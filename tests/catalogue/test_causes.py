@@ -64,7 +64,7 @@ def test_the_code_of_a_cause_begins_with_the_number_of_its_domain(cause: Cause) 
 
 
 @pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
-def test_a_cause_is_told_in_a_few_words_and_one_sentence(cause: Cause) -> None:
+def test_a_cause_has_a_short_title_and_a_remedy_of_one_sentence(cause: Cause) -> None:
     assert cause.title[0].isupper()
     assert len(cause.title) <= 48
     assert not cause.title.endswith(".")

@@ -217,7 +217,7 @@ def test_an_unknown_run_is_refused_with_the_nearest_name(capsys: pytest.CaptureF
     assert "did you mean batch512" in refusal(capsys, server, "batch4", "batch513")
 
 
-def test_a_server_that_is_not_there_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_one_line_of_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "can't be reached" in refusal(capsys, "http://127.0.0.1:9", "batch4", "batch512")
 
 

@@ -53,7 +53,9 @@ def test_what_to_do_is_not_said_again_right_below(exporter: Served, capsys: pyte
     assert reported.count("->") == 1
 
 
-def test_warnings_are_no_failure_and_json_tells_the_same(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_are_no_failure_and_json_has_the_same_results(
+    exporter: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
     exporter.texts["/metrics"] = page(time.time()).replace('limit="series"} 0', 'limit="series"} 4')
     assert main(["doctor", "exporter", "--exporter.url", exporter.url, "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)
@@ -74,7 +76,7 @@ def test_nothing_that_is_quoted_steers_the_terminal(exporter: Served, capsys: py
     assert reported.replace("\n", "").isprintable()
 
 
-def test_a_prometheus_that_nobody_named_may_be_missing(
+def test_a_prometheus_that_was_not_configured_may_be_missing(
     exporter: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"

@@ -232,16 +232,16 @@ def test_the_status_page_shows_gpus_runs_and_sources(run: Run) -> None:
     assert '<section aria-labelledby="sources">' in page
 
 
-def test_verdicts_are_asked_for_while_somebody_looks_and_never_before(run: Run) -> None:
+def test_verdicts_are_queried_only_once_the_status_page_is_requested(run: Run) -> None:
     verdict = {"metric": {"run": "precious", "cause": "input_disk_bound"}, "value": [0, "0.42"]}
     vector = {"status": "success", "data": {"resultType": "vector", "result": [verdict]}}
-    with answering(body=json.dumps(vector).encode()) as (url, asked):
+    with answering(body=json.dumps(vector).encode()) as (url, requests):
         exporter = run(f"--prometheus.url={url}")
         assert exporter.post("api/v1/report", REPORT)[0] == 204
         exporter.eventually("metrics", lambda page: "precious" in page)
-        assert not asked
+        assert not requests
         exporter.eventually("", lambda page: "Waiting for data: disk" in page)
-        assert all(b"precious" in body for _path, _headers, body in asked)
+        assert all(b"precious" in body for _path, _headers, body in requests)
 
 
 @contextlib.contextmanager
@@ -258,7 +258,7 @@ def silent() -> contextlib.AbstractContextManager[str]:
 
 @contextlib.contextmanager
 def nonsensical() -> Iterator[str]:
-    with answering(body=b"<html>Grafana</html>") as (url, _asked):
+    with answering(body=b"<html>Grafana</html>") as (url, _requests):
         yield url
 
 
@@ -412,7 +412,7 @@ def test_a_reload_applies_what_it_can_and_says_what_it_can_not(run: Run, tmp_pat
     exporter.eventually("metrics", lambda page: 'source="memory"' in page and 'source="cpu"' not in page)
 
 
-def test_owners_tell_nothing_of_gpus_that_are_read_no_more(
+def test_owners_have_no_series_of_gpus_that_are_no_longer_read(
     run: Run, nvml_stand_in: NvmlStandIn, tmp_path: Path
 ) -> None:
     file = tmp_path / "exporter.yml"
@@ -462,7 +462,7 @@ def test_the_nodes_name_is_refused_outside_of_a_pod() -> None:
     assert "kubernetes.node: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set; " in ended.stderr
 
 
-def test_users_of_the_web_configuration_file_are_asked_for_and_read_again_at_sighup(run: Run, tmp_path: Path) -> None:
+def test_web_users_must_authenticate_and_are_read_again_at_sighup(run: Run, tmp_path: Path) -> None:
     def status(user: str) -> int:
         basic = base64.b64encode(f"{user}:right".encode()).decode()
         request = urllib.request.Request(f"{url}metrics", headers={"Authorization": f"Basic {basic}"})
@@ -486,7 +486,7 @@ def test_users_of_the_web_configuration_file_are_asked_for_and_read_again_at_sig
 
 
 @needs_openssl
-def test_a_training_elsewhere_reports_over_tls_with_a_token_and_nobody_without(run: Run, tmp_path: Path) -> None:
+def test_a_training_elsewhere_reports_over_tls_only_with_the_right_token(run: Run, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.sign("node")
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
@@ -505,11 +505,11 @@ def test_a_training_elsewhere_reports_over_tls_with_a_token_and_nobody_without(r
         "import stallscope; run = stallscope.Run(name='afar'); run.step(); run.finish()"
     )
     environment = {"STALLSCOPE_ADDRESS": address, "STALLSCOPE_CA_FILE": str(authority.certificate)}
-    for token, heard in (("", False), ("another token than theirs", False), ("one token for all of them", True)):
+    for token, accepted in (("", False), ("another token than theirs", False), ("one token for all of them", True)):
         settings = {**os.environ, **environment, "STALLSCOPE_TOKEN": token}
         command = [sys.executable, "-c", script]
         reported = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=True).stderr
-        assert ("the exporter answered 403 to a report" in reported) is not heard, reported
+        assert ("the exporter answered 403 to a report" in reported) is not accepted, reported
     exporter.process.terminate()
     assert exporter.process.wait(60) == 0
     assert state.read_text().count('"run":"afar"') == 1
@@ -559,14 +559,14 @@ def test_a_simulated_node_is_served_and_labelled(run: Run) -> None:
     assert "Simulated node" in exporter.get("")
 
 
-def test_a_simulated_host_tells_who_holds_the_simulated_gpus(run: Run) -> None:
+def test_a_simulated_host_reports_the_owners_of_the_simulated_gpus(run: Run) -> None:
     exporter = run("--simulation.scenario=healthy", "--simulation.host", "--collector.nvidia", "--collector.owners")
     page = exporter.eventually("metrics", lambda page: page.count("stallscope_gpu_owner_info{") == 8)
     assert page.count('slurm_job="4242",user="simulated"} 1') >= 8
     assert 'attribution_errors_total{reason="pid_not_visible"} 0' in page
 
 
-def test_nobody_is_looked_for_on_a_real_host_under_simulated_gpus(run: Run) -> None:
+def test_a_real_host_has_no_owners_of_simulated_gpus(run: Run) -> None:
     exporter = run("--simulation.scenario=healthy", "--collector.nvidia", "--collector.owners")
     page = exporter.eventually("metrics", lambda page: "stallscope_gpu_memory_used_bytes{" in page)
     assert "stallscope_gpu_owner" not in page

@@ -72,7 +72,7 @@ def test_writes_the_frames_and_says_what_and_what_is_missing(server: str, folder
     assert "1 of 2 ranks reported; missing: 1" in said
 
 
-def test_writes_csv_and_tells_a_program(server: str, folder: Folder) -> None:
+def test_writes_csv_and_describes_the_files_as_json(server: str, folder: Folder) -> None:
     said = folder.written("--run", "resnet50", "--prometheus.url", server, "--format", "csv", "--json", "--step", "5m")
     document = json.loads(said)
     assert (document["run"], document["resolution_seconds"]) == ("resnet50", 300)
@@ -100,11 +100,11 @@ def test_a_cluster_must_be_chosen_and_can_be(server: str, folder: Folder) -> Non
         (["--run", "resnet50", "--out", "/dev/null/frames"], "/dev/null/frames can't be written: Not a directory"),
     ],
 )
-def test_what_can_not_be_is_told_in_one_line(server: str, folder: Folder, line: list[str], words: str) -> None:
+def test_an_impossible_request_is_one_line_of_error(server: str, folder: Folder, line: list[str], words: str) -> None:
     assert words in folder.refusal("--prometheus.url", server, *line)
 
 
-def test_the_server_may_be_named_by_the_environment_and_one_that_is_not_there_is_told(
+def test_the_environment_may_name_the_server_and_an_unreachable_one_is_an_error(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -84,7 +84,7 @@ def test_a_model_that_the_output_cannot_encode_is_escaped(node: NvmlStandIn, enc
     assert r"GPU 0: NVIDIA H100 \u6f22\u5b57" in done.stdout
 
 
-def test_the_columns_of_a_table_are_aligned_whatever_stands_in_them(said: Said) -> None:
+def test_the_columns_of_a_table_are_aligned_whatever_they_hold(said: Said) -> None:
     lines = said.text.stdout.splitlines()
     head = next(line for line in lines if line.endswith("served by"))
     table = lines[lines.index(head) : lines.index("", lines.index(head))]
@@ -118,14 +118,14 @@ def test_activity_is_found_since_two_readings_are_compared(document: dict[str, A
     assert signals["sm_active_seconds_total"]["call"].startswith("GPM")
 
 
-def test_calls_are_told_with_their_cost(document: dict[str, Any]) -> None:
+def test_calls_are_listed_with_their_cost(document: dict[str, Any]) -> None:
     calls = {each["call"]: each for each in document["calls"]}
     power = calls["nvmlDeviceGetPowerUsage"]
     assert power["count"] >= 2 * 3
     assert 0 <= power["mean_seconds"] <= power["max_seconds"]
 
 
-def test_what_stands_in_the_way_is_warned_of_by_gpu(document: dict[str, Any]) -> None:
+def test_obstacles_are_warned_of_by_gpu(document: dict[str, Any]) -> None:
     # Except slow calls: on a busy machine, any call can be slow.
     persistence, mig = (warning for warning in document["warnings"] if "ms per call" not in warning)
     assert persistence.startswith("GPU 2: persistence mode is off")
@@ -139,7 +139,7 @@ def test_xids_are_the_whole_gpus_and_not_missed_at_its_instances(document: dict[
     assert whole - instance == {"xid_events_total", "xid_last_timestamp_seconds"}
 
 
-def test_a_lost_gpu_and_slow_calls_are_told_while_the_other_gpu_is_read(node: NvmlStandIn) -> None:
+def test_a_lost_gpu_and_slow_calls_are_reported_while_the_other_gpu_is_read(node: NvmlStandIn) -> None:
     node.gpu[1].state = GpuState.LOST
     node.set_delay(6000)
     finished = run(node)

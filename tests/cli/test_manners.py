@@ -186,7 +186,7 @@ def test_a_completion_script_is_one_that_its_shell_understands(shell: str, scrip
     subprocess.run([shell, "-n", scripts / shell], check=True, timeout=120)
 
 
-def test_shells_that_tell_of_commands_show_their_summaries(scripts: Path) -> None:
+def test_shells_that_describe_commands_show_their_summaries(scripts: Path) -> None:
     for shell in ("zsh", "fish"):
         assert "Check the installation" in (scripts / shell).read_text()
         assert "Check an installation part by part" not in (scripts / shell).read_text()
@@ -208,11 +208,11 @@ def test_shells_that_tell_of_commands_show_their_summaries(scripts: Path) -> Non
 )
 def test_bash_completes_what_is_begun(line: str, offered: list[str], scripts: Path) -> None:
     words = line.split()
-    asked = (
+    script = (
         f"source {scripts / 'bash'}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
         'compopt() { :; }; _stallscope; printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    reported = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=120, check=True)
+    reported = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert (sorted(reported.stdout.split()), reported.stderr) == (sorted(offered), "")
 
 
@@ -233,7 +233,7 @@ class Terminal(io.StringIO):
 
 
 class TestProgress:
-    def test_nothing_is_shown_where_nobody_watches(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_progress_is_not_shown_without_a_terminal(self, capsys: pytest.CaptureFixture[str]) -> None:
         with progress("Reading", total=2) as advance:
             advance()
             advance(1)

@@ -30,7 +30,7 @@ def test_output_that_was_closed_is_not_missed(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_full_disk_is_told_in_one_line(command: list[str]) -> None:
+def test_a_full_disk_is_one_line_of_error(command: list[str]) -> None:
     finished = run(command, ">/dev/full")
     assert finished.returncode == 1
     assert finished.stderr == "stallscope: cannot write the output: No space left on device\n"

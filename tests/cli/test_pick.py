@@ -107,7 +107,7 @@ def test_signals_and_exit_status_are_the_commands_own(node: Node) -> None:
     assert node.pick("--", "sh", "-c", "kill -PIPE $$").returncode == -signal.SIGPIPE
 
 
-def test_what_stands_in_the_way_is_told_by_gpu(node: Node) -> None:
+def test_each_gpu_that_does_not_qualify_is_listed_with_its_reason(node: Node) -> None:
     held, lost, ill, taken = node.gpus.gpu
     held.memory_used = 60 * GIB
     held.run((os.getpid(), 60 * GIB, False))
@@ -140,7 +140,7 @@ def test_an_instance_is_picked_by_its_uuid_and_shown_in_the_table(node: Node) ->
     assert "has no index" in node.pick("--memory", "5GiB", "--format", "indices").stderr
 
 
-def test_json_tells_everything_and_a_pick_for_no_time_claims_nothing(node: Node) -> None:
+def test_json_has_everything_and_a_pick_for_no_time_claims_nothing(node: Node) -> None:
     finished = node.pick("--json", "--reserve", "0s", CUDA_VISIBLE_DEVICES="3,1")
     reported: dict[str, Any] = json.loads(finished.stdout)
     assert reported["cuda_visible_devices"] == NvmlStandIn.uuid(1)
@@ -171,9 +171,7 @@ def test_without_a_driver_it_says_what_to_do(node: Node) -> None:
     assert finished.stderr.count("\n") == 1
 
 
-def test_among_gpus_of_amd_nobody_is_told_to_install_nvidias_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_amd_gpus_only_nvidias_driver_is_not_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable() -> ScriptedDriver:
         raise DriverUnavailable("library_not_found", "there is no libnvidia-ml.so.1")
 
@@ -188,7 +186,9 @@ def test_among_gpus_of_amd_nobody_is_told_to_install_nvidias_driver(
         picker.poll()
 
 
-def test_a_slurm_job_without_a_gpu_is_told_to_ask_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slurm_job_without_a_gpu_gets_the_option_that_requests_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = ("--lock-folder", str(tmp_path), "--exporter.url", NOWHERE)
     picker = Picker(command.parser().parse_args(flags), running=False, driver=ScriptedDriver, pause=lambda _: None)
     monkeypatch.setenv("SLURM_JOB_ID", "41")
@@ -227,14 +227,14 @@ def test_a_wrong_command_line_is_refused_in_one_line(
     assert said.count("\n") == 1
 
 
-def test_a_command_that_can_not_be_run_is_told_before_any_choice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_cannot_run_is_an_error_before_any_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--", "no-such-command"]) == 127
     assert "no-such-command: command not found" in capsys.readouterr().err
     assert command.main(["--", __file__]) == 126
     assert f"{__file__}: not executable" in capsys.readouterr().err
 
 
-def test_a_lock_folder_that_is_no_good_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsafe_lock_folder_is_an_error_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path.chmod(0o777)
     assert command.main(["--lock-folder", str(tmp_path)]) == 1
     assert f"chmod +t {tmp_path}" in capsys.readouterr().err
@@ -282,7 +282,7 @@ class TestWaiting:
         assert said.count("waiting") == 1
         assert "GPU 0: 20.0 GiB of 80.0 GiB free, 30.0 GiB wanted" in " ".join(said.split())
 
-    def test_it_waits_no_longer_than_told(self, device: ScriptedDevice, tmp_path: Path) -> None:
+    def test_it_waits_no_longer_than_requested(self, device: ScriptedDevice, tmp_path: Path) -> None:
         now = 100.0
 
         def pause(seconds: float) -> None:

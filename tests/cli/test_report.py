@@ -132,7 +132,7 @@ def test_other_formats_go_to_standard_output_with_what_was_lost_in_money(
     assert not list(here.iterdir())
 
 
-def test_what_went_on_at_an_end_that_is_past_is_not_told_to_go_on(server: str, here: Path) -> None:
+def test_a_report_with_an_end_in_the_past_claims_nothing_still_runs(server: str, here: Path) -> None:
     for which in (["--run", "resnet50"], ["--instance", "resnet50"]):
         assert report.main(["--prometheus.url", server, *which, "--end", "10m", "--out", "it.md"]) == 0
         assert "still running" not in (here / "it.md").read_text(encoding="utf-8").split("##", 1)[0]
@@ -207,7 +207,7 @@ def test_nodes_are_found_with_and_without_their_port(server: str, here: Path) ->
         assert "<h1>Node resnet50:19400" in (here / "it.html").read_text(encoding="utf-8")
 
 
-def test_of_nodes_of_one_name_only_the_cluster_that_is_told_counts(server: str, here: Path) -> None:
+def test_a_cluster_selects_among_nodes_of_one_name(server: str, here: Path) -> None:
     flags = ["--prometheus.url", server, "--instance", "shared", "--out", "it.json", "--cluster"]
     for cluster, gpus, verdict in (("east", 1, "idle_allocated"), ("west", 2, "healthy")):
         assert report.main([*flags, cluster]) == 0
@@ -236,7 +236,7 @@ def test_a_notebook_has_the_run_and_the_server_filled_in(server: str, here: Path
     assert (values["RUN"], values["SERVER"], values["NAMESPACE"], values["END"]) == ("resnet50", server, "vision", None)
 
 
-def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
+def test_a_section_whose_query_fails_is_reported_as_incomplete(
     server: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def hosts(_queries: Any) -> Any:
@@ -269,7 +269,7 @@ def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
         ),
     ],
 )
-def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
+def test_a_failure_is_one_line_of_error_and_keeps_the_existing_report(
     server: str, here: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
 ) -> None:
     (here / "report.html").write_text("the last one")

@@ -258,13 +258,13 @@ def test_what_trains_after_the_main_thread_has_returned_is_measured(start: str, 
     assert programs.reported()[-1].gauges["step"] == 5
 
 
-def test_a_program_whose_threads_train_nothing_is_told_of_once_at_its_end(programs: Programs) -> None:
+def test_a_program_with_threads_that_train_nothing_gets_one_note_at_its_end(programs: Programs) -> None:
     programs.write("program.py", "import os, threading\nthreading.Timer(0.2, print, ['late']).start()\nos.fork()")
     run = programs.run("program.py")
     assert run.stderr.count("nothing to measure") == 1
 
 
-def test_a_program_without_torch_is_told_of_at_its_end(programs: Programs) -> None:
+def test_a_program_without_torch_gets_a_note_at_its_end(programs: Programs) -> None:
     programs.write("program.py", "print('done')")
     run = programs.run("program.py")
     assert (run.stdout, run.returncode) == ("done\n", 0)
@@ -282,7 +282,7 @@ def test_the_note_on_a_program_is_not_printed_to_standard_output_where_there_is_
 
 
 @needs_torch
-def test_a_program_whose_steps_are_not_found_is_told_how_to_report_them(programs: Programs) -> None:
+def test_a_program_whose_steps_are_not_found_gets_a_note_how_to_report_them(programs: Programs) -> None:
     programs.write(
         "program.py",
         """
@@ -355,7 +355,7 @@ def test_a_command_takes_the_place_and_its_own_startup_still_runs(programs: Prog
 
 @needs_torch
 @pytest.mark.parametrize("form", ["module", "command"])
-def test_an_unchanged_training_is_told(form: str, programs: Programs) -> None:
+def test_an_unchanged_training_is_measured(form: str, programs: Programs) -> None:
     programs.write("jobs/train.py", TRAINING)
     forms = {"module": ("-m", "jobs.train"), "command": (sys.executable, "jobs/train.py")}
     run = programs.run("--name", "mine", *forms[form], "--status", "3")
@@ -429,10 +429,10 @@ def test_ranks_are_one_run_in_the_exporter(form: str, programs: Programs) -> Non
             done = programs.run("--name", "job", script, f"tcp://127.0.0.1:{free_port()}")
         assert done.returncode == 0, done.stderr
         for rank in ("0", "1"):
-            until(partial(tells, url, f'stallscope_training_step{{run="job",rank="{rank}"}} 6'))
+            until(partial(exports, url, f'stallscope_training_step{{run="job",rank="{rank}"}} 6'))
             reported = f'phase_occurrences_total{{run="job",rank="{rank}",phase="communication"}} 6'
             assert f"stallscope_training_{reported}" in page(url)
 
 
-def tells(url: str, series: str) -> bool:
+def exports(url: str, series: str) -> bool:
     return series in page(url)

@@ -252,7 +252,7 @@ def test_a_summary_has_the_name_of_the_script_that_an_interpreter_runs(folder: F
     assert found["program"] == "program.py"
 
 
-def test_standard_error_that_is_closed_or_full_harms_nobody(folder: Folder) -> None:
+def test_a_closed_or_full_standard_error_does_not_break_the_program(folder: Folder) -> None:
     closed = folder.play(
         "-c",
         f"import os, sys; os.close(2); os.execv({sys.executable!r}, sys.argv[1:])",

@@ -10,7 +10,7 @@ import pytest
 
 from stallscope.tools.cli import stop
 from tests.analysis.servers import answering
-from tests.cli.test_trace import TRAINING, exporter, process, ranks_stepping, steps_told
+from tests.cli.test_trace import TRAINING, exporter, process, ranks_stepping, reported_steps
 from tests.waiting import until
 
 SAVING = """
@@ -57,7 +57,7 @@ def test_all_ranks_on_two_nodes_stop_before_the_same_step(tmp_path: Path, capsys
     )
 
 
-def test_a_job_that_does_not_allow_it_goes_on_and_missing_ranks_are_told(
+def test_a_job_that_does_not_allow_it_continues_and_missing_ranks_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with exporter(tmp_path, "--report.allow-stop-requests") as url:
@@ -68,9 +68,9 @@ def test_a_job_that_does_not_allow_it_goes_on_and_missing_ranks_are_told(
             reported = capsys.readouterr()
             assert "rank 0 will stop before step 0" in reported.out
             assert "1 of 3 ranks are on these nodes" in reported.err
-            seen = steps_told(url)
+            seen = reported_steps(url)
             until(
-                lambda: (now := steps_told(url)) and now != seen
+                lambda: (now := reported_steps(url)) and now != seen
             )  # one more report, before which it would have looked
             assert job.poll() is None
 
@@ -83,7 +83,7 @@ def test_an_exporter_that_does_not_allow_it_says_how_it_would(
     assert "--report.allow-stop-requests" in capsys.readouterr().err
 
 
-def test_a_run_that_hangs_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_hangs_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(200, b'{"first_step": 7, "steps": 1, "ranks": [0, 3], "seconds": 2.0, "silent": 540.0}') as (url, _):
         assert stop.main(["job", "--exporter", url]) == 0
     assert "2 ranks will stop before step 7, if they make steps again: the last step was 540 s ago" in (

@@ -22,7 +22,7 @@ def local(text: str) -> float:
     return dt.datetime.fromisoformat(text).astimezone().timestamp()
 
 
-def test_it_is_the_last_day_unless_told() -> None:
+def test_the_default_is_the_last_day() -> None:
     assert span() == (NOW - 86_400, NOW)
 
 

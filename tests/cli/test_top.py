@@ -117,7 +117,7 @@ def test_json_of_runs() -> None:
     assert run["ranks"][0]["user"] == "bob"
 
 
-def test_prometheus_is_asked_for_verdicts() -> None:
+def test_verdicts_come_from_prometheus() -> None:
     series = {"metric": {"run": "resnet50", "namespace": "", "cause": "checkpoint_stall", "uuid": "GPU-1"}}
     vector = {"resultType": "vector", "result": [{**series, "value": [1, "0.25"]}]}
     body = json.dumps({"status": "success", "data": vector}).encode()
@@ -138,7 +138,7 @@ def test_a_local_stack_is_shown_with_its_verdicts() -> None:
     assert "No verdicts: set --prometheus.url" in other.stdout, "another exporter than the stack's"
 
 
-def test_a_prometheus_that_fails_is_told_of_and_costs_nothing_else() -> None:
+def test_a_prometheus_that_fails_is_reported_and_the_rest_is_shown() -> None:
     with node() as url:
         finished = top(f"--exporter.url={url}", "--once", f"--prometheus.url=http://127.0.0.1:{free_port()}")
     assert (finished.returncode, finished.stderr) == (0, "")

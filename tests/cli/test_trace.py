@@ -64,14 +64,14 @@ def page(url: str) -> str:
         return ""
 
 
-def steps_told(url: str) -> list[str]:
+def reported_steps(url: str) -> list[str]:
     """Return the lines with each rank's number of reported steps."""
     return [line for line in page(url).splitlines() if line.startswith("stallscope_training_step_seconds_count")]
 
 
 def ranks_stepping(url: str) -> int:
     """Return the number of ranks that reported a step."""
-    return sum(not line.endswith(" 0") for line in steps_told(url))
+    return sum(not line.endswith(" 0") for line in reported_steps(url))
 
 
 def traced(folder: Path) -> dict[str, list[int]]:
@@ -116,9 +116,9 @@ def test_a_job_that_does_not_allow_it_is_left_alone(tmp_path: Path) -> None:
         with process("-c", TRAINING, "0", STALLSCOPE_ADDRESS=address, HOME=str(tmp_path)):
             until(lambda: ranks_stepping(url) == 1)
             assert trace.main(["job", "--first-step", "0", "--steps", "100", "--exporter", url]) == 0
-            seen = steps_told(url)
+            seen = reported_steps(url)
             until(
-                lambda: (now := steps_told(url)) and now != seen
+                lambda: (now := reported_steps(url)) and now != seen
             )  # one more report, before which it would have looked
     assert not list(tmp_path.rglob("*.trace.json"))
 
@@ -131,13 +131,13 @@ def test_an_exporter_that_does_not_allow_it_says_how_it_would(
     assert "--report.allow-trace-requests" in capsys.readouterr().err
 
 
-def test_an_unknown_run_is_told_with_those_that_are_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_run_is_refused_with_the_known_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with exporter(tmp_path, "--report.allow-trace-requests") as url:
         assert trace.main(["bert", "--exporter", url]) == 1
     assert "no run 'bert' is alive here; live runs: none" in capsys.readouterr().err
 
 
-def test_a_program_is_told_what_each_exporter_answered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_answer_of_each_exporter(capsys: pytest.CaptureFixture[str]) -> None:
     absent = f"http://127.0.0.1:{free_port()}"
     with answering(200, b'{"first_step": 7, "steps": 1, "ranks": [0, 3], "seconds": 2.0}') as (url, seen):
         assert trace.main(["job", "--json", "--exporter", url, "--exporter", absent]) == 1
@@ -148,7 +148,7 @@ def test_a_program_is_told_what_each_exporter_answered(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("drip", DRIPS)
-def test_an_exporter_that_drips_holds_nobody_up(drip: str) -> None:
+def test_an_exporter_that_responds_byte_by_byte_times_out(drip: str) -> None:
     with talking(DRIPS[drip]) as url, pytest.raises(_requests.Refused, match=r"no answer within 0\.2 s"):
         _requests.post(url, "/api/v1/trace", {"run": "job"}, None, "trace", timeout=0.2)
 
@@ -175,7 +175,7 @@ def test_without_an_exporter_there_is_one_line(capsys: pytest.CaptureFixture[str
         (["job", "more"], "unexpected argument more"),
     ],
 )
-def test_a_wrong_command_line_is_told_in_one_line(
+def test_a_wrong_command_line_is_one_line_of_error(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -188,5 +188,5 @@ def test_a_wrong_command_line_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("text", "ranks"), [("0", [0]), ("0-3", [0, 1, 2, 3]), ("0, 8,16-18", [0, 8, 16, 17, 18]), ("2,1-2", [1, 2])]
 )
-def test_ranks_are_told_as_numbers_and_ranges(text: str, ranks: list[int]) -> None:
+def test_ranks_are_numbers_and_ranges(text: str, ranks: list[int]) -> None:
     assert _requests.rank_numbers(text) == ranks

@@ -371,7 +371,7 @@ def test_the_status_page_has_the_values_and_notes_of_the_command(
     name = RunName(run, "vision")
     watch = ExplanationWatch(Prometheus(server.address))
     assert explained(name, watch.look([name])) == '<p class="quiet">Querying the reasons of the verdict.</p>'
-    watch.ask()
+    watch.poll()
     found = watch.look([name])
     assert found.problem == ""
     page = read(f"<main>{explained(name, found)}</main>".encode())
@@ -390,7 +390,7 @@ def test_the_status_page_explains_no_run_of_another_name_or_that_has_ended(serve
     names = [RunName("ended", "vision"), RunName("plain", "speech"), RunName("nothing", "")]
     watch = ExplanationWatch(Prometheus(server.address))
     watch.look(names)
-    watch.ask()
+    watch.poll()
     found = watch.look(names)
     assert found.problem == ""
     assert not found.runs
@@ -401,7 +401,7 @@ def test_an_explanation_that_is_too_long_names_the_command(server: Filled) -> No
     name = RunName("plain", "vision")
     watch = ExplanationWatch(Prometheus(server.address, max_bytes=1000))
     watch.look([name])
-    watch.ask()
+    watch.poll()
     shown = explained(name, watch.look([name]))
     assert "1,000 bytes" in shown or "1000 bytes" in shown
     assert "<code>stallscope why plain</code> may have it" in shown

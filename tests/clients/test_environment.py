@@ -95,7 +95,7 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def ask(client: str, url: str) -> None:
+def fetch(client: str, url: str) -> None:
     """Send a request with a client of each kind."""
     if client == "Alertmanager":
         Alertmanager(url, timeout=60).alerts()
@@ -115,7 +115,7 @@ def test_the_address_s_credentials_win_over_netrc(
 ) -> None:
     netrc(tmp_path, NETRC[case])
     address, recorder = server
-    ask(client, f"http://ops:right@{address}")
+    fetch(client, f"http://ops:right@{address}")
     assert [credentials for _, credentials in recorder.drain()] == [basic("ops", "right")]
 
 
@@ -126,7 +126,7 @@ def test_without_credentials_in_the_address_none_are_sent(
 ) -> None:
     netrc(tmp_path, NETRC[case])
     address, recorder = server
-    ask(client, f"http://{address}")
+    fetch(client, f"http://{address}")
     assert [credentials for _, credentials in recorder.drain()] == [None]
 
 
@@ -137,7 +137,7 @@ def test_the_variable_netrc_names_no_file_for_the_clients(
     netrc(tmp_path, NETRC["a default entry"])
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
     address, recorder = server
-    ask(client, f"http://{address}")
+    fetch(client, f"http://{address}")
     assert [credentials for _, credentials in recorder.drain()] == [None]
 
 
@@ -151,7 +151,7 @@ def test_credentials_of_the_address_are_sent_as_they_are_meant(
     client: str, written: str, user: str, password: str, server: tuple[str, Recorder]
 ) -> None:
     address, recorder = server
-    ask(client, f"http://{written}@{address}")
+    fetch(client, f"http://{written}@{address}")
     assert [credentials for _, credentials in recorder.drain()] == [basic(user, password)]
 
 
@@ -170,7 +170,7 @@ def test_a_client_uses_no_proxy_for_this_machine(
     monkeypatch.setenv(variable, proxy[0])
     monkeypatch.setenv("NO_PROXY", "")
     port = address.rpartition(":")[2]
-    ask(client, f"http://{host}:{port}")
+    fetch(client, f"http://{host}:{port}")
     assert proxy[1].requests() == []
     assert len(direct.requests()) == 1
 
@@ -181,9 +181,9 @@ def test_another_machine_is_requested_through_a_proxy_except_if_it_is_an_exporte
     monkeypatch.setenv("http_proxy", proxy[0])
     monkeypatch.setenv("https_proxy", proxy[0])
     with pytest.raises(ExporterError):
-        ask("exporter", "http://node.invalid:19400")
+        fetch("exporter", "http://node.invalid:19400")
     assert proxy[1].requests() == []
-    ask("Alertmanager", "http://node.invalid:9093")
+    fetch("Alertmanager", "http://node.invalid:9093")
     assert proxy[1].requests() == ["GET http://node.invalid:9093/api/v2/alerts"]
 
 
@@ -197,7 +197,7 @@ def test_a_client_uses_no_proxy_for_any_loopback_address_also_with_tls(
     for variable in PROXY_VARIABLES:
         monkeypatch.setenv(variable, proxy[0])
     with pytest.raises(Exception, match=r"can't be reached|closed the connection"):
-        ask(client, url)
+        fetch(client, url)
     assert proxy[1].requests() == []
 
 

@@ -158,7 +158,7 @@ def test_a_dripping_server_does_not_block_the_verdicts_of_the_status_page(drip: 
         with contextlib.closing(server):
             watch = VerdictWatch(server)
             watch.look([RunName("resnet50", "")], [])
-            watch.ask()
+            watch.poll()
             assert watch.look([], []).problem == f"{url}: no answer within 0.2 s"
 
 

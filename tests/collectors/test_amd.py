@@ -107,7 +107,7 @@ def test_a_server_gpu_is_served_like_any_other(mi300x: ScriptedHost) -> None:
     assert "stallscope_exporter_values_rejected_total" not in page.text
 
 
-def test_what_it_does_not_tell_is_absent_and_announced(mi300x: ScriptedHost) -> None:
+def test_unsupported_signals_are_absent_and_announced(mi300x: ScriptedHost) -> None:
     page = mi300x.run(5)
     for signal in ("fan_speed_ratio", "pcie_receive_bytes_total", "nvlink_links", "sm_active_seconds_total"):
         assert page.get("signal_supported", 0, signal=signal) == 0

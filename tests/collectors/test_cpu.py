@@ -48,7 +48,7 @@ def test_stolen_time_is_other_and_guests_are_not_counted_twice() -> None:
     assert read["cpu_seconds_total", "user"] == 4001.08
 
 
-def test_cpus_and_names_are_told() -> None:
+def test_the_number_of_cpus_and_names_are_exported() -> None:
     read = values(source_at(Cpu, "gpu_server"))
     assert read["cpus",] == 8
     assert read["info", "5.15.0-1066-nvidia", "Intel(R) Xeon(R) Platinum 8480C"] == 1
@@ -114,7 +114,7 @@ def test_a_cpu_that_comes_back_brings_no_old_time_along(tmp_path: Path) -> None:
     assert values(machine.source)["cpus",] == 2
 
 
-def test_cpus_are_told_apart_by_name_and_not_by_place(tmp_path: Path) -> None:
+def test_cpus_are_identified_by_name_and_not_by_position(tmp_path: Path) -> None:
     machine = Machine(tmp_path).show((0,) * 8, (5000, 0, 0, 0, 0, 0, 0, 0), (0,) * 8)
     machine.busiest()
     machine.clock.advance(1.0)

@@ -24,7 +24,7 @@ def test_every_family_is_read() -> None:
     }
 
 
-def test_what_an_old_kernel_does_not_tell_is_absent() -> None:
+def test_values_that_an_old_kernel_lacks_are_absent() -> None:
     read = values(source_at(Memory, "old_kernel"))
     assert ("memory_total_bytes",) in read
     assert ("memory_available_bytes",) not in read
@@ -69,7 +69,7 @@ def test_nonsense_is_refused_with_file_and_line(tmp_path: Path, file: str, line:
         values(source_at(Memory, root))
 
 
-def test_nonsense_in_a_line_that_nobody_needs_does_no_harm(tmp_path: Path) -> None:
+def test_an_invalid_line_that_is_not_needed_does_no_harm(tmp_path: Path) -> None:
     root = copy_of("workstation", tmp_path)
     edit(root / "proc/vmstat", "numa_hit 9123", "numa_hit ?")
     assert len(values(source_at(Memory, root))) == 7

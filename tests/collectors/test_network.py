@@ -87,7 +87,7 @@ def test_an_unknown_speed_is_absent(tmp_path: Path, speed: str | None) -> None:
     assert ("network_receive_bytes_total", "enp4s0") in read
 
 
-def test_the_speed_is_asked_for_once_a_minute(tmp_path: Path) -> None:
+def test_the_speed_is_read_once_a_minute(tmp_path: Path) -> None:
     root = copy_of("workstation", tmp_path)
     clock = ScriptedClock()
     source = source_at(Network, root, clock)

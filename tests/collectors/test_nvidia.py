@@ -233,7 +233,7 @@ def test_fans_are_shown_where_there_are_any(nvml_stand_in: NvmlStandIn) -> None:
     assert page.get("signal_supported", 1, signal="fan_speed_ratio") == 0
 
 
-def test_an_old_drivers_missing_functions_cost_only_what_they_tell(tmp_path: Path) -> None:
+def test_an_old_drivers_missing_functions_cost_only_their_own_values(tmp_path: Path) -> None:
     node = NvmlStandIn(tmp_path, old_driver=True)
     gpu = node.gpu[0]
     gpu.throttle_reasons = 0x4

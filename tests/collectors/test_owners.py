@@ -116,7 +116,7 @@ def test_processes_that_are_not_on_this_machine_are_not_looked_for(caplog: pytes
     assert not caplog.records
 
 
-def test_an_idle_gpu_is_held_by_nobody(slurm: Node) -> None:
+def test_an_idle_gpu_has_no_owner(slurm: Node) -> None:
     slurm.show(on(gpu(), used=0))
     assert (slurm.held, slurm.memory, slurm.busy, slurm.errors) == (set(), {}, {}, {})
 
@@ -297,7 +297,7 @@ def test_replicas_with_processes_of_mps_are_shared_that_way_until_they_are_given
     assert sharing(UUIDS[0]) == ""
 
 
-def test_a_gpu_of_its_own_is_not_told_as_shared(kubelet: Kubelet, kubernetes: Node) -> None:
+def test_an_exclusive_gpu_is_not_reported_as_shared(kubelet: Kubelet, kubernetes: Node) -> None:
     kubelet.hand_out(given(RESNET, UUIDS[0]))
     kubernetes.show(on(gpu(), used=0))
     assert kubernetes.environment.occupancies.sharing(UUIDS[0]) == ""
@@ -356,7 +356,7 @@ def test_a_device_that_is_no_known_gpu_is_counted_once(kubelet: Kubelet, kuberne
     assert kubernetes.errors == {"unknown_device": 1}
 
 
-def test_the_kubelet_is_asked_every_ten_seconds_and_when_a_process_comes(kubelet: Kubelet, kubernetes: Node) -> None:
+def test_the_kubelet_is_queried_every_ten_seconds_and_for_a_new_process(kubelet: Kubelet, kubernetes: Node) -> None:
     for _ in range(10):
         kubernetes.show(on(gpu(), used=0))
     assert kubelet.calls == 1
@@ -368,7 +368,7 @@ def test_the_kubelet_is_asked_every_ten_seconds_and_when_a_process_comes(kubelet
     assert kubelet.calls == 3
 
 
-def test_many_new_processes_do_not_make_it_ask_more_than_once_a_second(kubelet: Kubelet, kubernetes: Node) -> None:
+def test_many_new_processes_query_the_kubelet_at_most_once_a_second(kubelet: Kubelet, kubernetes: Node) -> None:
     for pid in range(10):
         kubernetes.show(on(gpu(), (pid, GIB)), seconds=0.25)
     assert kubelet.calls == 3

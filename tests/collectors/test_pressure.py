@@ -20,7 +20,7 @@ def test_every_family_is_read_in_seconds() -> None:
     }
 
 
-def test_stalls_of_cpus_are_absent_where_the_kernel_does_not_tell_them(tmp_path: Path) -> None:
+def test_stalls_of_cpus_are_absent_where_the_kernel_does_not_report_them(tmp_path: Path) -> None:
     root = copy_of("workstation", tmp_path)
     (root / "proc/pressure/cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=7000000\n")
     read = values(source_at(Pressure, root))

@@ -22,7 +22,7 @@ def test_size_and_use_are_those_of_the_file_system(tmp_path: Path) -> None:
     assert len(read) == 2
 
 
-def test_the_folder_below_the_given_root_is_asked() -> None:
+def test_the_folder_below_the_given_root_is_read() -> None:
     assert len(values(source_at(SharedMemory, "workstation"))) == 2
     with pytest.raises(NotPresent, match="container/dev/shm"):
         source_at(SharedMemory, "container").read()

@@ -30,7 +30,7 @@ def test_times_have_two_units_at_most(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_how_long_since_is_told_whatever_a_clock_says() -> None:
+def test_elapsed_time_is_formatted_whatever_a_clock_returns() -> None:
     assert [ago(seconds) for seconds in (-5, 9.6, 90, float("inf"))] == [
         *("0 s ago", "10 s ago", "1 min 30 s ago", "over a century ago")
     ]
@@ -41,7 +41,7 @@ def test_what_is_there_never_reads_as_nothing(ratio: float, words: str) -> None:
     assert percent(ratio) == words
 
 
-def test_numbers_that_can_not_be_meant_have_few_digits() -> None:
+def test_implausible_numbers_have_few_digits() -> None:
     assert (count(1_234_567), count(1e308), count(-3)) == ("1,234,567", "1e+308", "-3")
 
 

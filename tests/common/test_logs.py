@@ -62,7 +62,7 @@ def test_the_level_decides_and_can_be_changed_under_way(log: io.StringIO) -> Non
     assert log.getvalue().count("\n") == 1
 
 
-def test_a_log_that_nobody_reads_costs_nothing(log: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_log_stream_causes_no_error(log: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "plain", log)
     log.close()
     EVENT.info("into the void")

@@ -266,9 +266,9 @@ def test_an_engine_builds_and_runs_it() -> None:
     secured = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--rm", "--detach"]
     container = run([docker, "run", *secured, tag])
     try:
-        asked = [docker, "exec", container, *dockerfile.listed("HEALTHCHECK")]
+        healthcheck = [docker, "exec", container, *dockerfile.listed("HEALTHCHECK")]
         until(
-            lambda: subprocess.run(asked, capture_output=True, timeout=30, check=False).returncode == 0,
+            lambda: subprocess.run(healthcheck, capture_output=True, timeout=30, check=False).returncode == 0,
             lambda: run([docker, "logs", container]),
         )
         assert run([docker, "exec", container, "python", "-c", "import os; print(os.getuid())"]) == str(USER)

@@ -89,8 +89,8 @@ def test_other_users_processes_are_visible_with_exactly_its_capabilities() -> No
     limited_to(added)  # skips where the test may not start a process of another user
     look = "import sys; from pathlib import Path; from stallscope.node.owners.processes import Processes; "
     look += "print(Processes(Path('/')).look_up([int(sys.argv[1])])[int(sys.argv[1])].pod_name)"
-    somebody = {"user": 65534, "group": 65534, "extra_groups": [], "env": {"POD_NAME": "train-0"}}
-    with subprocess.Popen(["/bin/sleep", "600"], **somebody) as process:  # type: ignore[call-overload]
+    another_user = {"user": 65534, "group": 65534, "extra_groups": [], "env": {"POD_NAME": "train-0"}}
+    with subprocess.Popen(["/bin/sleep", "600"], **another_user) as process:  # type: ignore[call-overload]
         try:
             for given in (added, *([name] for name in added)):
                 command = [*limited_to(given), sys.executable, "-c", look]

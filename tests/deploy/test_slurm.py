@@ -520,11 +520,11 @@ def holders(machine: Path) -> set[tuple[str, str, str]]:
 def test_the_exporter_knows_a_jobs_gpus_from_the_prolog_to_the_epilog(
     job: dict[str, str], slurm_machine: Path, devices: str
 ) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
+    nowhere = f"http://127.0.0.1:{free_port()}"
     slurmd = {**job, "SLURM_JOB_GPUS": "1", "CUDA_VISIBLE_DEVICES": devices, "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
     mask = os.umask(0)  # slurmd's may be anything
     try:
-        done = prolog(slurmd, nobody)
+        done = prolog(slurmd, nowhere)
     finally:
         os.umask(mask)
     assert (done.returncode, done.stderr) == (0, "")
@@ -538,11 +538,11 @@ def test_the_exporter_knows_a_jobs_gpus_from_the_prolog_to_the_epilog(
 def test_a_job_without_gpus_is_not_recorded_and_one_that_cannot_be_recorded_starts(
     job: dict[str, str], slurm_machine: Path
 ) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
-    assert prolog(job, nobody).returncode == 0
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    assert prolog(job, nowhere).returncode == 0
     assert not (slurm_machine / ALLOCATIONS).exists()
     (slurm_machine / ALLOCATIONS).write_text("")
-    done = prolog({**job, "SLURM_JOB_GPUS": "0"}, nobody)
+    done = prolog({**job, "SLURM_JOB_GPUS": "0"}, nowhere)
     assert done.returncode == 0
     assert "the job's GPUs are not recorded; check that root may write there" in done.stderr
     assert holders(slurm_machine) == set()

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("no_time_passes")
 UP = f"up{{{EXPORTERS}}}"
 LAST = "stallscope_exporter_source_last_success_timestamp_seconds"
 AGES = f"min by (cluster, job, instance) (timestamp({LAST}) - {LAST})"
-TOLD = 'group by (cluster, job, instance, uuid) (stallscope_gpu_up{measured_by="", uuid!=""} == 1)'
-TWICE = f"{TOLD} and on (cluster, uuid) (count by (cluster, uuid) ({TOLD}) > 1)"
+SCRAPED = 'group by (cluster, job, instance, uuid) (stallscope_gpu_up{measured_by="", uuid!=""} == 1)'
+TWICE = f"{SCRAPED} and on (cluster, uuid) (count by (cluster, uuid) ({SCRAPED}) > 1)"
 RECORDED = "max(timestamp(stallscope:threshold))"
 CHECKS = ("exporters", "versions", "sources", "clocks", "GPUs", "foreign exporters")
 
@@ -37,7 +37,7 @@ def in_order() -> dict[str, Vector | Callable[[], Vector]]:
         "stallscope_build_info": nodes(1, version=__version__),
         AGES: nodes(0.5),
         "stallscope_exporter_source_up": nodes(1, source="nvidia"),
-        f"count({TOLD})": [({}, 12.0)],
+        f"count({SCRAPED})": [({}, 12.0)],
         RECORDED: lambda: [({}, time.time())],
     }
 
@@ -114,7 +114,7 @@ def test_what_is_wrong_is_found_by_its_own_check(
     assert found[check][0].remedy
 
 
-def test_told_of_twice_is_what_two_jobs_scrape_and_not_what_was_moved_or_is_told_by_others(tmp_path: Path) -> None:
+def test_a_gpu_counts_twice_only_where_two_jobs_scrape_it(tmp_path: Path) -> None:
     Rulebook(tmp_path).check(
         [
             *gpu(),

@@ -30,7 +30,7 @@ def on_the_bus(root: Path, gpus: int) -> None:
         (device / "class").write_text("0x030200\n")
 
 
-def test_a_driver_that_answers_is_told_with_its_versions(driver: NvmlStandIn, tmp_path: Path) -> None:
+def test_a_driver_that_responds_is_reported_with_its_versions(driver: NvmlStandIn, tmp_path: Path) -> None:
     found = list(drivers(tmp_path, CALL_LIMIT))
     assert {each.status for each in found} == {"ok"}
     assert "NVML" in found[0].message
@@ -50,7 +50,7 @@ def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(driver: Nvml
     ]
 
 
-def test_a_driver_that_hangs_fails_and_holds_nobody_up(driver: NvmlStandIn, tmp_path: Path) -> None:
+def test_a_driver_that_hangs_fails_without_blocking_the_check(driver: NvmlStandIn, tmp_path: Path) -> None:
     driver.control.hang_function = b"nvmlDeviceGetCount_v2"
     (found,) = drivers(tmp_path, HANG_LIMIT)
     assert found.status == "failed"

@@ -89,7 +89,9 @@ def test_what_is_wrong_is_found_by_its_own_check(
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(100, "100 s ahead"), (-100, "100 s old")])
-def test_clocks_that_disagree_are_told(seconds: float, words: str, served: Served, make_subject: MakeSubject) -> None:
+def test_clocks_that_disagree_are_reported(
+    seconds: float, words: str, served: Served, make_subject: MakeSubject
+) -> None:
     served.texts = {"/metrics": page(time.time() + seconds), "/-/ready": "ready"}
     found = findings(PART, make_subject(exporter_url=served.url))
     assert statuses(found)["clock"] == {"failed"}
@@ -102,7 +104,7 @@ def test_an_exporter_that_is_not_ready_says_so(served: Served, make_subject: Mak
     assert statuses(found)["ready"] == {"failed"}
 
 
-def test_no_exporter_and_another_web_server_are_told_apart(served: Served, make_subject: MakeSubject) -> None:
+def test_a_missing_exporter_and_another_web_server_are_distinguished(served: Served, make_subject: MakeSubject) -> None:
     assert "Connection refused" in findings(PART, make_subject())["reachable"][0].message
     served.texts = {"/metrics": "up 1\n"}
     stranger = findings(PART, make_subject(exporter_url=served.url))["reachable"][0]

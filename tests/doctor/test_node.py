@@ -83,7 +83,7 @@ def test_hidden_processes_fail(root: Path, make_subject: MakeSubject) -> None:
 
 
 @pytest.mark.parametrize("fault", ["folder", "absent"])
-def test_a_kubelet_that_can_not_be_asked_fails(fault: str, root: Path, make_subject: MakeSubject) -> None:
+def test_a_kubelet_that_cannot_be_queried_fails(fault: str, root: Path, make_subject: MakeSubject) -> None:
     folder = root / "var/lib/kubelet/pod-resources"
     if fault == "folder":
         folder.chmod(0o700)
@@ -92,7 +92,7 @@ def test_a_kubelet_that_can_not_be_asked_fails(fault: str, root: Path, make_subj
     assert statuses(findings(PART, make_subject(exporter_url=HERE)))["pod resources"] == {"failed"}
 
 
-def test_without_an_exporter_nobody_s_rights_are_judged(make_subject: MakeSubject) -> None:
+def test_permissions_are_not_judged_without_an_exporter(make_subject: MakeSubject) -> None:
     found = statuses(findings(PART, make_subject()))
     assert {check: found[check] for check in ("device files", "processes", "pod resources")} == {
         "device files": {"skipped"},

@@ -263,7 +263,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         ("expected equal, got MNAME", "that the exporters run there"),
     ],
 )
-def test_a_scrape_that_fails_is_told_with_what_helps_against_its_error(
+def test_a_failing_scrape_is_reported_with_the_remedy_for_its_error(
     error: str, remedy: str, served: Served, make_subject: MakeSubject
 ) -> None:
     in_order(served)
@@ -333,7 +333,7 @@ def test_an_alertmanager_that_drips_costs_the_time_that_it_may_take(served: Serv
     assert "no answer within" in finding.message
 
 
-def test_what_only_prometheus_itself_tells_is_skipped_elsewhere(served: Served, make_subject: MakeSubject) -> None:
+def test_checks_of_prometheus_own_api_are_skipped_on_other_servers(served: Served, make_subject: MakeSubject) -> None:
     in_order(served)
     served.data = {}
     found = findings(PART, make_subject(prometheus_url=served.url))
@@ -341,9 +341,7 @@ def test_what_only_prometheus_itself_tells_is_skipped_elsewhere(served: Served, 
     assert skipped == {"targets", "honor labels", "rules", "alertmanagers"}
 
 
-def test_rules_of_a_server_that_does_not_time_its_groups_are_judged_all_the_same(
-    served: Served, make_subject: MakeSubject
-) -> None:
+def test_rules_are_judged_on_a_server_that_does_not_time_its_groups(served: Served, make_subject: MakeSubject) -> None:
     in_order(served)
     for each in served.data["rules"]["groups"]:
         del each["evaluationTime"]

@@ -66,7 +66,7 @@ def counts(exporter: RealExporter) -> bool:
 
 @pytest.fixture(autouse=True)
 def forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tolerance, "_told", set())
+    monkeypatch.setattr(tolerance, "_logged", set())
 
 
 def tried(make_subject: MakeSubject, exporter: str | None = None, **environment: str) -> tuple[str, str]:
@@ -107,9 +107,7 @@ def test_a_report_that_reaches_another_exporter_fails(
     assert (found.status, "counted none" in found.message) == ("failed", True)
 
 
-def test_what_the_page_does_not_tell_is_no_more_than_a_warning(
-    exporter: RealExporter, make_subject: MakeSubject
-) -> None:
+def test_an_arrival_that_the_page_does_not_show_is_a_warning(exporter: RealExporter, make_subject: MakeSubject) -> None:
     status, message = tried(make_subject, STALLSCOPE_ADDRESS=f"unix://{exporter.socket}")
     assert (status, "its arrival is unknown" in message) == ("warning", True)
 
@@ -124,7 +122,7 @@ def test_what_the_page_does_not_tell_is_no_more_than_a_warning(
         ({"STALLSCOPE_DISABLE": "1"}, "skipped", "STALLSCOPE_DISABLE"),
     ],
 )
-def test_an_environment_that_leads_nowhere_is_told(
+def test_an_environment_that_cannot_work_is_reported(
     environment: dict[str, str], status: str, words: str, make_subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "STALLSCOPE_STRICT" in environment:

@@ -55,7 +55,7 @@ def test_what_lies_within_bounds_is_believed(plausibility: Plausibility, value: 
         (-5, "out_of_range"),
     ],
 )
-def test_what_cannot_be_meant_is_absent_and_counted(plausibility: Plausibility, value: float, reason: str) -> None:
+def test_implausible_values_are_absent_and_counted(plausibility: Plausibility, value: float, reason: str) -> None:
     assert plausibility.number(value, 100) is None
     assert plausibility.counts == {reason: 1}
 
@@ -69,7 +69,7 @@ def test_what_is_missing_is_no_offence(plausibility: Plausibility) -> None:
     assert plausibility.counts == {}
 
 
-def test_a_needed_number_that_cannot_be_meant_is_an_error(plausibility: Plausibility) -> None:
+def test_an_implausible_required_value_is_an_error(plausibility: Plausibility) -> None:
     with pytest.raises(DriverError, match="power came as 4294967295"):
         plausibility.needed("power", 0xFFFF_FFFF, 1000)
 

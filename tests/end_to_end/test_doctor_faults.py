@@ -87,7 +87,7 @@ def test_of_several_exporters_the_process_at_the_url_is_judged(
     assert (found.status, "another machine" in found.message) == ("skipped", True)
 
 
-def test_an_exporter_of_another_version_without_gpus_is_told(
+def test_an_exporter_of_another_version_without_gpus_is_reported(
     exporters: list[tuple[subprocess.Popen[bytes], str]],
 ) -> None:
     # After a moment in which the machine stood still, readings may be too old.

@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from stallscope.model.catalogue.causes import CAUSES
+from tests.end_to_end.cpu_quota import cpu_quota
 from tests.end_to_end.direct_reads import read
-from tests.end_to_end.processor_quota import processor_quota
 from tests.end_to_end.trainers import Trainers, Training
 from tests.end_to_end.training_stack import TrainingStack
 from tests.free_ports import free_port
@@ -60,7 +60,7 @@ class Workshop:
         self._opened = ExitStack()
         self._cgroup: Path | None = None
         try:
-            self._cgroup = self._opened.enter_context(processor_quota(0.2))
+            self._cgroup = self._opened.enter_context(cpu_quota(0.2))
         except OSError as error:
             self.why_no_quota = f"cannot create a cgroup with a CPU quota here: {error}"
         self.stack = TrainingStack(folder)
@@ -88,9 +88,7 @@ class Workshop:
         if self._cgroup is not None:
             self.start(Training("quota", workers=1, forward=0.04, backward=0.06, burns=0.1, cgroup=str(self._cgroup)))
         # These two are in order for now. The first is to take all the cores that it may use, on any machine.
-        self.start(
-            Training("saturated", gpu=6, workers=2, burns=1.0, processors=2, trigger=str(self.trigger("saturated")))
-        )
+        self.start(Training("saturated", gpu=6, workers=2, burns=1.0, cpus=2, trigger=str(self.trigger("saturated"))))
         file = self.folder / "data"
         try:
             make_readable(file)

@@ -106,7 +106,7 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
         up.wait_until(lambda: not up.left_over(), "processes outlive the launcher", 60, running=False)
 
 
-def test_a_part_that_ends_is_told_and_the_rest_stays_up(tmp_path: Path) -> None:
+def test_a_program_that_ends_is_reported_and_the_rest_stays_up(tmp_path: Path) -> None:
     data = tmp_path / "kept data"
     with started(tmp_path, f"--data-dir={data}", "--no-training-job") as up:
         up.wait_for("Data flows.", 200)

@@ -45,7 +45,7 @@ class Training:
     """True if it is a checkpoint; else work that no phase names."""
     poisoned_after: int = 0
     """Batches after which the data hold a NaN."""
-    processors: int = 0
+    cpus: int = 0
     """How many it may use; all where it is 0."""
     cgroup: str = ""
     """Folder of the cgroup that it joins."""

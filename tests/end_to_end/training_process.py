@@ -69,8 +69,8 @@ def train(training: Training) -> None:
         )
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    if training.processors:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: training.processors])
+    if training.cpus:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: training.cpus])
     if training.cgroup:
         (Path(training.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
     run = stallscope.Run(

@@ -81,7 +81,7 @@ def hang_with_global_lock(node: NvmlStandIn) -> None:
     node.gpu[2].state = GpuState.HUNG
 
 
-def let_go_of_global_lock(node: NvmlStandIn) -> None:
+def release_global_lock(node: NvmlStandIn) -> None:
     node.gpu[2].state = GpuState.OK
     node.set_global_lock(False)
 
@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         "a GPU hangs in a library that makes one call at a time",
         hang_with_global_lock,
-        let_go_of_global_lock,
+        release_global_lock,
         down=ALL,
         reason="hung",
         source_up=0,
@@ -233,7 +233,7 @@ def test_fault(fault: Fault, machine: Machine) -> None:
             machine.until(lambda page, uuid=uuid: page.families(uuid) >= has[uuid] - fault.elsewhere)  # type: ignore[misc]
             machine.until(lambda page, uuid=uuid: not page.families(uuid) & fault.elsewhere)  # type: ignore[misc]
         during = _stays_while_pages_renew(machine, during, fault, down, others)
-        _scrapes_ask_the_driver_nothing(machine, during)
+        _scrapes_do_not_query_the_driver(machine, during)
     finally:
         fault.repair(machine.node)
     after = machine.until_healthy(
@@ -247,7 +247,7 @@ def test_fault(fault: Fault, machine: Machine) -> None:
         assert after.read_at(uuid) > before.read_at(uuid)
 
 
-def test_a_driver_that_was_reloaded_between_two_calls_is_opened_and_asked_again(machine: Machine) -> None:
+def test_a_driver_reloaded_between_two_calls_is_reopened_and_queried_again(machine: Machine) -> None:
     uuid = machine.uuid(0)
     machine.until_healthy()
     machine.until(lambda page: page.get("signal_supported", uuid=uuid, signal="bar1_total_bytes") == 1)
@@ -284,13 +284,13 @@ def _stays_while_pages_renew(machine: Machine, page: Page, fault: Fault, down: l
     return newer
 
 
-def _scrapes_ask_the_driver_nothing(machine: Machine, page: Page) -> None:
+def _scrapes_do_not_query_the_driver(machine: Machine, page: Page) -> None:
     """Scrapes are answered from memory: driver calls are as many as readings need, however often it is scraped."""
     machine.node.reset_counts()
     for _ in range(SCRAPES):
         machine.fetch()
-    asked = machine.node.calls("nvmlDeviceGetPowerUsage")
+    calls = machine.node.calls("nvmlDeviceGetPowerUsage")
     newer = machine.until_newer(page)
     readings = (newer.get(READINGS, source="nvidia") or 0) - (page.get(READINGS, source="nvidia") or 0)
     # One in each reading of a GPU, and those of readings under way, which were not counted yet.
-    assert asked <= readings + len(machine.uuids())
+    assert calls <= readings + len(machine.uuids())

@@ -104,9 +104,9 @@ def test_a_gpu_with_persistence_mode_off_is_named_in_the_log_once(new_machine: C
     assert [page.get("persistence_mode", uuid=uuid) for uuid in machine.uuids()] == [1, 1, 0, 1]
     machine.logged(f"level=warning .*{machine.uuid(2)}.*persistence mode is off.*nvidia-smi -pm 1")
     for _ in range(2):
-        asked = machine.node.calls("nvmlDeviceGetPersistenceMode")
+        calls = machine.node.calls("nvmlDeviceGetPersistenceMode")
         machine.node.reload_driver()
-        machine.until(lambda _page, asked=asked: machine.node.calls("nvmlDeviceGetPersistenceMode") >= asked + 4)  # type: ignore[misc]
+        machine.until(lambda _page, calls=calls: machine.node.calls("nvmlDeviceGetPersistenceMode") >= calls + 4)  # type: ignore[misc]
         page = machine.until_healthy()
     machine.until_newer(page)
     assert len([line for line in machine.lines if "persistence mode" in line]) == 1

@@ -27,7 +27,7 @@ def released(machine: Machine) -> Callable[[Page], bool]:
 
 
 @pytest.mark.parametrize("release", [by_signal, by_post])
-def test_a_driver_can_be_reloaded_under_an_exporter_that_let_go_of_it(
+def test_a_driver_can_be_reloaded_while_the_exporter_has_released_it(
     machine: Machine, release: Callable[..., None]
 ) -> None:
     before = machine.until_healthy()
@@ -62,9 +62,9 @@ def test_it_takes_the_driver_up_again_by_itself(machine: Machine) -> None:
     began = len(machine.lines)
     machine.post("/-/release?for=3s")
     machine.logged("the driver was released", since=began)
-    let_go = time.time()
+    released_at = time.time()
     machine.until_healthy(
-        lambda page: machine.held_files() and all(page.read_at(uuid) > let_go for uuid in machine.uuids())
+        lambda page: machine.held_files() and all(page.read_at(uuid) > released_at for uuid in machine.uuids())
     )
 
 

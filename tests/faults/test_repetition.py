@@ -46,10 +46,10 @@ def test_hundreds_of_faults_leave_no_thread_no_file_and_no_memory_behind(new_mac
     machine = new_machine(gpus=8, interval=0.1)
     machine.start()
     page = machine.until_healthy()
-    xid_heard = machine.until(lambda page: len(page.series("signal_supported", signal="xid_events_total")) == 8)
+    listening = machine.until(lambda page: len(page.series("signal_supported", signal="xid_events_total")) == 8)
     machine.fetch_at_once(64)  # the server starts its threads as it needs them
     base = Resources(machine.process.pid)
-    read_at = xid_heard.read_at(machine.uuid(WELL))
+    read_at = listening.read_at(machine.uuid(WELL))
 
     early = base
     for repetition in range(REPETITIONS):

@@ -17,13 +17,13 @@ from grafana.builders.panel import COUNTS
 from stallscope.model.catalogue.metrics import FAMILIES, MetricType
 from tests.grafana.pages import (
     Json,
-    asked,
     choices,
     drawn,
     first_screen,
     label_values,
     marks,
     panels,
+    queries_of,
     strings,
     variable_names,
     variables,
@@ -214,7 +214,7 @@ def defined(page: Json) -> Iterator[str]:
 
 
 def _texts(page: Json) -> Iterator[tuple[str, str]]:
-    yield from asked(page)
+    yield from queries_of(page)
     for panel in panels(page):
         yield f"title {panel['title']}", panel["title"]
         for target in panel.get("targets", ()):
@@ -282,7 +282,7 @@ def cells(page: Json) -> Iterator[str]:
 
 def rates(page: Json) -> Iterator[str]:
     """Check that counters are in a rate, and that rates of scraped counters use `$__rate_interval`."""
-    for where, expression in asked(page):
+    for where, expression in queries_of(page):
         if where.startswith("variable"):
             continue
         rated = Counter(match["metric"] for match in _RATED.finditer(expression))
@@ -313,7 +313,7 @@ def narrowing(page: Json, labels_of: Callable[[str], frozenset[str]]) -> Iterato
     names: dict[str, set[str]] = defaultdict(set)
     for variable in choices(page):
         names[label_values(variable).label].add(variable["name"])
-    for where, expression in asked(page):
+    for where, expression in queries_of(page):
         if where.startswith("variable"):
             continue
         for selector in names_in(expression).selectors:

@@ -24,7 +24,7 @@ _LABEL_VALUES = re.compile(r"label_values\((?:(?P<series>.+),\s*)?(?P<label>\w+)
 _SENTENCE = re.compile(r"query_result\((.+)\)", re.DOTALL)
 
 
-class Asked(NamedTuple):
+class Query(NamedTuple):
     """A query and its place."""
 
     where: str
@@ -100,20 +100,20 @@ def label_values(variable: Json) -> LabelValues:
     return LabelValues(match["series"] or "", match["label"])
 
 
-def asked(page: Json) -> Iterator[Asked]:
+def queries_of(page: Json) -> Iterator[Query]:
     """Yield every PromQL expression of panels, annotations and variables."""
     for panel in drawn(page):
         for target in panel.get("targets", ()):
-            yield Asked(f"{panel['title']} {target['refId']}", target["expr"])
+            yield Query(f"{panel['title']} {target['refId']}", target["expr"])
     for each in marks(page):
-        yield Asked(f"annotation {each['name']}", each["expr"])
+        yield Query(f"annotation {each['name']}", each["expr"])
     for variable in variables(page):
         if sentence(variable):
-            yield Asked(f"sentence {variable['name']}", sentence(variable))
+            yield Query(f"sentence {variable['name']}", sentence(variable))
     for variable in choices(page):
         series = label_values(variable).series
         if series:
-            yield Asked(f"variable {variable['name']}", series)
+            yield Query(f"variable {variable['name']}", series)
 
 
 def strings(value: object) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.grafana.lint import links
-from tests.grafana.pages import PAGES, Json, asked, choices, drawn, label_values, strings
+from tests.grafana.pages import PAGES, Json, choices, drawn, label_values, queries_of, strings
 from tests.known_names import LABELS, is_known, selects_something
 from tests.promql_names import names_in
 
@@ -23,7 +23,7 @@ _OF_ROW = re.compile(r"\$\{__data\.fields(?:\.(\w+)|\[\"?([^\"\]]+)\"?\])(?::\w+
 def test_every_series_is_in_the_catalogue_or_recorded(uid: str) -> None:
     unknown = {
         (where, metric)
-        for where, expression in asked(PAGES[uid])
+        for where, expression in queries_of(PAGES[uid])
         for metric in names_in(expression).metrics
         if not is_known(metric)
     }
@@ -34,7 +34,7 @@ def test_every_series_is_in_the_catalogue_or_recorded(uid: str) -> None:
 def test_every_selector_uses_labels_and_values_that_the_series_has(uid: str) -> None:
     wrong = [
         (where, selector)
-        for where, expression in asked(PAGES[uid])
+        for where, expression in queries_of(PAGES[uid])
         for selector in names_in(expression).selectors
         if not selects_something(selector)
     ]
@@ -45,7 +45,7 @@ def test_every_selector_uses_labels_and_values_that_the_series_has(uid: str) -> 
 def test_every_label_that_is_grouped_by_exists(uid: str) -> None:
     unknown = {
         (where, label)
-        for where, expression in asked(PAGES[uid])
+        for where, expression in queries_of(PAGES[uid])
         for label in names_in(expression).grouping_labels - LABELS - made(expression)
     }
     assert unknown == set()
@@ -70,8 +70,8 @@ def test_every_label_in_a_legend_exists(uid: str) -> None:
 
 @pytest.mark.parametrize("uid", PAGES)
 def test_every_label_that_a_variable_offers_exists(uid: str) -> None:
-    asked_for = {label_values(each).label for each in choices(PAGES[uid])}
-    assert asked_for <= LABELS
+    queried = {label_values(each).label for each in choices(PAGES[uid])}
+    assert queried <= LABELS
 
 
 @pytest.mark.parametrize("uid", PAGES)

@@ -135,7 +135,7 @@ def _change_link(page: Json, old: str, new: str) -> None:
     link["url"] = link["url"].replace(old, new)
 
 
-def _asks(panel: Json, expression: str) -> None:
+def _set_query(panel: Json, expression: str) -> None:
     panel["targets"][0]["expr"] = expression
 
 
@@ -175,11 +175,14 @@ def test_a_sound_dashboard_has_no_findings() -> None:
         (lambda page: _change_link(page, ":percentencode", ""), "GPUs leaves var-gpu=${__field.labels.gpu} as it is"),
         (lambda page: _listed(page)["fieldConfig"]["overrides"].pop(1), "Listed takes labels of digits for numbers"),
         (lambda page: _listed(page)["fieldConfig"]["overrides"].pop(0), "Listed fills its cells with words"),
-        (lambda page: _asks(_closed(page), _BUSY.replace("$__rate_interval", "5m")), "_total over 5m"),
-        (lambda page: _asks(_closed(page), f"stallscope_gpu_dips_total{{{choices.GPU}}}"), "_total without a rate"),
-        (lambda page: _asks(_closed(page), _BUSY.replace(', gpu=~"$gpu"', "")), "Again A wide by gpu"),
-        (lambda page: _asks(_closed(page), "gpu:up:max"), "Again A wide by instance"),
-        (lambda page: _asks(_first(page), _BUSY), "Busy A reads stallscope_gpu_busy_seconds_total"),
+        (lambda page: _set_query(_closed(page), _BUSY.replace("$__rate_interval", "5m")), "_total over 5m"),
+        (
+            lambda page: _set_query(_closed(page), f"stallscope_gpu_dips_total{{{choices.GPU}}}"),
+            "_total without a rate",
+        ),
+        (lambda page: _set_query(_closed(page), _BUSY.replace(', gpu=~"$gpu"', "")), "Again A wide by gpu"),
+        (lambda page: _set_query(_closed(page), "gpu:up:max"), "Again A wide by instance"),
+        (lambda page: _set_query(_first(page), _BUSY), "Busy A reads stallscope_gpu_busy_seconds_total"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"].update(unit="percents"), "the unit 'percents'"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"].pop("unit"), "the unit ''"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"]["custom"].update(spanNulls=True), "connects gaps"),
@@ -193,14 +196,14 @@ def test_a_sound_dashboard_has_no_findings() -> None:
         (lambda page: _annotation(page).update(hide=False), "Alerts has a switch"),
         (lambda page: page["templating"]["list"].extend(2 * page["templating"]["list"][1:2]), "6 controls"),
         (lambda page: _in_row(page, 3)["targets"].pop(), "Lost may have more than 6 bands"),
-        (lambda page: _asks(_in_row(page, 3), "sum by (cause) (x)"), "Lost may have more than 6 bands"),
+        (lambda page: _set_query(_in_row(page, 3), "sum by (cause) (x)"), "Lost may have more than 6 bands"),
         (lambda page: _colour(_in_row(page, 3), "limit", "#E72620"), "Lost draws a limit in the colour of a series"),
         (lambda page: _colour(_in_row(page, 3), "other", "#EEEEEE"), "Lost has the colour #EEEEEE"),
         (lambda page: _colour(_in_row(page, 3), "other", "#222222"), "Lost has the colour #222222"),
         (lambda page: _in_row(page, 5)["gridPos"].update(w=12), "Causes cuts remedies"),
         (lambda page: _in_row(page, 5)["fieldConfig"]["overrides"][-1]["properties"][0].update(value=800), "cuts rem"),
-        (lambda page: _asks(_in_row(page, 1), "gpu:up:max"), "States A may have any number of rows"),
-        (lambda page: _asks(_in_row(page, 4), "topk(40, gpu:up:max)"), "Differing A may have any number of rows"),
+        (lambda page: _set_query(_in_row(page, 1), "gpu:up:max"), "States A may have any number of rows"),
+        (lambda page: _set_query(_in_row(page, 4), "topk(40, gpu:up:max)"), "Differing A may have any number of rows"),
         (
             lambda page: _in_row(page, 4)["fieldConfig"]["defaults"].update(color={"mode": "continuous-YlRd"}),
             "Differing has a scale of the data's own",

@@ -26,10 +26,10 @@ pytestmark = pytest.mark.hardware
 _Answer = TypeVar("_Answer")
 
 
-def supported(ask: Callable[[], _Answer]) -> _Answer:
+def supported(call: Callable[[], _Answer]) -> _Answer:
     """The answer; the test is skipped where this GPU has none."""
     try:
-        return ask()
+        return call()
     except Unsupported as lacking:
         pytest.skip(str(lacking))
 
@@ -96,7 +96,7 @@ def test_counters_never_go_back(device: Device) -> None:
     assert device.rejected == {}
 
 
-def test_health_is_told_the_same_twice(device: Device) -> None:
+def test_health_reads_the_same_twice(device: Device) -> None:
     before, after = supported(lambda: device.read("health")), device.read("health")
     assert before.keys() == after.keys()
     for name in ("nvlink_links", "remapped_rows"):
@@ -172,7 +172,7 @@ def test_a_gpu_registers_for_events_and_stays_silent(driver: NvmlDriver, device:
     listener.close()
 
 
-def test_processes_and_instances_can_be_asked_for(device: Device) -> None:
+def test_processes_and_instances_can_be_queried(device: Device) -> None:
     assert all(process.pid > 0 for process in supported(device.processes))
     assert supported(lambda: device.process_utilization(0)) is not None
     for instance in device.instances() or ():
@@ -198,16 +198,16 @@ def test_no_default_call_takes_over_five_milliseconds(
         "process_utilization": lambda: device.process_utilization(newest),
     }
     slow = []
-    for name, ask in questions.items():
+    for name, call in questions.items():
         try:
-            ask()  # the first finds out what there is
+            call()  # the first finds out what there is
         except Unsupported:
             continue
         calls, times = device.calls, []
         for _ in range(20):
             time.sleep(0.02)
             began = time.perf_counter()
-            ask()
+            call()
             times.append(time.perf_counter() - began)
         median = statistics.median(times)
         each = (device.calls - calls) / len(times)

@@ -232,7 +232,7 @@ class TestTokens:
         with pytest.raises(TokenError, match=message):
             Authentication(file)
 
-    def test_a_refusal_never_tells_a_token(self, tmp_path: Path) -> None:
+    def test_a_refusal_never_shows_a_token(self, tmp_path: Path) -> None:
         file = tmp_path / "tokens"
         file.touch(0o600)
         file.write_text("hunter2\n")
@@ -258,12 +258,12 @@ def test_udp_accepts_only_signed_reports_and_the_log_names_where_others_come_fro
     file: Path, make_intake: Callable[..., Intake], caplog: pytest.LogCaptureFixture
 ) -> None:
     intake = make_intake(IntakeSettings(socket=None, udp=("127.0.0.1", 0), token_file=file))
-    (door,) = intake.receivers
-    assert isinstance(door, UdpReceiver)
+    (receiver,) = intake.receivers
+    assert isinstance(receiver, UdpReceiver)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for _ in range(20):
-            sender.sendto(make_report(run="forged"), ("127.0.0.1", door.port))
-        sender.sendto(signed(make_report(), time.time()), ("127.0.0.1", door.port))
+            sender.sendto(make_report(run="forged"), ("127.0.0.1", receiver.port))
+        sender.sendto(signed(make_report(), time.time()), ("127.0.0.1", receiver.port))
     until(lambda: len(intake.registry.held) == 1)
     assert [held.report.run for held in intake.registry.held] == ["resnet50"]
     assert rejected(intake) == {"unsigned": 20}

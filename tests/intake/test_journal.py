@@ -110,7 +110,7 @@ def test_links_that_others_have_left_are_not_followed(
     assert list(journal.load()) == holdings
 
 
-def test_a_pipe_in_its_place_keeps_nobody_waiting(
+def test_a_pipe_in_its_place_does_not_block(
     journal: Journal, path: Path, holdings: list[Held], caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.mkdir()
@@ -155,7 +155,7 @@ def test_nothing_is_written_into_another_users_folder(
     assert "can't be written: its folder belongs to another user: it belongs to user 54321" in caplog.text
 
 
-def test_a_file_that_cannot_be_written_is_told_once(
+def test_a_file_that_cannot_be_written_is_logged_once(
     tmp_path: Path, clock: ScriptedClock, holdings: list[Held], caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -299,7 +299,7 @@ class TestShares:
         assert send(registry, many_series("mine"), HONEST) == ""
         assert Counter(held.uid for held in registry.held) == {ATTACKER: full - 1, HONEST: 1}
 
-    def test_a_refused_rank_displaces_nobody(self) -> None:
+    def test_a_refused_rank_displaces_no_other(self) -> None:
         small = usage_of(parse(make_report())).memory
         registry = RunRegistry(Limits(ranks=4, memory=5 * small))
         for rank in range(4):

@@ -207,7 +207,7 @@ def test_a_socket_left_behind_is_replaced(reception: Reception, path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
-def test_a_socket_that_somebody_answers_is_left_alone(
+def test_a_socket_with_a_listener_is_left_alone(
     reception: Reception, path: Path, kind: socket.SocketKind, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.mkdir()
@@ -230,7 +230,7 @@ def test_a_file_that_is_no_socket_is_left_alone(reception: Reception, path: Path
     assert path.read_text() == "precious"
 
 
-def test_a_path_that_cannot_be_is_told_and_the_other_receiver_works(reception: Reception, tmp_path: Path) -> None:
+def test_an_impossible_path_is_reported_and_the_other_receiver_works(reception: Reception, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     udp = UdpReceiver("127.0.0.1", 0)
     too_long, below_a_file = UnixReceiver(tmp_path / ("x" * 120)), UnixReceiver(tmp_path / "file/report.sock")
@@ -242,19 +242,19 @@ def test_a_path_that_cannot_be_is_told_and_the_other_receiver_works(reception: R
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_told_with_the_remedy(reception: Reception, path: Path) -> None:
+def test_a_folder_without_permission_is_reported_with_the_remedy(reception: Reception, path: Path) -> None:
     path.parent.mkdir(mode=0o500)
     with opened(reception, UnixReceiver(path)) as dispatcher:
         assert "choose a path in a folder that this user may write to" in dispatcher.receivers[0].problem
 
 
 @pytest.mark.parametrize("host", ["a..b", "no.such.host.invalid"])
-def test_a_name_that_is_no_host_is_told(reception: Reception, host: str) -> None:
+def test_an_invalid_host_name_is_reported(reception: Reception, host: str) -> None:
     with opened(reception, UdpReceiver(host, 0)) as dispatcher:
         assert f"UDP {host}:0" in dispatcher.receivers[0].problem
 
 
-def test_a_busy_port_and_a_foreign_address_are_told(reception: Reception) -> None:
+def test_a_busy_port_and_a_foreign_address_are_reported(reception: Reception) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
@@ -361,7 +361,7 @@ def test_reports_wait_neither_in_large_numbers_nor_when_they_are_long_together(
 def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Path) -> None:
     arrived = queue.SimpleQueue[bytes]()
 
-    def hear_six_more(data: bytes, transport: Transport, pid: int | None, _uid: int | None) -> None:
+    def send_six_more(data: bytes, transport: Transport, pid: int | None, _uid: int | None) -> None:
         arrived.put(data)
         if data.startswith(b"slow"):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
@@ -369,7 +369,7 @@ def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Pa
                 for _ in range(6):
                     others.sendto(b"quick", str(path))
 
-    dispatcher = Dispatcher((UnixReceiver(path),), hear_six_more, limits=AT_ONCE)
+    dispatcher = Dispatcher((UnixReceiver(path),), send_six_more, limits=AT_ONCE)
     dispatcher.start()
     send(path, b"slow", b"slow", b"slow")
     assert [arrived.get(timeout=60) for _ in range(21)].count(b"quick") == 18
@@ -377,11 +377,11 @@ def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Pa
 
 
 def test_a_flood_through_one_receiver_does_not_shut_the_other(path: Path) -> None:
-    heard = threading.Event()
+    received = threading.Event()
 
-    def ask_for_more(data: bytes, transport: Transport, pid: int | None, _uid: int | None) -> None:
+    def send_more(data: bytes, transport: Transport, pid: int | None, _uid: int | None) -> None:
         if transport == "udp":
-            heard.set()
+            received.set()
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as flood, suppress(OSError):
             flood.setblocking(False)
@@ -389,24 +389,24 @@ def test_a_flood_through_one_receiver_does_not_shut_the_other(path: Path) -> Non
                 flood.sendto(b"more", str(path))
 
     receiver = UdpReceiver("127.0.0.1", 0)
-    dispatcher = Dispatcher((UnixReceiver(path), receiver), ask_for_more, limits=AT_ONCE)
+    dispatcher = Dispatcher((UnixReceiver(path), receiver), send_more, limits=AT_ONCE)
     dispatcher.start()
     send(path, b"first")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(b"hello", ("127.0.0.1", receiver.port))
-    assert heard.wait(60)
+    assert received.wait(60)
     dispatcher.stop(timeout=60)
 
 
 def test_a_flood_does_not_hold_up_a_stop(path: Path) -> None:
     received = threading.Event()
 
-    def ask_for_more(*arrival: object) -> None:
+    def send_more(*arrival: object) -> None:
         received.set()
         with suppress(OSError):
             send(path, b"more")  # so that the receiver is never empty
 
-    dispatcher = Dispatcher((UnixReceiver(path),), ask_for_more, limits=AT_ONCE)
+    dispatcher = Dispatcher((UnixReceiver(path),), send_more, limits=AT_ONCE)
     dispatcher.start()
     send(path, b"first")
     assert received.wait(60)

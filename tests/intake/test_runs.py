@@ -119,7 +119,7 @@ class TestSeries:
         assert found[("stallscope_exporter_reports_total", ("unix",))] == 1
         assert found[("stallscope_exporter_runs", ())] == 1
 
-    def test_what_was_not_told_is_absent(self, registry: RunRegistry) -> None:
+    def test_values_missing_from_a_report_are_absent(self, registry: RunRegistry) -> None:
         plain = make_report(phases={"other": {"seconds": 1, "occurrences": 1, "max": 1}}, gauges={}, precision=[])
         registry.accept(plain, "unix")
         for name in ("phase_gpu_seconds_total", "loss", "precision_info"):
@@ -131,7 +131,7 @@ class TestSeries:
         identities = [(sample.family.name, sample.labels) for sample in registry.collect()]
         assert len(identities) == len(set(identities))
 
-    def test_an_idle_registry_tells_of_zero_reports(self, registry: RunRegistry) -> None:
+    def test_an_idle_registry_exports_zero_reports(self, registry: RunRegistry) -> None:
         assert values(registry, "stallscope_exporter_reports_total") == {("unix",): 0, ("udp",): 0, ("http",): 0}
         assert set(values(registry, "stallscope_exporter_reports_rejected_total")) == {
             (reason,) for reason in REJECTION_REASONS
@@ -406,7 +406,7 @@ class TestLimits:
 
 class TestLifeCycle:
     @pytest.mark.parametrize("reported", ["starting", "running", "finished", "failed", "terminated"])
-    def test_the_state_is_what_the_shim_tells(self, registry: RunRegistry, reported: str) -> None:
+    def test_the_state_is_the_one_that_the_shim_reports(self, registry: RunRegistry, reported: str) -> None:
         registry.accept(make_report(state=reported), "unix")
         assert state(registry) == reported
 

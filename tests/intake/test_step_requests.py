@@ -47,7 +47,7 @@ def report(registry: RunRegistry, clock: ScriptedClock) -> Callable[..., Report]
     return send
 
 
-def ask(requests: StepRequests, action: str = "trace", **request: Any) -> tuple[int, dict[str, Any]]:
+def post(requests: StepRequests, action: str = "trace", **request: Any) -> tuple[int, dict[str, Any]]:
     status, answer = requests.post(action, json.dumps(request).encode())
     return status, json.loads(answer)
 
@@ -57,7 +57,7 @@ def test_the_first_step_lies_ahead_of_the_furthest_rank_by_the_time_of_two_repor
 ) -> None:
     report(step=1000)
     report(step=1010, rank=1)
-    status, request = ask(requests, run="resnet50", steps=5)
+    status, request = post(requests, run="resnet50", steps=5)
     assert (status, request["steps"], request["ranks"], request["problem"]) == (202, 5, [0, 1], "")
     # Three seconds of steps of 0.05 s, which is where the bucket begins.
     assert request["first_step"] == 1010 + 60 + 1
@@ -69,24 +69,24 @@ def test_steps_done_since_the_last_report_are_reckoned_with(
 ) -> None:
     report(step=1000)
     clock.advance(0.5)
-    assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 10 + 60 + 1
+    assert post(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 10 + 60 + 1
 
 
 def test_ranks_that_report_rarely_get_longer_notice(requests: StepRequests, report: Callable[..., Report]) -> None:
     report(step=1000, sequence=20)
-    assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
+    assert post(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
 
 
 def test_ranks_that_report_over_http_get_longer_notice(requests: StepRequests, report: Callable[..., Report]) -> None:
     requests.answer(report(step=1000))
-    assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
+    assert post(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
 
 
 def test_the_request_is_next_to_the_socket_readable_for_all_and_writable_for_its_owner(
     requests: StepRequests, report: Callable[..., Report], tmp_path: Path
 ) -> None:
     report()
-    _status, reported = ask(requests, run="resnet50", steps=2, ranks=[0], first_step=7000)
+    _status, reported = post(requests, run="resnet50", steps=2, ranks=[0], first_step=7000)
     file = tmp_path / request_name("trace", "resnet50")
     request = step_request.parse(file.read_bytes())
     assert (request.run, request.first_step, request.steps, request.ranks) == ("resnet50", 7000, 2, (0,))
@@ -100,7 +100,7 @@ def test_a_report_is_answered_with_the_request_for_its_rank_alone(
 ) -> None:
     first, second = report(), report(rank=1)
     assert requests.answer(first) == b""
-    ask(requests, run="resnet50", steps=2, ranks=[1])
+    post(requests, run="resnet50", steps=2, ranks=[1])
     assert requests.answer(first) == b""
     assert step_request.parse(requests.answer(second)).steps == 2
     assert requests.answer(report(run="other")) == b""
@@ -110,7 +110,7 @@ def test_a_request_expires_with_its_file(
     requests: StepRequests, report: Callable[..., Report], clock: ScriptedClock, tmp_path: Path
 ) -> None:
     reported = report()
-    ask(requests, run="resnet50", steps=2)
+    post(requests, run="resnet50", steps=2)
     requests.drop_expired()
     assert list(tmp_path.glob("trace-*"))
     clock.advance(700)
@@ -123,7 +123,7 @@ def test_no_request_outlives_the_exporter(
     requests: StepRequests, report: Callable[..., Report], tmp_path: Path
 ) -> None:
     report()
-    ask(requests, run="resnet50", steps=2)
+    post(requests, run="resnet50", steps=2)
     requests.close()
     assert not list(tmp_path.glob("trace-*"))
 
@@ -137,7 +137,7 @@ def test_a_link_in_place_of_the_file_is_not_followed(
     file = tmp_path / request_name("trace", "resnet50")
     for each in (file, file.with_suffix(".part")):
         each.symlink_to(victim)
-    assert ask(requests, run="resnet50", steps=2)[1]["problem"] == ""
+    assert post(requests, run="resnet50", steps=2)[1]["problem"] == ""
     assert victim.read_text() == "precious"
     assert step_request.parse(file.read_bytes()).steps == 2
     assert not file.is_symlink()
@@ -156,12 +156,12 @@ def test_no_request_is_written_into_a_folder_that_is_not_trusted(
     else:
         tmp_path.chmod(0o777)
         expected = "every user may replace files in it"
-    problem = ask(requests, run="resnet50", steps=2)[1]["problem"]
+    problem = post(requests, run="resnet50", steps=2)[1]["problem"]
     assert f"({tmp_path}: {expected}): only ranks that use HTTP get the request" in problem
     assert not list(tmp_path.glob("trace-*"))
     tmp_path.chmod(0o1777)
     os.chown(tmp_path, os.getuid(), -1)
-    assert ask(requests, run="resnet50", steps=2)[1]["problem"] == ""
+    assert post(requests, run="resnet50", steps=2)[1]["problem"] == ""
 
 
 def test_nothing_is_taken_unless_it_is_allowed(
@@ -169,7 +169,7 @@ def test_nothing_is_taken_unless_it_is_allowed(
 ) -> None:
     report()
     requests.allowed = ("stop",)
-    status, answer = ask(requests, run="resnet50", steps=2)
+    status, answer = post(requests, run="resnet50", steps=2)
     assert (status, answer["error"]) == (403, "off")
     assert "--report.allow-trace-requests" in answer["message"]
     assert not list(tmp_path.glob("trace-*"))
@@ -193,7 +193,7 @@ def test_a_wrong_request_is_refused_with_what_is_expected(
     requests: StepRequests, report: Callable[..., Report], fields: dict[str, Any], status: int, message: str
 ) -> None:
     report()
-    refused, answer = ask(requests, **fields)
+    refused, answer = post(requests, **fields)
     assert refused == status
     assert message in answer["message"]
 
@@ -204,16 +204,16 @@ def test_what_is_no_request_is_refused(requests: StepRequests, body: bytes) -> N
     assert requests.post("trace", body)[0] == 400
 
 
-def test_an_ended_run_is_asked_for_nothing(requests: StepRequests, report: Callable[..., Report]) -> None:
+def test_an_ended_run_accepts_no_request(requests: StepRequests, report: Callable[..., Report]) -> None:
     report(state="finished")
-    assert ask(requests, run="resnet50", steps=1)[0] == 404
+    assert post(requests, run="resnet50", steps=1)[0] == 404
 
 
-def test_a_folder_that_can_t_be_written_is_told(
+def test_a_folder_that_cannot_be_written_is_reported(
     registry: RunRegistry, report: Callable[..., Report], clock: ScriptedClock
 ) -> None:
     report()
-    status, request = ask(
+    status, request = post(
         StepRequests(registry, Path("/proc/nowhere"), allowed=("trace", "stop"), clock=clock), run="resnet50", steps=1
     )
     assert status == 202  # ranks that report over HTTP still receive the request
@@ -224,9 +224,9 @@ def test_a_stop_is_for_the_same_step_of_all_ranks_and_travels_next_to_a_trace(
     requests: StepRequests, report: Callable[..., Report], tmp_path: Path, clock: ScriptedClock
 ) -> None:
     first, second = report(), report(rank=1)
-    status, reported = ask(requests, "stop", run="resnet50")
+    status, reported = post(requests, "stop", run="resnet50")
     assert (status, reported["ranks"], reported["world_size"], reported["created"]) == (202, [0, 1], 8, clock.time())
-    ask(requests, run="resnet50", steps=2, ranks=[1])
+    post(requests, run="resnet50", steps=2, ranks=[1])
     assert [step_request.parse(line).action for line in requests.answer(second).splitlines()] == ["stop", "trace"]
     (line,) = requests.answer(first).splitlines()
     assert step_request.parse(line).first_step == reported["first_step"]
@@ -239,7 +239,7 @@ def test_a_stop_is_for_the_same_step_of_all_ranks_and_travels_next_to_a_trace(
 def test_a_stop_needs_its_own_permission(requests: StepRequests, report: Callable[..., Report]) -> None:
     report()
     requests.allowed = ("trace",)
-    status, answer = ask(requests, "stop", run="resnet50")
+    status, answer = post(requests, "stop", run="resnet50")
     assert (status, answer["error"]) == (403, "off")
     assert "--report.allow-stop-requests" in answer["message"]
 
@@ -254,8 +254,8 @@ def test_the_log_names_who_requested_a_stop(
     assert record.__dict__["fields"]["sender"] == "user 1001"
 
 
-def test_the_time_since_the_last_step_is_told(
+def test_the_time_since_the_last_step_is_returned(
     requests: StepRequests, report: Callable[..., Report], clock: ScriptedClock
 ) -> None:
     report(first_step=clock.time() - 90, last_step=clock.time() - 70)
-    assert ask(requests, "stop", run="resnet50")[1]["silent"] == 70.0
+    assert post(requests, "stop", run="resnet50")[1]["silent"] == 70.0

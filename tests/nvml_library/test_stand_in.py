@@ -64,7 +64,7 @@ class Conversation:
             text=True,
         )
 
-    def ask(self, line: object = "") -> Any:
+    def request(self, line: object = "") -> Any:
         """Send a line, and return the answer."""
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
@@ -156,7 +156,7 @@ report(taken(n.nvmlDeviceGetFieldValues, h, [185]), taken(n.nvmlDeviceGetPcieThr
     assert pcie >= 0.02
 
 
-def test_a_reloaded_driver_counts_from_zero_and_asks_for_a_new_init(
+def test_a_reloaded_driver_counts_from_zero_and_requires_a_new_init(
     nvml_stand_in: NvmlStandIn, converse: Callable[[str], Conversation]
 ) -> None:
     gpu = nvml_stand_in.gpu[0]
@@ -168,11 +168,11 @@ for line in sys.stdin:
     report(code(n.nvmlDeviceGetTotalEccErrors, h, 0, 0), code(n.nvmlDeviceGetTotalEnergyConsumption, h),
          code(n.nvmlDeviceGetTemperature, h, 0))
 """)
-    before = reading.ask()
+    before = reading.request()
     assert before[0] == 5
     nvml_stand_in.reload_driver()
-    assert reading.ask() == ["error 1"] * 3
-    after = reading.ask("init")
+    assert reading.request() == ["error 1"] * 3
+    after = reading.request("init")
     assert after[0] == 0
     assert after[1] < before[1]
     assert after[2] == 77

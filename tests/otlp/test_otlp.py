@@ -272,9 +272,9 @@ def test_a_receiver_that_refuses_costs_one_message_until_it_accepts_again(
 
 def test_an_exporter_whose_receiver_is_absent_serves_scrapes_and_ends_at_once(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
-    port, nobody = free_port(), free_port()
+    port, nowhere = free_port(), free_port()
     flags = ["--simulation.scenario=healthy", "--report.unix-socket=", "--report.udp-address=", "--otlp.interval=1s"]
-    address = [f"--web.listen-address=127.0.0.1:{port}", f"--otlp.endpoint=http://127.0.0.1:{nobody}"]
+    address = [f"--web.listen-address=127.0.0.1:{port}", f"--otlp.endpoint=http://127.0.0.1:{nowhere}"]
     log = tmp_path / "log"
     with log.open("w") as file:
         command = [sys.executable, "-m", "stallscope", "exporter", *flags, *address]

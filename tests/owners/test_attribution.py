@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stallscope.node.drivers.device import GpuProcess
 from stallscope.node.drivers.occupancy import Occupancy
-from stallscope.node.owners.attribution import MOST_OWNERS, NOBODY, Attribution, Owner, attribute, pods_by_uid
+from stallscope.node.owners.attribution import MOST_OWNERS, UNKNOWN_OWNER, Attribution, Owner, attribute, pods_by_uid
 from stallscope.node.owners.pod_resources import Container
 from stallscope.node.owners.processes import Process
 from tests.owners.machines import GIB, UUIDS, gpu, on, process
@@ -29,7 +29,7 @@ def pod_of(container: Container, user: str = "") -> Owner:
     return Owner(*container, user=user)
 
 
-def test_a_gpu_that_nobody_has_is_nobodys() -> None:
+def test_an_unused_gpu_has_no_owner() -> None:
     assert found(on(gpu(), used=0)) == Attribution((), None, frozenset())
 
 
@@ -106,7 +106,7 @@ def test_memory_on_a_shared_gpu_that_no_pod_can_be_found_for_is_given_to_none() 
     assert attribution.unattributed == 2 * GIB
 
 
-def test_two_containers_of_one_pod_share_what_cannot_be_told_apart() -> None:
+def test_ambiguous_memory_is_given_to_neither_of_two_containers_of_a_pod() -> None:
     sidecar = A._replace(name="sidecar")
     attribution = found(on(gpu(), (1, GIB)), A, sidecar, processes={1: process("ada")})
     assert memory(attribution) == {
@@ -134,9 +134,9 @@ def test_a_process_of_a_pod_that_was_given_no_gpu_goes_by_its_container() -> Non
     assert memory(found(on(gpu(), (1, GIB)), processes=seen)) == {Owner(container="c" * 12, user="root"): GIB}
 
 
-def test_a_gpu_with_only_processes_that_cannot_be_seen_is_held_by_somebody_unknown() -> None:
+def test_a_gpu_with_only_invisible_processes_has_an_unknown_owner() -> None:
     attribution = found(on(gpu(), (1, GIB), used=2 * GIB))
-    assert memory(attribution) == {NOBODY: None}
+    assert memory(attribution) == {UNKNOWN_OWNER: None}
     assert attribution.unattributed == 2 * GIB
 
 
@@ -147,7 +147,7 @@ def test_memory_beyond_the_processes_is_shown_as_nobodys() -> None:
     assert found(on(gpu(), (1, GIB), used=GIB // 2), processes=seen).unattributed is None
 
 
-def test_memory_that_the_driver_does_not_tell_leaves_the_owner_without_and_is_counted() -> None:
+def test_memory_that_the_driver_does_not_report_leaves_the_owner_without_and_is_counted() -> None:
     seen = {1: process("ada"), 2: process("ada"), 3: process("grace")}
     attribution = found(on(gpu(), (1, GIB), (2, None), (3, GIB), used=4 * GIB), processes=seen)
     assert memory(attribution) == {Owner(user="ada"): None, Owner(user="grace"): GIB}

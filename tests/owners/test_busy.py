@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stallscope.node.owners.attribution import NOBODY, Attribution, Owner, Share
+from stallscope.node.owners.attribution import UNKNOWN_OWNER, Attribution, Owner, Share
 from stallscope.node.owners.busy import BusyAccounts
 from tests.owners.machines import UUIDS, gpu, on
 
@@ -58,7 +58,7 @@ def test_a_pod_stays_one_account_when_its_user_becomes_known_or_unclear() -> Non
 
 
 def test_what_no_owner_is_found_for_is_nobodys() -> None:
-    assert Ledger().add({1: 1.0}, {}) == {NOBODY: 1.0}
+    assert Ledger().add({1: 1.0}, {}) == {UNKNOWN_OWNER: 1.0}
 
 
 def test_an_owner_is_forgotten_five_minutes_after_it_left() -> None:

@@ -52,7 +52,7 @@ def test_a_gpu_is_found_by_every_name_in_use(name: str) -> None:
         "::",
     ],
 )
-def test_what_tells_no_known_gpu_is_not_guessed(name: str) -> None:
+def test_an_unknown_device_name_is_not_guessed(name: str) -> None:
     assert found(name) is None
 
 
@@ -91,7 +91,7 @@ def test_the_first_name_that_is_known_counts() -> None:
     assert found("channel-0", "gpu-0") == UUIDS[0]
 
 
-def test_numbers_are_those_of_device_files_where_the_driver_tells_them() -> None:
+def test_numbers_are_those_of_device_files_where_the_driver_lists_them() -> None:
     node = TREES / "kubernetes_node"
     assert found("nvidia0", root=node) == UUIDS[1]
     assert found("gpu-1", root=node) == UUIDS[0]
@@ -109,7 +109,7 @@ def test_an_instance_is_found_by_the_number_of_its_gpu_instance(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["nvidia0/gi7", f"MIG-{UUIDS[0]}/7/0"])
-def test_compute_instances_that_share_a_gpu_instance_are_not_told_apart_by_its_number(name: str) -> None:
+def test_compute_instances_that_share_a_gpu_instance_are_ambiguous_by_its_number(name: str) -> None:
     assert Devices(TREES, (gpu(), mig(0, gpu_instance=7), mig(1, gpu_instance=7))).find([name]) is None
 
 
@@ -119,7 +119,7 @@ def test_a_number_that_no_instance_has_is_nobodys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nvidia0/gi1", "nvidia0/gi1/vgpu0", "gpu-0-mig-19-0-1"])
-def test_an_instance_whose_number_is_not_told_is_found_only_where_it_is_the_only_one(name: str) -> None:
+def test_an_instance_without_a_number_is_found_only_where_it_is_the_only_one(name: str) -> None:
     assert Devices(TREES, (gpu(), mig(0))).find([name]) == MIGS[0]
     assert Devices(TREES, (gpu(), mig(0), mig(1))).find([name]) is None
 
@@ -144,7 +144,7 @@ def test_the_old_form_of_an_instance_is_found_where_the_driver_uses_it_too() -> 
 
 
 @pytest.mark.parametrize("name", [f"{UUIDS[0]}::0", f"{MIGS[0]}::2", "nvidia0/vgpu0"])
-def test_replicas_are_told_by_their_names(name: str) -> None:
+def test_replicas_are_recognised_by_their_names(name: str) -> None:
     assert handed_out_again(name)
 
 

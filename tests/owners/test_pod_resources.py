@@ -51,7 +51,7 @@ def names(*pods: bytes) -> list[tuple[str, ...]]:
     return [allocation.names for allocation in decoded(b"".join(pods))]
 
 
-def test_every_gpu_of_every_container_is_told(kubelet: Kubelet, client: PodResources) -> None:
+def test_every_gpu_of_every_container_is_listed(kubelet: Kubelet, client: PodResources) -> None:
     kubelet.hand_out(
         TRAINER,
         pod(
@@ -105,7 +105,7 @@ def test_an_answer_beyond_the_limit_is_refused(kubelet: Kubelet, client: PodReso
     assert client.allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
-def test_a_slow_kubelet_is_given_up_in_time_and_asked_again(kubelet: Kubelet, client: PodResources) -> None:
+def test_a_slow_kubelet_times_out_and_is_queried_again(kubelet: Kubelet, client: PodResources) -> None:
     kubelet.answer = kubelet.hang
     with pytest.raises(PodResourcesFailed, match=r"kubelet.sock: no answer within 0.2 s") as failed:
         client.allocations(0.2)
@@ -135,7 +135,7 @@ def test_a_kubelet_that_is_gone_is_unavailable_and_found_when_it_is_back(
     assert client.allocations(PATIENCE) == (Allocation(MINE, (GPU,)),)
 
 
-def test_a_socket_that_nobody_listens_on_is_unavailable(kubelet: Kubelet, client: PodResources) -> None:
+def test_a_socket_without_a_listener_is_unavailable(kubelet: Kubelet, client: PodResources) -> None:
     kubelet.stop()
     with closing(socket.socket(socket.AF_UNIX)) as dead:
         dead.bind(str(kubelet.path))
@@ -153,7 +153,7 @@ def test_a_socket_that_may_not_be_opened_is_unavailable_and_not_absent(
     place = kubelet.path.parent if closed else kubelet.path
     place.chmod(0o600)
     try:
-        with as_nobody():
+        with as_another_user():
             assert client.present()
             with pytest.raises(PodResourcesFailed, match="Permission denied") as failed:
                 client.allocations(PATIENCE)
@@ -163,7 +163,7 @@ def test_a_socket_that_may_not_be_opened_is_unavailable_and_not_absent(
 
 
 @contextmanager
-def as_nobody() -> Iterator[None]:
+def as_another_user() -> Iterator[None]:
     """Without root's right to open everything, where the tests run as root."""
     before = os.geteuid()
     if before == 0:
@@ -174,7 +174,7 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(before)
 
 
-def test_an_error_status_is_told_with_its_words(kubelet: Kubelet, client: PodResources) -> None:
+def test_an_error_status_is_reported_with_its_message(kubelet: Kubelet, client: PodResources) -> None:
     def declined(context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit: 100 % of ∞")
         raise AssertionError
@@ -185,7 +185,7 @@ def test_an_error_status_is_told_with_its_words(kubelet: Kubelet, client: PodRes
     assert failed.value.reason == "unavailable"
 
 
-def test_a_server_without_the_service_is_told_as_such(kubelet: Kubelet, client: PodResources) -> None:
+def test_a_server_without_the_service_is_reported(kubelet: Kubelet, client: PodResources) -> None:
     kubelet.stop()
     server = grpc.server(None)
     server.add_insecure_port(f"unix:{kubelet.path}")
@@ -257,7 +257,7 @@ def test_a_renamed_resource_is_known_by_its_devices() -> None:
     ]
 
 
-def test_a_claimed_gpu_is_told_by_all_its_names() -> None:
+def test_a_claimed_gpu_is_listed_with_all_its_names() -> None:
     held = claim("gpu.nvidia.com", "gpu-1", "k8s.gpu.nvidia.com/claim=0f1e-gpu-1")
     assert names(pod("n", "p", container("c", held))) == [("gpu-1", "0f1e-gpu-1")]
 

@@ -110,7 +110,7 @@ def test_a_pod_and_its_container_are_found_however_they_are_written(tmp_path: Pa
 
 
 @pytest.mark.parametrize("cgroup", ["", "0::/\n", "0::/../..\n", "12:memory:/\n1:name=systemd:/\n"])
-def test_a_cgroup_that_tells_nothing_is_no_proof_of_being_outside(tmp_path: Path, cgroup: str) -> None:
+def test_an_uninformative_cgroup_is_no_proof_of_being_outside(tmp_path: Path, cgroup: str) -> None:
     assert not with_cgroup(tmp_path, cgroup).outside_kubernetes
 
 
@@ -124,7 +124,7 @@ def test_a_cgroup_that_tells_nothing_is_no_proof_of_being_outside(tmp_path: Path
         "0::/slurm/uid_1/job_\u0667/step_0\n",
     ],
 )
-def test_a_folder_that_merely_looks_like_a_job_is_none(tmp_path: Path, cgroup: str) -> None:
+def test_a_folder_that_merely_looks_like_a_job_is_ignored(tmp_path: Path, cgroup: str) -> None:
     assert with_cgroup(tmp_path, cgroup).slurm_job == ""
 
 
@@ -236,7 +236,7 @@ def test_a_process_that_is_not_there_is_missing() -> None:
     assert Processes(TREES / "slurm_node").look_up([1, 31337]).keys() == {31337}
 
 
-def test_a_process_that_has_ended_is_told_as_long_as_it_is_asked_for(tmp_path: Path) -> None:
+def test_an_ended_process_is_returned_as_long_as_it_is_looked_up(tmp_path: Path) -> None:
     root = copy_of("slurm_node", tmp_path)
     processes = Processes(root)
     before = processes.look_up([31337])

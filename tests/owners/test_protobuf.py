@@ -10,7 +10,7 @@ from stallscope.node.owners.protobuf import Malformed, fields, inner, text
 from tests.owners.kubelet import field, number_field, varint
 
 
-def test_texts_and_messages_are_told_and_numbers_passed_over() -> None:
+def test_texts_and_messages_are_returned_and_numbers_skipped() -> None:
     message = field(1, "name") + number_field(2, 300) + field(16, b"\x08\x01")
     assert list(fields(message)) == [(1, b"name"), (2, None), (16, b"\x08\x01")]
 

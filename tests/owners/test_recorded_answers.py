@@ -41,10 +41,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         account = (self.headers["Authorization"] or "").removeprefix("Bearer ")
-        asked = (account, self.command, self.path, self.headers["Accept"])
+        requested = (account, self.command, self.path, self.headers["Accept"])
         names = ("account", "method", "path", "accept")
-        found = [each for each in RECORDED if tuple(each[name] for name in names) == asked]
-        assert len(found) == 1, f"not recorded: {asked}"
+        found = [each for each in RECORDED if tuple(each[name] for name in names) == requested]
+        assert len(found) == 1, f"not recorded: {requested}"
         content = found[0]["answer"]
         body = content if isinstance(content, str) else json.dumps(content)
         reply(self, body.encode(), status=found[0]["status"], headers={"Content-Type": found[0]["content_type"]})

@@ -73,7 +73,7 @@ def python(*arguments: str, version: str = "", **environment: str) -> subprocess
     return subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True, timeout=120)
 
 
-class Doors:
+class Receivers:
     """The three receivers of an exporter's reports, on real sockets."""
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Doors:
         self.server = Server(Address("127.0.0.1", 0), application.answer)
         self.intake.start()
         self.server.start()
-        (udp,) = (door for door in self.intake.receivers if isinstance(door, UdpReceiver))
+        (udp,) = (each for each in self.intake.receivers if isinstance(each, UdpReceiver))
         self.addresses = {
             "unix": f"unix://{folder}/report.sock",
             "udp": f"udp://127.0.0.1:{udp.port}",
@@ -112,20 +112,20 @@ class Doors:
 
 
 @pytest.fixture
-def doors(tmp_path: Path) -> Iterator[Doors]:
-    doors = Doors(tmp_path)
-    yield doors
-    doors.close()
+def receivers(tmp_path: Path) -> Iterator[Receivers]:
+    receivers = Receivers(tmp_path)
+    yield receivers
+    receivers.close()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("receiver", ["unix", "udp", "http"])
 def test_a_program_with_the_file_alone_reports_to_an_exporter(
-    version: str, receiver: str, archive: Path, doors: Doors
+    version: str, receiver: str, archive: Path, receivers: Receivers
 ) -> None:
-    ended = python("-c", JOB, str(archive), version=version, STALLSCOPE_ADDRESS=doors.addresses[receiver])
+    ended = python("-c", JOB, str(archive), version=version, STALLSCOPE_ADDRESS=receivers.addresses[receiver])
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    report = doors.newest()
+    report = receivers.newest()
     assert (report.run, report.state) == ("vendored", "finished")
     assert report.step_seconds is not None
     assert report.step_seconds.count >= 4
@@ -177,8 +177,8 @@ def test_equal_modules_give_equal_bytes(archive: Path, tmp_path: Path) -> None:
     assert (tmp_path / "second.zip").read_bytes() == archive.read_bytes()
 
 
-def test_a_program_that_may_be_traced_reports_as_well(archive: Path, doors: Doors, tmp_path: Path) -> None:
-    environment = {"STALLSCOPE_ADDRESS": doors.addresses["unix"], "STALLSCOPE_TRACE_DIR": str(tmp_path / "traces")}
+def test_a_program_that_may_be_traced_reports_as_well(archive: Path, receivers: Receivers, tmp_path: Path) -> None:
+    environment = {"STALLSCOPE_ADDRESS": receivers.addresses["unix"], "STALLSCOPE_TRACE_DIR": str(tmp_path / "traces")}
     ended = python("-c", JOB, str(archive), **environment)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert doors.newest().state == "finished"
+    assert receivers.newest().state == "finished"

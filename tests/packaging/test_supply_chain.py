@@ -200,8 +200,8 @@ def database(vulnerable: str = "", status: int = 200) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            package = asked["package"]["name"]
+            query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            package = query["package"]["name"]
             ranges = [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "99.1"}]}]
             affected = [{"package": {"name": package, "ecosystem": "PyPI"}, "ranges": ranges}]
             found = {"id": "PYSEC-2026-1", "summary": "made up", "aliases": [], "affected": affected}

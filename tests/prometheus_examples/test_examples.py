@@ -20,7 +20,7 @@ import yaml
 from stallscope.common.bundle import bundle_folder
 from tests.alerting.alertmanager import running
 from tests.free_ports import free_port
-from tests.grafana.pages import PAGES, asked
+from tests.grafana.pages import PAGES, queries_of
 from tests.known_names import READ, RECORDED
 from tests.prometheus_examples.victoria_metrics import missing, victoria_metrics
 from tests.prometheus_server import Prometheus, RefusedError, prometheus
@@ -69,7 +69,7 @@ def shown_on(pages: tuple[str, ...]) -> set[str]:
     return {
         metric
         for page in pages
-        for each in asked(PAGES[page])
+        for each in queries_of(PAGES[page])
         for metric in names_in(each.expression).metrics
         if ":" in metric or metric.startswith(("stallscope_", "ALERTS"))
     }
@@ -81,7 +81,7 @@ def test_promtool_accepts_every_example(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_the_folder_tells_of_every_example(path: Path) -> None:
+def test_the_readme_lists_every_example(path: Path) -> None:
     assert f"`{path.name}`" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
@@ -138,7 +138,7 @@ def test_the_long_list_lacks_nothing_that_any_dashboard_shows() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_what_tells_replicas_apart_is_on_no_alert(path: Path) -> None:
+def test_the_replica_label_is_removed_from_alerts(path: Path) -> None:
     labels = content(path.name)["global"].get("external_labels", {})
     replica = [label for label in labels if "replica" in label]
     steps = content(path.name).get("alerting", {}).get("alert_relabel_configs", ())

@@ -263,7 +263,7 @@ def test_vmalert_takes_the_rule_files_as_they_are() -> None:
     assert _refused([path for path in (*CANONICAL_FILES, *RULE_FILES) if path not in ALERT_FILES]) == ""
 
 
-def test_vmalert_takes_the_alerts_but_for_a_field_that_it_knows_since_1_92(tmp_path: Path) -> None:
+def test_vmalert_accepts_the_alerts_except_for_a_field_known_since_1_92(tmp_path: Path) -> None:
     errors = _refused(list(ALERT_FILES))
     assert not errors or "unknown fields in rule: keep_firing_for" in errors
     without = []

@@ -109,7 +109,7 @@ def test_unknown_keys_are_ignored_everywhere() -> None:
     assert parse(encode(newer)) == parsed()
 
 
-def test_gpus_told_twice_are_one() -> None:
+def test_gpus_reported_twice_are_one() -> None:
     twice = [
         {"gpu": "0", "uuid": "GPU-0"},
         {"gpu": "1", "uuid": "GPU-0"},
@@ -232,7 +232,7 @@ def test_names_in_any_script_are_welcome() -> None:
     assert parsed(run="größe 模型").run == "größe 模型"
 
 
-def test_too_many_of_something_is_told_apart() -> None:
+def test_each_limit_has_its_own_reason() -> None:
     entry = {"seconds": 1.0, "occurrences": 1, "max": 1.0}
     assert refused(encode(document(values={str(n): 1 for n in range(33)}))).reason == "too_many_values"
     assert refused(encode(document(phases={str(n): entry for n in range(33)}))).reason == "too_many_phases"

@@ -57,6 +57,6 @@ def test_a_malformed_line_claims_nothing(line: bytes) -> None:
     assert signature.claim(signature.SCHEME + line) is None
 
 
-def test_the_name_of_a_key_tells_neither_token_nor_secret() -> None:
+def test_the_name_of_a_key_reveals_neither_token_nor_secret() -> None:
     assert len(NAME) == 8
     assert NAME not in (SECRET, SECRET.hex().encode()[:8])

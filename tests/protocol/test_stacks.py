@@ -193,5 +193,5 @@ def test_a_place_fits_into_labels() -> None:
         ("train.py", "train.py:7"),
     ],
 )
-def test_the_user_s_own_code_is_told_from_other_code_by_its_path(file: str, location: str) -> None:
+def test_the_users_own_code_is_recognised_by_its_path(file: str, location: str) -> None:
     assert place_of((Frame(file, 7, "f"), Frame("/home/me/project/main.py", 5, "<module>"))).location == location

@@ -46,7 +46,7 @@ def test_a_scrape_that_was_not_made_leaves_the_last_value() -> None:
     assert found["unanswered"][30] == []
 
 
-def test_several_expressions_are_told_apart() -> None:
+def test_samples_are_assigned_to_their_expression() -> None:
     given = [Series("a", {"x": "1"}, [1.0, 2.0]), Series("a", {"x": "2"}, [3.0, 4.0])]
     answers = evaluate(given, {"sum(a)": [0, 30], "-a": [30], "a > 9": [0]}, rule_files=(), groups=()).samples
     assert answers["sum(a)"] == {0: [Sample({}, 4.0)], 30: [Sample({}, 6.0)]}
@@ -54,13 +54,13 @@ def test_several_expressions_are_told_apart() -> None:
     assert answers["a > 9"] == {0: []}
 
 
-def test_an_expression_that_is_refused_is_told() -> None:
+def test_a_refused_expression_is_an_error() -> None:
     given = [Series("a", {"x": "1"}, [1.0]), Series("a", {"x": "2"}, [3.0])]
     with pytest.raises(EngineError, match="many-to-many"):
         evaluate(given, {"a + on () a": [0]}, rule_files=(), groups=())
 
 
-def test_a_series_that_is_refused_is_told() -> None:
+def test_a_refused_series_is_an_error() -> None:
     with pytest.raises(EngineError, match="parse error"):
         evaluate([Series("bad-name", {}, [1.0])], {"a": [0]}, rule_files=(), groups=())
 
@@ -93,7 +93,7 @@ def test_a_report_that_cannot_be_read_is_refused() -> None:
         list(parse_samples(report))
 
 
-def test_alerts_of_several_names_and_moments_are_told_apart() -> None:
+def test_alerts_are_grouped_by_name_and_moment() -> None:
     one = (
         '    alertname: {0}, time: {1}, \n        exp:[\n            0:\n              Labels:{{unexpected="yes"}}\n'
         "              Annotations:{{}}\n            ], \n        got:[{2}]\n"

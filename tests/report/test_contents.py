@@ -111,8 +111,8 @@ class Partly:
 class Saying(Partly):
     """A server that returns a given series for some queries."""
 
-    def __init__(self, server: Prometheus, asked: str, answer: Series) -> None:
-        super().__init__(server, asked)
+    def __init__(self, server: Prometheus, expression: str, answer: Series) -> None:
+        super().__init__(server, expression)
         self._answer = answer
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
@@ -677,11 +677,11 @@ def test_warnings_of_the_server_precede_all_numbers(server: Prometheus, run_of: 
 
 
 def test_a_server_that_hangs_aborts_the_report(server: Prometheus, run_of: FindRun) -> None:
-    asked: list[str] = []
+    titles: list[str] = []
     hanging = Partly(server, r"ALERTS|vector\(1\)", PrometheusError("no answer within 60 s"))
     with pytest.raises(PrometheusError, match="no answer"):
-        build(of_run(server, run_of("waiting")), hanging, progress=asked.append)
-    assert asked[-1] == "Alerts"
+        build(of_run(server, run_of("waiting")), hanging, progress=titles.append)
+    assert titles[-1] == "Alerts"
 
 
 def test_a_server_that_is_gone_is_an_error_and_no_report(server: Prometheus, run_of: FindRun) -> None:

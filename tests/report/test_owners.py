@@ -23,10 +23,10 @@ PERIOD = Period(1_700_000_000.0, 1_700_000_000.0 + 24 * HOUR)
 BEFORE = 7 * 24 * HOUR
 ADA = {"namespace": "vision", "run": "resnet50", "user": "ada"}
 GRACE = {"namespace": "lab", "user": "grace"}
-NOBODY: Mapping[str, str] = {}
+NO_LABELS: Mapping[str, str] = {}
 Records = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
-HELD: Records = {"owner:gpus_held:sum": [(ADA, 8.0), (GRACE, 2.0), (NOBODY, 1.0)]}
+HELD: Records = {"owner:gpus_held:sum": [(ADA, 8.0), (GRACE, 2.0), (NO_LABELS, 1.0)]}
 NOW: Records = {
     **HELD,
     "owner:gpus_busy:sum5m": [(ADA, 6.0), (GRACE, 0.5)],
@@ -37,7 +37,7 @@ NOW: Records = {
         ({**ADA, "cause": "comm_bound"}, 3.0),
         ({**GRACE, "cause": "idle_allocated"}, 1.5),
     ],
-    "cluster:gpus_known:count": [(NOBODY, 16.0)],
+    "cluster:gpus_known:count": [(NO_LABELS, 16.0)],
     "kube_namespace_labels": [({"namespace": "vision", "label_team": "perception"}, 1.0)],
 }
 """GPUs, for the whole day; the series of teams as they are."""
@@ -55,10 +55,10 @@ class Recorded:
     def __init__(self, now: Records, warnings: tuple[str, ...] = ()) -> None:
         self._now = now
         self._warnings = list(warnings)
-        self.asked: list[str] = []
+        self.queried: list[str] = []
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
-        self.asked.append(expression)
+        self.queried.append(expression)
         series = {PERIOD.end: self._now, PERIOD.end - BEFORE: EARLIER}[at or 0.0]
         record = next((name for name in series if re.search(rf"\b{name}\b", expression)), "")
         by = re.search(r"sum by \(([^)]*)\)", expression)
@@ -94,15 +94,15 @@ def notices(document: Document) -> list[str]:
 
 
 def test_each_user_has_the_hours_held_busy_lost_and_idle() -> None:
-    ada, grace, nobody = rows_of(report())
+    ada, grace, unknown = rows_of(report())
     assert (ada["user"], ada["held_gpu_hours"], ada["busy_gpu_hours"]) == ("ada", 8 * 24, 6 * 24)
     assert (ada["lost_gpu_hours"], ada["lost_ratio"], ada["idle_gpu_hours"]) == (2 * 24, 0.25, 0)
     assert (ada["energy_joules"], ada["cost"], ada["lost_cost"]) == (4000 * 24 * HOUR, 2 * 8 * 24, 2 * 2 * 24)
     assert (grace["idle_gpu_hours"], grace["energy_joules"]) == (1.5 * 24, None)
-    assert (nobody["user"], nobody["lost_ratio"]) == ("unknown", 0)
+    assert (unknown["user"], unknown["lost_ratio"]) == ("unknown", 0)
 
 
-def test_held_but_idle_gpus_are_told_apart_from_free_ones() -> None:
+def test_held_but_idle_gpus_are_counted_apart_from_free_ones() -> None:
     (facts,) = (block for block in report().blocks if isinstance(block, Facts))
     hours = {fact.key: fact.value for fact in facts.facts}
     assert hours["idle_gpu_hours"] == 1.5 * 24
@@ -224,7 +224,7 @@ def test_a_column_that_is_empty_in_every_row_is_not_shown() -> None:
 def test_only_the_chosen_cluster_is_queried() -> None:
     server = Recorded(NOW)
     build(server, PERIOD, Grouping("user", cluster="east"))
-    assert all('cluster="east"' in each for each in server.asked)
+    assert all('cluster="east"' in each for each in server.queried)
 
 
 def test_warnings_of_the_server_make_the_report_incomplete() -> None:

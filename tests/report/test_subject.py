@@ -22,16 +22,16 @@ class Scripted:
     name = "http://prometheus"
 
     def __init__(self, *values: float, curve: tuple[tuple[float, float], ...] = ()) -> None:
-        self.asked: list[tuple[str, float | None]] = []
+        self.queried: list[tuple[str, float | None]] = []
         self._values = values
         self._curve = curve
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
-        self.asked.append((expression, at))
+        self.queried.append((expression, at))
         return [Series({"cause": f"cause {number}"}, value) for number, value in enumerate(self._values)]
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
-        self.asked.append((expression, start))
+        self.queried.append((expression, start))
         times, values = zip(*self._curve, strict=True)
         return [RangeSeries({}, array("d", times), array("d", values))]
 
@@ -70,7 +70,7 @@ def test_a_name_full_of_quotes_stays_a_name() -> None:
 def test_the_end_of_a_live_run_is_not_queried() -> None:
     server = Scripted()
     of_run(server, a_run(goes_on=True))
-    assert not [expression for expression, _ in server.asked if "run:ranks:count" in expression]
+    assert not [expression for expression, _ in server.queried if "run:ranks:count" in expression]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_query_is_sent_once_for_the_end_of_the_range() -> None:
     assert [each.value for each in queries.instant("up")] == [1.0]
     assert queries.value("up") == 1.0
     assert queries.by("cause", "up") == {"cause 0": 1.0}
-    assert server.asked == [("up", END)]
+    assert server.queried == [("up", END)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules.rulebook import INTERVAL, Notebook, Rulebook, ask_promtool
+from tests.rules.rulebook import INTERVAL, Notebook, Rulebook, run_promtool
 from tests.rules.together import Together, rehearse
 
 
@@ -21,7 +21,7 @@ def together(
     notebook = Notebook(evaluation_interval=evaluation_interval)
     rehearse([item for item in request.session.items if item.path == request.path], notebook)
     path = tmp_path_factory.mktemp("together") / "stories.test.yml"
-    return Together(notebook.documents, lambda document: ask_promtool(document, path))
+    return Together(notebook.documents, lambda document: run_promtool(document, path))
 
 
 @pytest.fixture

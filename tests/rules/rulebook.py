@@ -61,7 +61,7 @@ def _succeeded(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout + done.stderr
 
 
-def ask_promtool(document: Document, path: Path) -> str:
+def run_promtool(document: Document, path: Path) -> str:
     """Run promtool's rule tests with the rules that they need; return the output, whether they passed or failed."""
     done = _test_rules(document, path)
     return done.stdout + done.stderr

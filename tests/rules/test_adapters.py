@@ -299,7 +299,7 @@ def test_two_clusters_with_equal_instance_names_each_have_their_verdicts(label: 
     )
 
 
-def test_amd_gpus_of_two_clusters_that_nothing_tells_apart_raise_an_alert(rulebook: Rulebook) -> None:
+def test_amd_gpus_of_two_indistinguishable_clusters_raise_an_alert(rulebook: Rulebook) -> None:
     """Their host names and numbers are the same, and only their UUIDs differ."""
     other = ("ccff74a1", "ddff74a1")
     story = [

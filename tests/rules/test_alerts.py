@@ -18,13 +18,13 @@ from tests.rules.rulebook import (
     Labels,
     Rulebook,
     Story,
-    ask_promtool,
     exporter,
     gpu,
     growing,
     growing_until,
     host,
     rank,
+    run_promtool,
     scrapes,
     series,
     steady,
@@ -189,7 +189,7 @@ def test_alerts_fire_on_their_cause_and_on_nothing_else(
 
 
 @pytest.mark.parametrize(("share", "early"), [(0.3, [INPUT_BOUND]), (0.12, [])])
-def test_a_high_loss_is_told_after_five_minutes_and_a_lesser_one_after_ten(
+def test_a_high_loss_alerts_after_five_minutes_and_a_lower_one_after_ten(
     rulebook: Rulebook, share: float, early: Sequence[Labels]
 ) -> None:
     story = exporter() + rank(wait=share) + gpu(idle=share)  # judged in the first two minutes
@@ -223,7 +223,7 @@ def test_an_alert_ends_ten_minutes_after_its_cause(rulebook: Rulebook) -> None:
     rulebook.check_firing(story, [], at="40m")
 
 
-def test_a_gpu_shared_by_two_runs_is_told_of_to_both(rulebook: Rulebook) -> None:
+def test_an_alert_fires_for_each_of_two_runs_that_share_a_gpu(rulebook: Rulebook) -> None:
     story = exporter() + rank(run="one") + rank(run="two") + gpu(up=steady(0), idle=None)
     rulebook.check_firing(story, [LOST | {"run": "one"}, LOST | {"run": "two"}])
 
@@ -329,7 +329,7 @@ def test_every_subject_keeps_one_verdict_where_a_threshold_is_missing_or_defined
     )
 
 
-def test_a_symptom_of_a_gpu_or_a_host_is_a_page_only_where_somebody_uses_it() -> None:
+def test_a_symptom_of_a_gpu_or_a_host_is_a_page_only_while_in_use() -> None:
     alerts = {rule["alert"]: rule for rule in rules(ALERT_FILES) if rule.get("alert", "").startswith(("Gpu", "Host"))}
     pages = {name: rule["labels"]["severity"] for name, rule in alerts.items() if "critical" in str(rule["labels"])}
     assert len(alerts) == 26
@@ -591,5 +591,5 @@ def test_shares_times_and_sizes_in_texts_are_rounded_and_written_as_in_the_repor
         for number, (_, _, text) in enumerate(cases)
     ]
     document = {"rule_files": [str(rules_file)], "tests": [{"alert_rule_test": tests}]}
-    output = ask_promtool(document, tmp_path / "test.yml")
+    output = run_promtool(document, tmp_path / "test.yml")
     assert "SUCCESS" in output, output

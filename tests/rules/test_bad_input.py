@@ -173,7 +173,7 @@ def test_clusters_with_equal_names_of_instances_and_runs_stay_apart(
     )
 
 
-def test_clusters_that_nothing_tells_apart_raise_an_alert(rulebook: Rulebook) -> None:
+def test_indistinguishable_clusters_raise_an_alert(rulebook: Rulebook) -> None:
     """The series of their hosts and ranks are the same; their GPUs have UUIDs."""
     other = [each for number in range(2) for each in gpu(number, uuid=f"GPU-west{number}")]
     rulebook.check(

@@ -300,10 +300,10 @@ def test_an_xid_that_repeats_is_dated_where_dcgm_exporter_counts_them(rulebook: 
         "fewer": [(recent, until(15, 2, 1), {"xid": "79", "window_size_in_ms": "300000"})],
     }
     story: Story = []
-    for node, told_of_it in counts.items():
+    for node, exported in counts.items():
         at = {"job": "gpu", "instance": f"{node}:9400"}
         story += exposed(A, {"DCGM_FI_DEV_XID_ERRORS": steady(79)}, **at)
-        for name, values, labels in told_of_it:
+        for name, values, labels in exported:
             story.append(series(name, values, gpu="0", UUID=f"GPU-{node}", **labels, **at))
     rulebook.check(
         story,
@@ -383,7 +383,7 @@ def test_where_ours_measures_all_the_files_record_nothing(rulebook: Rulebook) ->
     )
 
 
-def test_a_gpu_that_its_exporter_no_longer_tells_of_is_lost_if_it_tells_of_others(rulebook: Rulebook) -> None:
+def test_a_gpu_missing_from_its_exporter_is_lost_if_others_are_still_exported(rulebook: Rulebook) -> None:
     second = [(name.replace('gpu="0"', 'gpu="1"'), values) for name, values in exposed(A, uuid="twin")]
     gone = [(name, values.replace(f"x{LENGTH}", "x20 stale")) for name, values in without(second, "up")]
     nodes = {
@@ -416,7 +416,7 @@ def test_a_gpu_that_its_exporter_no_longer_tells_of_is_lost_if_it_tells_of_other
     )
 
 
-def test_the_only_gpu_of_an_exporter_is_lost_when_that_answers_and_tells_of_it_no_more(rulebook: Rulebook) -> None:
+def test_the_only_gpu_of_an_exporter_is_lost_when_a_successful_scrape_lacks_it(rulebook: Rulebook) -> None:
     smi = "nvidia_gpu_exporter"
     code = "nvidia_smi_command_exit_code"
     gone, back = f"x{scrapes(10)} stale", f"_x{scrapes(16)} 1+0x{LENGTH - scrapes(16)}"
@@ -533,7 +533,7 @@ def test_a_mig_instance_is_busy_as_its_engines_are_and_has_nothing_of_the_card(r
     )
 
 
-def test_what_may_mean_two_things_is_not_told(rulebook: Rulebook) -> None:
+def test_ambiguous_values_are_left_out(rulebook: Rulebook) -> None:
     percent = "DCGM_FI_DEV_GPU_UTIL_RATIO"
     engines = "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"
     violation = series(
@@ -606,7 +606,7 @@ def test_profiling_that_is_stuck_at_zero_is_no_reading_and_low_values_and_idle_g
     )
 
 
-def test_an_idle_mig_instance_takes_no_profiling_from_the_busy_card_that_is_told_beside_it(rulebook: Rulebook) -> None:
+def test_an_idle_mig_instance_takes_no_profiling_from_the_busy_card_exported_beside_it(rulebook: Rulebook) -> None:
     units = "DCGM_FI_PROF_SM_ACTIVE"
     card = [*without(exposed(A), "up"), series(units, steady(0.5), job="gpu", instance="node1:9400", UUID="GPU-node1")]
     none = {units: steady(0), "DCGM_FI_PROF_GR_ENGINE_ACTIVE": steady(0)}
@@ -834,7 +834,7 @@ def read_by_rules(text: str, source: str) -> str:
     return "\n".join(line for line in text.splitlines() if re.split(r"[{ ]", line)[0] in names)
 
 
-def test_the_real_node_exporter_tells_why_a_run_waits_for_data(rulebook: Rulebook) -> None:
+def test_the_real_node_exporter_explains_why_a_run_waits_for_data(rulebook: Rulebook) -> None:
     program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if program is None:
         pytest.skip("node_exporter is not on PATH; sh tests/install_tools.sh installs it on Debian and Ubuntu")

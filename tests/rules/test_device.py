@@ -202,7 +202,7 @@ def test_idle_time_is_shared_out_among_wait_copy_and_the_rest(rulebook: Rulebook
     )
 
 
-def test_where_no_phase_tells_of_copies_a_busy_link_beside_idle_sms_does(rulebook: Rulebook) -> None:
+def test_without_a_copy_phase_a_busy_link_beside_idle_sms_is_the_evidence(rulebook: Rulebook) -> None:
     # PCIe 4 x 16 carries 31.5 GB a second.
     check(
         rulebook,

@@ -67,7 +67,7 @@ def model(name: str, index: int = 0) -> tuple[str, str, int, dict[str, str]]:
     return gpu_signal("info", steady(1), index, model=name, sharing="exclusive")
 
 
-def test_throttling_is_told_by_its_reason_and_from_its_share_on(rulebook: Rulebook) -> None:
+def test_throttling_is_a_cause_by_its_reason_and_from_its_share_on(rulebook: Rulebook) -> None:
     rulebook.check_nodes(
         {
             "heat": (node("heat", throttled(hw_thermal=0.125)), "thermal_throttle"),
@@ -300,7 +300,9 @@ def test_links_make_errors_while_they_are_trained(rulebook: Rulebook) -> None:
         ("lowered limit", throttled(power_cap=0.9), [{"alertname": "GpuPowerCapped", "severity": "info"}]),
     ],
 )
-def test_power_is_told(rulebook: Rulebook, name: str, story: Story, expected: Sequence[Labels]) -> None:
+def test_power_brakes_and_lowered_limits_raise_alerts(
+    rulebook: Rulebook, name: str, story: Story, expected: Sequence[Labels]
+) -> None:
     limits = [gpu_signal("power_limit_watts", steady(400)), gpu_signal("power_limit_default_watts", steady(700))]
     default = [gpu_signal("power_limit_watts", steady(700)), gpu_signal("power_limit_default_watts", steady(700))]
     rulebook.check_nodes_firing(
@@ -333,7 +335,7 @@ def test_power_far_below_the_default_limit_is_held_down_by_the_server(rulebook: 
     )
 
 
-def test_clocks_that_are_set_low_and_bad_links_are_told(rulebook: Rulebook) -> None:
+def test_configured_clocks_and_bad_links_raise_alerts(rulebook: Rulebook) -> None:
     rulebook.check_nodes_firing(
         {
             "set": (
@@ -371,7 +373,7 @@ def processes(values: str) -> Story:
     return [*story, series("stallscope_gpu_processes", values, kind="compute", **TARGET, gpu="0", uuid="GPU-0")]
 
 
-def test_a_fault_of_a_gpu_is_a_page_unless_nobody_is_known_to_have_used_it(rulebook: Rulebook) -> None:
+def test_a_fault_of_a_gpu_is_a_page_unless_it_is_known_to_be_unused(rulebook: Rulebook) -> None:
     owner = gpu_signal("owner_info", steady(1), namespace="vision", pod="bert-0")
     rulebook.check_nodes_firing(
         {

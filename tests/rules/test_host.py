@@ -33,7 +33,7 @@ FILES = tuple(path for path in RULE_FILES if path.stem in (*SHARED, "input", "ho
 """Rules that judge hosts, and rules that find runs waiting for data."""
 
 
-def tells(instance: str, values: Mapping[str, str], **labels: str) -> Story:
+def host_series(instance: str, values: Mapping[str, str], **labels: str) -> Story:
     return [
         series(f"stallscope_host_{name}", each, job="stallscope", instance=instance, **labels)
         for name, each in values.items()
@@ -43,7 +43,7 @@ def tells(instance: str, values: Mapping[str, str], **labels: str) -> Story:
 def memory(instance: str, used: float, *, cache: float = 0.0, waiting: float = 0.0) -> Story:
     pressure = "pressure_waiting_seconds_total"
     return (
-        tells(
+        host_series(
             instance,
             {
                 "memory_total_bytes": steady(512 * GIB),
@@ -51,13 +51,13 @@ def memory(instance: str, used: float, *, cache: float = 0.0, waiting: float = 0
                 "page_cache_bytes": steady(cache * 512 * GIB),
             },
         )
-        + tells(instance, {pressure: growing(waiting)}, resource="memory")
+        + host_series(instance, {pressure: growing(waiting)}, resource="memory")
         + host(0.1, instance=instance)
     )
 
 
 def network(instance: str, *, errors: float, drops: float = 0.0, received: float = 15e6) -> Story:
-    return tells(
+    return host_series(
         instance,
         {
             "network_errors_total": growing(errors),
@@ -71,16 +71,16 @@ def network(instance: str, *, errors: float, drops: float = 0.0, received: float
 
 def shared(instance: str, used: float) -> Story:
     sizes = {"shared_memory_total_bytes": steady(64 * GIB), "shared_memory_used_bytes": steady(used * 64 * GIB)}
-    return tells(instance, sizes)
+    return host_series(instance, sizes)
 
 
 def faults(instance: str, major: float, swapped: float) -> Story:
-    return tells(instance, {"major_page_faults_total": growing(major), "swap_in_bytes_total": growing(swapped)})
+    return host_series(instance, {"major_page_faults_total": growing(major), "swap_in_bytes_total": growing(swapped)})
 
 
 def killed(instance: str) -> Story:
     """The kernel kills a process on the host in minute 48."""
-    return tells(instance, {"oom_kills_total": until(48, 2, 3)})
+    return host_series(instance, {"oom_kills_total": until(48, 2, 3)})
 
 
 def reported(
@@ -96,7 +96,7 @@ def reported(
     ]
 
 
-def test_a_host_in_trouble_is_told_of(rulebook: Rulebook) -> None:
+def test_a_host_in_trouble_raises_an_alert(rulebook: Rulebook) -> None:
     stories: dict[str, tuple[Story, str]] = {
         "full": (memory("full", 0.92), "HostMemPressure"),
         "not full": (memory("not full", 0.875), ""),
@@ -105,7 +105,7 @@ def test_a_host_in_trouble_is_told_of(rulebook: Rulebook) -> None:
         "waits a little": (memory("waits a little", 0.7, waiting=0.08), ""),
         "shared memory": (shared("shared memory", 0.9), "HostShmFull"),
         "shared memory free": (shared("shared memory free", 0.64), ""),
-        "no shared memory": (tells("no shared memory", {"shared_memory_total_bytes": steady(0)}), ""),
+        "no shared memory": (host_series("no shared memory", {"shared_memory_total_bytes": steady(0)}), ""),
         "swaps": (faults("swaps", 625, 2e6), "HostSwapping"),
         "swaps a little": (faults("swaps a little", 400, 2e6), ""),
         "maps files": (faults("maps files", 5000, 0), ""),
@@ -114,12 +114,12 @@ def test_a_host_in_trouble_is_told_of(rulebook: Rulebook) -> None:
         "few errors": (network("few errors", errors=80), ""),
         "idle link": (network("idle link", errors=1, received=1e3), ""),
         "killed": (killed("killed"), "HostOomKill"),
-        "killed long ago": (tells("killed long ago", {"oom_kills_total": steady(3)}), ""),
+        "killed long ago": (host_series("killed long ago", {"oom_kills_total": steady(3)}), ""),
         "cpu": (node("cpu", host(0.95)), "HostCpuSaturated"),
         "cpu left": (node("cpu left", host(0.87)), ""),
         "waits for disks": (
-            tells("waits for disks", {"cpu_seconds_total": growing(60)}, mode="iowait")
-            + tells("waits for disks", {"cpu_seconds_total": growing(4)}, mode="user"),
+            host_series("waits for disks", {"cpu_seconds_total": growing(60)}, mode="iowait")
+            + host_series("waits for disks", {"cpu_seconds_total": growing(4)}, mode="user"),
             "",
         ),
         "training waits": (
@@ -172,24 +172,24 @@ _PAGE: Expected = [({"alertname": "HostOomKill", "severity": "critical", "run": 
 def test_a_kill_is_a_page_for_the_run_that_it_harms_and_for_no_other(
     rulebook: Rulebook, story: Story, alerts: Expected
 ) -> None:
-    asked = 'count by (alertname, severity, run) (ALERTS{alertstate="firing", alertname="HostOomKill"})'
-    rulebook.check(exporter() + killed("node1:19400") + story, {asked: alerts}, at="50m", rule_files=FILES)
+    query = 'count by (alertname, severity, run) (ALERTS{alertstate="firing", alertname="HostOomKill"})'
+    rulebook.check(exporter() + killed("node1:19400") + story, {query: alerts}, at="50m", rule_files=FILES)
 
 
 def test_ranks_that_end_without_a_kill_on_their_host_are_no_word_of_memory(rulebook: Rulebook) -> None:
-    story = exporter() + tells("node1:19400", {"oom_kills_total": steady(2)}) + reported(lost=until(48, 0, 1))
-    asked = 'count(ALERTS{alertname="HostOomKill"}) or count(rank:oom_kill:info)'
-    rulebook.check(story, {asked: []}, at="50m", rule_files=FILES)
+    story = exporter() + host_series("node1:19400", {"oom_kills_total": steady(2)}) + reported(lost=until(48, 0, 1))
+    query = 'count(ALERTS{alertname="HostOomKill"}) or count(rank:oom_kill:info)'
+    rulebook.check(story, {query: []}, at="50m", rule_files=FILES)
 
 
 def test_a_kill_names_the_cgroups_that_it_was_in(rulebook: Rulebook) -> None:
     by_cgroup = {"new": f"_x{scrapes(48)} 1+0x30", "again": until(48, 1, 3), "before": steady(4)}
     story = killed("node1:19400")
     for cgroup, values in by_cgroup.items():
-        story += tells("node1:19400", {"cgroup_oom_kills_total": values}, cgroup=f"/{cgroup}.slice")
-    asked = "count by (cgroup) (host_cgroup:oom_kills:increase10m)"
+        story += host_series("node1:19400", {"cgroup_oom_kills_total": values}, cgroup=f"/{cgroup}.slice")
+    query = "count by (cgroup) (host_cgroup:oom_kills:increase10m)"
     expected: Expected = [({"cgroup": "/again.slice"}, 1), ({"cgroup": "/new.slice"}, 1)]
-    rulebook.check(exporter() + story, {asked: expected}, at="50m", rule_files=FILES)
+    rulebook.check(exporter() + story, {query: expected}, at="50m", rule_files=FILES)
 
 
 def test_pressure_must_last(rulebook: Rulebook) -> None:
@@ -197,9 +197,9 @@ def test_pressure_must_last(rulebook: Rulebook) -> None:
         (name, f"{0.3 * 512 * GIB:g}+0x80 {0.02 * 512 * GIB:g}+0x{LENGTH - 80}" if "available" in name else values)
         for name, values in memory("node1:19400", 0.7)
     ]
-    asked = 'count(ALERTS{alertname="HostMemPressure", alertstate="firing"})'
-    rulebook.check(exporter() + story, {asked: []}, at="52m", rule_files=FILES)
-    rulebook.check(exporter() + story, {asked: [({}, 1)]}, at="57m", rule_files=FILES)
+    query = 'count(ALERTS{alertname="HostMemPressure", alertstate="firing"})'
+    rulebook.check(exporter() + story, {query: []}, at="52m", rule_files=FILES)
+    rulebook.check(exporter() + story, {query: [({}, 1)]}, at="57m", rule_files=FILES)
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ def test_memory_that_is_short_is_no_incident_of_its_own_beside_its_effect(
     rulebook: Rulebook, story: Story, alerts: list[str]
 ) -> None:
     at_minute_45 = [(name, until(45, 2, 3) if "host_oom_kills" in name else values) for name, values in story]
-    asked = 'count by (alertname) (last_over_time(ALERTS{alertstate="firing", alertname=~"Host.+"}[2m]))'
+    query = 'count by (alertname) (last_over_time(ALERTS{alertstate="firing", alertname=~"Host.+"}[2m]))'
     rulebook.check(
         exporter() + memory("node1:19400", 0.95) + at_minute_45,
-        {asked: [({"alertname": alert}, 1) for alert in alerts]},
+        {query: [({"alertname": alert}, 1) for alert in alerts]},
         at="58m",
         rule_files=FILES,
     )
@@ -227,6 +227,6 @@ def test_memory_that_is_short_is_no_incident_of_its_own_beside_its_effect(
 def test_network_errors_that_have_ended_leave_no_alert_for_an_hour(rulebook: Rulebook) -> None:
     story = network("node1:19400", errors=0)
     ended = [(name, growing_until(30, 125) if "errors" in name else values) for name, values in story]
-    asked = 'count(ALERTS{alertname="HostNetworkErrors", alertstate="firing"})'
-    rulebook.check(exporter() + ended, {asked: [({}, 1)]}, at="32m", rule_files=FILES)
-    rulebook.check(exporter() + ended, {asked: []}, at="48m", rule_files=FILES)
+    query = 'count(ALERTS{alertname="HostNetworkErrors", alertstate="firing"})'
+    rulebook.check(exporter() + ended, {query: [({}, 1)]}, at="32m", rule_files=FILES)
+    rulebook.check(exporter() + ended, {query: []}, at="48m", rule_files=FILES)

@@ -141,7 +141,7 @@ def aged(minutes: float, story: Story) -> Story:
         ),
     ],
 )
-def test_low_goodput_is_told_once_the_run_is_an_hour_old(rulebook: Rulebook, story: Story, alerts: list[str]) -> None:
+def test_low_goodput_alerts_once_the_run_is_an_hour_old(rulebook: Rulebook, story: Story, alerts: list[str]) -> None:
     rulebook.check_firing(exporter() + story, [{"alertname": alert} for alert in alerts], at="50m", by="alertname")
 
 
@@ -213,12 +213,12 @@ def test_drift_is_the_verdict_and_the_alert_after_a_quarter_of_an_hour(rulebook:
 
 
 @pytest.mark.parametrize(
-    ("excess", "is_told"), [pytest.param(0.1, True, id="less than half"), pytest.param(0.15, False, id="most")]
+    ("excess", "is_drift"), [pytest.param(0.1, True, id="less than half"), pytest.param(0.15, False, id="most")]
 )
-def test_single_slow_steps_are_no_drift(rulebook: Rulebook, excess: float, is_told: bool) -> None:
+def test_single_slow_steps_are_no_drift(rulebook: Rulebook, excess: float, is_drift: bool) -> None:
     story = exporter() + working(EVEN, step_seconds_count=in_turns(35, 1, 0.75))
     story += [series("stallscope_training_slow_step_excess_seconds_total", growing(excess), **of_rank())]
-    shown = [(RUN | {"cause": "step_time_drift"}, 25)] if is_told else []
+    shown = [(RUN | {"cause": "step_time_drift"}, 25)] if is_drift else []
     rulebook.check_percent(story, 'run_cause:time_lost:ratio5m{cause="step_time_drift"}', shown, at="52m")
 
 

@@ -208,7 +208,7 @@ def test_a_quota_that_stops_the_rank_on_a_free_host_is_throttling(rulebook: Rule
     )
 
 
-def test_busy_cpus_are_the_reason_whoever_burns_them_unless_another_one_explains_the_wait(rulebook: Rulebook) -> None:
+def test_busy_cpus_are_the_cause_unless_another_one_explains_the_wait(rulebook: Rulebook) -> None:
     check(
         rulebook,
         {
@@ -287,7 +287,7 @@ def test_a_link_full_of_what_comes_in_is_the_network(rulebook: Rulebook) -> None
     )
 
 
-def test_the_ceiling_of_a_full_link_is_told_in_samples(rulebook: Rulebook) -> None:
+def test_the_ceiling_of_a_full_link_is_in_samples(rulebook: Rulebook) -> None:
     """12.5 MB a sample over 10 Gb/s: a hundred a second, of which 95 pass."""
     rulebook.check(
         node("ac-08", received=0.95 * 1.25e9, samples=95) + node("other", samples=95),
@@ -328,7 +328,7 @@ def test_disks_are_the_limit_where_reads_press_on_them(rulebook: Rulebook) -> No
     )
 
 
-def test_one_thread_at_its_limit_is_told_from_few_workers(rulebook: Rulebook) -> None:
+def test_one_thread_at_its_limit_is_distinguished_from_few_workers(rulebook: Rulebook) -> None:
     check(
         rulebook,
         {
@@ -493,7 +493,7 @@ def test_a_reason_that_becomes_known_after_the_alert_joins_it(rulebook: Rulebook
     rulebook.check_firing(story, [{**WAIT, "run": "run"}], at="55m")
 
 
-def test_throttling_is_told_of_after_fifteen_minutes(rulebook: Rulebook) -> None:
+def test_throttling_alerts_after_fifteen_minutes(rulebook: Rulebook) -> None:
     story = node("quota", throttled=0.4)  # judged from 300 s on
     rulebook.check_firing(story, [], at="14m")
     rulebook.check_firing(story, [{**firing("TrainingInputCgroupThrottled"), "run": "quota"}], at="22m")

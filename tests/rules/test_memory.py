@@ -73,7 +73,7 @@ def alert(name: str, severity: str) -> Labels:
     return {"alertname": f"TrainingGpuMem{name}", "severity": severity}
 
 
-def test_room_and_want_are_told_by_the_allocators_peak(rulebook: Rulebook) -> None:
+def test_headroom_and_shortage_follow_the_allocators_peak(rulebook: Rulebook) -> None:
     """The driver reports nearly all memory as used, as with frameworks that preallocate it."""
     retries = until(40, 0, 3)
     check_alerts(
@@ -179,7 +179,7 @@ def test_a_new_session_forgets_what_the_last_one_used(rulebook: Rulebook) -> Non
     rulebook.check(story, {f"round(max({maximum}))": [({}, 24)]}, at="60m", rule_files=FILES)
 
 
-def test_fragments_and_unequal_ranks_are_told(rulebook: Rulebook) -> None:
+def test_fragmentation_and_unequal_ranks_raise_alerts(rulebook: Rulebook) -> None:
     def fragments(run: str, reserved: float, used: float) -> Story:
         return trained(run, allocator(run, reserved=reserved, used=used, peak=0.8))
 

@@ -77,7 +77,7 @@ def test_a_pattern_of_names_reads_the_series_that_it_matches(tmp_path: Path) -> 
     assert needed(tmp_path, ["another_power_watts"], "card:watts:sum") == []
 
 
-def test_all_alerts_are_needed_where_no_name_is_asked_for(tmp_path: Path) -> None:
+def test_all_alerts_are_needed_without_a_name(tmp_path: Path) -> None:
     everything = [rule.get("record", rule.get("alert")) for rule in RULES]
     without = ("rank:wait_and_idle:ratio", "card:watts:sum")
     assert needed(tmp_path, [GPU, RANK], "count(ALERTS)") == [name for name in everything if name not in without]

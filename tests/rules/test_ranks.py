@@ -391,7 +391,7 @@ def test_a_hung_run_whose_rank_ended_with_a_sound_gpu_has_lost_none(rulebook: Ru
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_a_rank_at_something_else_is_told_by_what_the_others_do_not_spend(rulebook: Rulebook, slow: int) -> None:
+def test_a_rank_with_other_work_is_the_straggler(rulebook: Rulebook, slow: int) -> None:
     """Communication is not measured: who waits spends it in the backward pass. Forward passes vary a little."""
     story: Story = []
     for number in range(4):
@@ -467,7 +467,7 @@ def test_alerts_name_the_run_and_the_rank_that_is_meant(
     rulebook.check_firing(exporter() + story, alerts, by="alertname, severity, run, rank")
 
 
-def test_scaling_is_recorded_where_the_run_tells_what_one_gpu_did(rulebook: Rulebook) -> None:
+def test_scaling_is_recorded_where_the_run_reports_the_rate_of_one_gpu(rulebook: Rulebook) -> None:
     rulebook.check_percent(scaled(87), "run:scaling_efficiency:ratio5m", [({"run": "train"}, 87)])
 
 
@@ -510,12 +510,12 @@ def world(size: int, *numbers: int, **fields: str) -> Story:
         ),
     ],
 )
-def test_a_run_of_which_part_is_silent_is_told(rulebook: Rulebook, story: Story, missing: str | None) -> None:
+def test_a_partly_silent_run_raises_an_alert(rulebook: Rulebook, story: Story, missing: str | None) -> None:
     expected = [] if missing is None else [fires(MISSING, missing=missing)]
     rulebook.check_firing(story, expected, by="alertname, severity, run, missing")
 
 
-def test_a_node_whose_exporter_is_down_is_not_told_of_twice(rulebook: Rulebook) -> None:
+def test_a_node_whose_exporter_is_down_raises_no_second_alert(rulebook: Rulebook) -> None:
     away = [(name, f"{values.split('x')[0]}x60 stale") for name, values in world(4, 2, 3, instance="node2:19400")]
     story = exporter() + world(4, 0, 1) + exporter(instance="node2:19400")
     down = [(name, until(30) if "node2" in name else values) for name, values in story]
@@ -524,5 +524,5 @@ def test_a_node_whose_exporter_is_down_is_not_told_of_twice(rulebook: Rulebook) 
     rulebook.check(gone + away, {f'count(ALERTS{{alertname="{MISSING}", alertstate="firing"}})': [({}, 1)]}, at="50m")
 
 
-def test_ranks_that_measure_no_phase_are_not_judged_and_not_told_of(rulebook: Rulebook) -> None:
+def test_ranks_that_measure_no_phase_are_not_judged_and_raise_no_alert(rulebook: Rulebook) -> None:
     rulebook.check_firing(exporter() + rank(gpus=(), wait=None, other_phase="other", first_step=-3600), [])

@@ -43,7 +43,7 @@ def check_alerts(
     rulebook.check(story, {f"count by ({by}) ({firing})": [(labels, 1) for labels in expected]}, at=at, rule_files=FEW)
 
 
-def test_trouble_of_an_exporter_is_told(rulebook: Rulebook) -> None:
+def test_trouble_of_an_exporter_raises_an_alert(rulebook: Rulebook) -> None:
     story = [
         *exporter(),
         own("source_up", until(40), "source", source="disk"),
@@ -75,7 +75,7 @@ def test_trouble_of_an_exporter_is_told(rulebook: Rulebook) -> None:
     )
 
 
-def test_an_exporter_that_does_not_answer_is_told_and_so_is_none_at_all(rulebook: Rulebook) -> None:
+def test_an_exporter_that_is_down_raises_an_alert_and_so_does_a_missing_one(rulebook: Rulebook) -> None:
     up = {"job": "stallscope", "instance": "b:19400"}
     check_alerts(
         rulebook,
@@ -116,7 +116,7 @@ def test_a_node_that_is_gone_is_critical_for_a_run_that_stands_still_for_it(rule
     check_alerts(rulebook, two_nodes(40, step_seconds=300), [warning], at="46m", by=by)
 
 
-def test_ranks_and_gpus_without_a_verdict_are_told(rulebook: Rulebook) -> None:
+def test_ranks_and_gpus_without_a_verdict_raise_an_alert(rulebook: Rulebook) -> None:
     """The rules that judge are not loaded here, but a healthy exporter would say nothing either."""
     missing = 'count by (instance) (ALERTS{alertname="StallscopeVerdictMissing", alertstate="firing"})'
     story = exporter() + rank(gpus=()) + node("b", gpu()) + node("c", rank(state="finished", run="ended", gpus=()))
@@ -127,7 +127,7 @@ def test_ranks_and_gpus_without_a_verdict_are_told(rulebook: Rulebook) -> None:
     rulebook.check(story, {missing: []}, rule_files=FEW)
 
 
-def test_a_file_of_rules_that_is_not_loaded_is_told_by_its_name(rulebook: Rulebook) -> None:
+def test_an_alert_names_a_rule_file_that_is_not_loaded(rulebook: Rulebook) -> None:
     missing = 'count by (name) (ALERTS{alertname="StallscopeRulesMissing", alertstate="firing"})'
     without = tuple(path for path in RULE_FILES if path.stem not in ("xid", "hardware"))
     rulebook.check(
@@ -136,7 +136,7 @@ def test_a_file_of_rules_that_is_not_loaded_is_told_by_its_name(rulebook: Rulebo
     rulebook.check(exporter(), {missing: []}, at="10m")
 
 
-def test_rules_that_fail_are_told_where_prometheus_scrapes_itself(rulebook: Rulebook) -> None:
+def test_failing_rules_alert_where_prometheus_scrapes_itself(rulebook: Rulebook) -> None:
     def group(metric: str, name: str, values: str) -> tuple[str, str]:
         return series(f"prometheus_rule_{metric}", values, rule_group=f"/etc/rules.yml;{name}", job="prometheus")
 

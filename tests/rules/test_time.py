@@ -605,6 +605,6 @@ def test_a_stall_names_the_ranks_whose_process_is_gone(rulebook: Rulebook, other
     )
 
 
-def test_a_loop_that_blocks_between_phases_is_told_once(rulebook: Rulebook) -> None:
+def test_a_loop_that_blocks_between_phases_has_one_cause(rulebook: Rulebook) -> None:
     story = rank(phases={"other": 0.33}) + gpu(idle=0.34) + slow_steps(0.33)
     rulebook.check_percent(story, SHARE, [(of_run("sync_stall"), 33)])

@@ -51,71 +51,73 @@ def story(
 
 def text(words: str) -> Document:
     """A story that expects an alert in these words."""
-    asked = story()
+    document = story()
     alert = {"exp_labels": {"run": "train"}, "exp_annotations": {"dashboard_url": words}}
-    test = {name: of for name, of in asked["tests"][0].items() if name != "promql_expr_test"}
+    test = {name: of for name, of in document["tests"][0].items() if name != "promql_expr_test"}
     test["alert_rule_test"] = [{"alertname": "GpuLost", "eval_time": "20m", "exp_alerts": [alert]}]
-    return {**asked, "tests": [test]}
+    return {**document, "tests": [test]}
 
 
 def saying(answer: str) -> tuple[Callable[[Document], str], list[Document]]:
-    asked: list[Document] = []
+    documents: list[Document] = []
 
     def run(document: Document) -> str:
-        asked.append(document)
+        documents.append(document)
         return answer
 
-    return run, asked
+    return run, documents
 
 
 def test_stories_share_one_run_each_in_a_cluster_of_its_own() -> None:
-    run, asked = saying(MET)
+    run, documents = saying(MET)
     stories = [story(value=value) for value in (1, 2, 3)]
     together = Together(stories, run)
     assert all(together.passed(each) for each in stories)
-    assert [each["series"] for each in asked[0]["tests"][0]["input_series"]] == [
+    assert [each["series"] for each in documents[0]["tests"][0]["input_series"]] == [
         f'stallscope_gpu_up{{cluster="story-{number}-",gpu="0"}}' for number in range(3)
     ]
-    assert len(asked) == 1
+    assert len(documents) == 1
 
 
-def test_what_is_asked_is_asked_of_the_storys_own_cluster() -> None:
-    run, asked = saying(MET)
+def test_a_query_is_restricted_to_the_storys_own_cluster() -> None:
+    run, documents = saying(MET)
     expression = 'sum by (run) (gpu:up:max{gpu="0"}) / count(gpu:up:max)'
     Together([story(expression), story(value=2)], run).passed(story(expression))
     own = 'gpu:up:max{cluster="story-0-"'
     narrowed = f'sum by (run) ({own},gpu="0"}}) / count({own}}})'
-    assert asked[0]["tests"][0]["promql_expr_test"][0]["expr"] == f'label_replace({narrowed}, "cluster", "", "", "")'
+    assert (
+        documents[0]["tests"][0]["promql_expr_test"][0]["expr"] == f'label_replace({narrowed}, "cluster", "", "", "")'
+    )
 
 
 def test_only_the_story_whose_expectation_is_not_met_must_run_alone() -> None:
-    run, _asked = saying(UNMET)
+    run, _documents = saying(UNMET)
     stories = [story(value=value) for value in (1, 2, 3)]
     together = Together(stories, run)
     assert [together.passed(each) for each in stories] == [True, False, True]
 
 
 def test_a_story_of_an_alerts_words_passes_where_its_own_alert_has_them() -> None:
-    run, asked = saying(FIRED)
+    run, documents = saying(FIRED)
     stories = [text("/d/run?var-cluster=a"), text("/d/run?var-cluster=c"), text("/d/run"), story()]
     together = Together(stories, run)
     assert [together.passed(each) for each in stories] == [True, False, False, True]
-    assert len(asked) == 1
+    assert len(documents) == 1
 
 
 def test_beside_words_an_expectation_that_is_not_met_is_still_seen() -> None:
-    run, _asked = saying(FIRED + UNMET.partition("FAILED:\n")[2])
+    run, _documents = saying(FIRED + UNMET.partition("FAILED:\n")[2])
     stories = [text("/d/run?var-cluster=a"), story(), story(value=2)]
     together = Together(stories, run)
     assert [together.passed(each) for each in stories] == [True, False, True]
 
 
 def test_stories_of_other_rules_or_of_other_lengths_run_apart() -> None:
-    run, asked = saying(MET)
+    run, documents = saying(MET)
     stories = [story(), story(at="1h"), story(rules="others.yml"), story(at="25m")]
     together = Together(stories, run)
     assert [together.passed(each) for each in stories] == [True, False, False, True]
-    assert len(asked) == 1, "one that is left over need not be tried in company"
+    assert len(documents) == 1, "one that is left over need not be tried in company"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_stories_of_other_rules_or_of_other_lengths_run_apart() -> None:
     ],
 )
 def test_no_story_passes_where_more_is_wrong_than_an_expectation(answer: str) -> None:
-    run, _asked = saying(answer)
+    run, _documents = saying(answer)
     stories = [story(value=value) for value in (1, 2)]
     together = Together(stories, run)
     assert not any(together.passed(each) for each in stories)
@@ -145,19 +147,19 @@ def test_no_story_passes_where_more_is_wrong_than_an_expectation(answer: str) ->
     ],
 )
 def test_a_story_that_company_would_change_runs_alone(own: Document) -> None:
-    run, asked = saying(MET)
+    run, documents = saying(MET)
     together = Together([own, story(), story(value=2)], run)
     assert not together.passed(own)
-    assert asked == []
+    assert documents == []
 
 
-def test_a_story_that_asks_for_alerts_has_company_where_it_has_a_target() -> None:
-    run, _asked = saying(MET)
+def test_a_story_that_queries_alerts_has_company_where_it_has_a_target() -> None:
+    run, _documents = saying(MET)
     own = story("ALERTS", GPU, TARGET)
     assert Together([own, story()], run).passed(own)
 
 
 def test_a_story_that_was_not_announced_runs_alone() -> None:
-    run, asked = saying(MET)
+    run, documents = saying(MET)
     assert not Together([story()], run).passed(story(value=5))
-    assert asked == []
+    assert documents == []

@@ -323,7 +323,7 @@ def test_owners_of_one_gpu_share_its_time_evenly(rulebook: Rulebook) -> None:
     )
 
 
-def test_instances_of_a_card_are_parts_of_it_and_a_free_gpu_belongs_to_nobody(rulebook: Rulebook) -> None:
+def test_instances_of_a_card_are_parts_of_it_and_a_free_gpu_has_no_owner(rulebook: Rulebook) -> None:
     card = {**TARGET, "gpu": "0"}
     story = [
         *owned(0, "ada", uuid="MIG-0", mig="0"),

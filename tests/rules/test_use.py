@@ -101,7 +101,7 @@ def check_alerts(rulebook: Rulebook, nodes: Mapping[str, tuple[Story, Iterable[L
     )
 
 
-def test_a_gpu_is_idle_when_somebody_has_held_it_for_an_hour_without_work(rulebook: Rulebook) -> None:
+def test_a_gpu_is_idle_when_held_for_an_hour_without_work(rulebook: Rulebook) -> None:
     def worked_until(minute: float) -> Story:
         return [
             (name, f"0+30x{scrapes(minute)} {30 * scrapes(minute):g}+0x300" if "busy" in name else values)
@@ -284,7 +284,7 @@ def test_sharing_is_unexpected_where_another_gpu_is_free(rulebook: Rulebook) -> 
     )
 
 
-def test_regular_dips_are_told_unless_a_run_tells_of_the_same_time(rulebook: Rulebook) -> None:
+def test_regular_dips_are_a_cause_unless_a_run_explains_the_same_time(rulebook: Rulebook) -> None:
     """Judged by the dips of half an hour."""
     dipping = gpu(idle=0.125)
     nodes = {
@@ -394,7 +394,7 @@ def test_every_owner_of_a_shared_gpu_has_an_alert_of_its_own(rulebook: Rulebook)
     )
 
 
-def test_each_mig_instance_tells_its_own_owner(rulebook: Rulebook) -> None:
+def test_each_mig_instance_names_its_own_owner(rulebook: Rulebook) -> None:
     story, expected = exporter(), []
     for number, namespace in enumerate(("vision", "speech")):
         uuid, mig = f"MIG-{number}", "1g.10gb"
@@ -420,7 +420,7 @@ def test_an_idle_gpu_that_a_run_claims_is_its_alert_alone(rulebook: Rulebook) ->
     )
 
 
-def test_a_gpu_with_room_is_told_with_how_many_more_jobs_fit(rulebook: Rulebook) -> None:
+def test_a_gpu_with_headroom_is_a_packing_candidate(rulebook: Rulebook) -> None:
     half = gpu(busy=0.4)
     spare = [(name, values) for name, values in host(0.3)]
     packing = [{"alertname": "GpuPackingCandidate", "severity": "info"}]
@@ -438,7 +438,7 @@ def test_a_gpu_with_room_is_told_with_how_many_more_jobs_fit(rulebook: Rulebook)
     check_alerts(rulebook, {"run": (node("run", two + spare, *memory(4, 11), *memory(4, 11, index=1)), [])})
 
 
-def test_an_alert_names_the_period_in_steps_where_a_run_tells_them(rulebook: Rulebook) -> None:
+def test_an_alert_has_the_period_in_steps_where_a_run_reports_them(rulebook: Rulebook) -> None:
     story = exporter() + rank() + node("node1:19400", gpu(idle=0.125), *dips(50))
     story += [
         series(

@@ -374,7 +374,7 @@ def test_a_run_over_two_nodes_is_one_run(rulebook: Rulebook) -> None:
     rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 29)])
 
 
-def test_a_rank_that_moved_to_another_node_is_judged_where_it_was_heard_last(rulebook: Rulebook) -> None:
+def test_a_rank_that_moved_to_another_node_is_judged_where_it_last_reported(rulebook: Rulebook) -> None:
     story = rank(wait=0.6, last_push=growing_until(18)) + gpu(idle=0.6)
     story += rank(wait=0.2, instance="node2:19400") + gpu(idle=0.2, instance="node2:19400")
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 20)])
@@ -394,7 +394,7 @@ def test_runs_of_one_name_in_two_namespaces_are_two_runs(rulebook: Rulebook) -> 
     )
 
 
-def test_a_cluster_label_survives_and_tells_equal_nodes_apart(rulebook: Rulebook) -> None:
+def test_a_cluster_label_survives_and_separates_equal_nodes(rulebook: Rulebook) -> None:
     story = [
         each
         for cluster, share in (("north", 0.2), ("south", 0.4))

@@ -317,7 +317,7 @@ def test_between_two_scrapes_busy_time_is_within_one_percent_and_one_sample(
 
 
 @pytest.mark.parametrize("missing", [0.3, 5.0, 100.0])
-def test_what_the_buffer_lost_before_a_late_reading_is_credited_to_nobody(missing: float) -> None:
+def test_time_that_the_buffer_lost_before_a_late_reading_is_not_counted(missing: float) -> None:
     load = Load([(1000.0, 1.0)])
     late = 11.0 + 100 * PERIOD + missing
     _, (_, before, after) = follow(load, DriverBuffer(load), [10.0, 11.0, late])
@@ -526,7 +526,7 @@ def test_a_32_bit_counter_wraps() -> None:
 
 
 @pytest.mark.parametrize(("last", "raw"), [(2**31 - 1, 5), (2**32 - 5, 2**30), (2**40, 5)])
-def test_a_fall_that_no_wrap_explains_is_none(last: int, raw: int) -> None:
+def test_a_fall_that_no_wrap_explains_adds_nothing(last: int, raw: int) -> None:
     counter = DriverCounter(widths=(32, 64))
     counter.take(last)
     assert counter.take(raw) == last

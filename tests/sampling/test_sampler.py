@@ -69,11 +69,11 @@ class HangingSource(ScriptedSource):
     def __init__(self, name: str = "hanging") -> None:
         super().__init__(name, sample=lambda value: Sample(MEMORY, (), value))
         self.entered = threading.Event()
-        self.let_go = threading.Event()
+        self.resume = threading.Event()
 
     def read(self) -> Iterable[Sample]:
         self.entered.set()
-        assert self.let_go.wait(60)
+        assert self.resume.wait(60)
         return super().read()
 
 
@@ -250,7 +250,7 @@ def test_any_other_error_of_a_part_is(sampler: Sampler) -> None:
     assert values(sampler)['stallscope_exporter_source_failures_total{source="scripted"}'] == 1
 
 
-def test_a_reading_that_never_comes_back_is_marked_and_holds_up_nobody() -> None:
+def test_a_reading_that_never_returns_is_marked_and_blocks_no_other() -> None:
     hanging, well = HangingSource(), ScriptedSource("well")
     sampler = Sampler(interval=0.1)
     sampler.add(hanging)
@@ -268,11 +268,11 @@ def test_a_reading_that_never_comes_back_is_marked_and_holds_up_nobody() -> None
         until(lambda: (found := values(sampler)).items() >= marked.items() and found[failures] >= 1)
         well.value = 5
         until(lambda: values(sampler).get("stallscope_host_cpus") == 5)
-        hanging.let_go.set()
+        hanging.resume.set()
         back = {'stallscope_exporter_source_up{source="hanging"}': 1, "stallscope_host_memory_total_bytes": 4}
         until(lambda: values(sampler).items() >= back.items())
     finally:
-        hanging.let_go.set()
+        hanging.resume.set()
         sampler.stop(timeout=60)
     assert hanging.closed
     assert well.closed
@@ -309,7 +309,7 @@ def test_after_a_pause_of_the_whole_process_no_reading_is_old_and_none_hangs() -
         before = len(pages)
         until(lambda: len(pages) >= before + 3)
     finally:
-        hanging.let_go.set()
+        hanging.resume.set()
         sampler.stop(timeout=60)
     for states, hang in pages[before + 1 :]:  # the page before may have been in the making
         assert states == {"hanging": None, "well": True}
@@ -325,10 +325,10 @@ def test_at_a_long_interval_a_late_reading_shows_long_before_the_next() -> None:
     sampler.start()
     try:
         until(lambda: sampler.ready)  # the first page did not wait for it
-        late.let_go.set()
+        late.resume.set()
         until(lambda: values(sampler).keys() >= {"stallscope_host_memory_total_bytes", "stallscope_host_cpus"})
     finally:
-        late.let_go.set()
+        late.resume.set()
         sampler.stop(timeout=60)
 
 
@@ -364,7 +364,7 @@ def test_stopping_does_not_wait_for_a_hung_reading() -> None:
         sampler.stop(timeout=0.01)
         assert not hanging.closed
     finally:
-        hanging.let_go.set()
+        hanging.resume.set()
 
 
 def test_a_removed_source_leaves_the_page_and_is_closed(sampler: Sampler) -> None:
@@ -467,7 +467,7 @@ def test_only_a_source_that_failed_answers_again(
     assert caplog.messages[-1] == said
 
 
-def test_a_source_that_can_not_tell_its_parts_is_down_until_it_can(
+def test_a_source_that_cannot_list_its_parts_is_down_until_it_can(
     sampler: Sampler, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = ScriptedSource()
@@ -493,12 +493,12 @@ class HangingPart:
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
-        self.let_go = threading.Event()
+        self.resume = threading.Event()
 
     def __call__(self) -> Iterable[Sample]:
-        let_go = self.let_go
+        resume = self.resume
         self.entered.release()
-        assert let_go.wait(60)
+        assert resume.wait(60)
         return []
 
 
@@ -544,7 +544,7 @@ class Flapping:
 def flapping(sampler: Sampler) -> Iterator[Flapping]:
     flapping = Flapping(sampler)
     yield flapping
-    flapping.part.let_go.set()
+    flapping.part.resume.set()
     flapping.drop()
     until(lambda: flapping.left_behind() == 0)
 
@@ -559,7 +559,7 @@ def test_a_thread_that_hangs_is_stuck_until_it_ends_though_its_part_is_gone(
     assert flapping.stuck() == 1
     flapping.drop()
     assert flapping.stuck() == 1
-    flapping.part.let_go.set()
+    flapping.part.resume.set()
     until(lambda: flapping.left_behind() == 0)
     assert flapping.stuck() == 0
 
@@ -570,9 +570,9 @@ def test_a_part_that_hangs_and_comes_back_a_thousand_times_leaves_nothing(flappi
         assert flapping.part.entered.acquire(timeout=60)
         flapping.drop()
         assert len(flapping.running.left) == 1
-        flapping.part.let_go.set()
+        flapping.part.resume.set()
         until(lambda: flapping.left_behind() == 0, pause=0.001)
-        flapping.part.let_go = threading.Event()
+        flapping.part.resume = threading.Event()
     assert flapping.threads() == 0
     assert flapping.stuck() == 0
     assert values(sampler)['stallscope_exporter_source_readings_total{source="scripted"}'] == 1001
@@ -595,7 +595,7 @@ def test_threads_that_never_come_back_are_bounded_and_the_part_then_has_no_more(
     assert [status.error for status in sampler.statuses] == ["no longer read because too many threads hang: 0"]
     assert caplog.text.count("source scripted: 0 is no longer read") == 1
     # One thread that ends makes room for a new one.
-    flapping.part.let_go.set()
+    flapping.part.resume.set()
     until(lambda: flapping.left_behind() == 0)
     assert "0" in flapping.running.parts
     assert flapping.part.entered.acquire(timeout=60)
@@ -620,7 +620,7 @@ def test_parts_under_ever_new_keys_are_bounded_too(flapping: Flapping) -> None:
     assert len(flapping.running.left) == sampler_module._MAX_LEFT
 
 
-def test_the_longest_hang_is_told_with_its_reader_after_its_part_is_gone_too(
+def test_the_longest_hang_names_its_reader_even_after_its_part_is_gone(
     flapping: Flapping, sampler: Sampler, clock: ScriptedClock
 ) -> None:
     nothing = sampler.longest_hang
@@ -693,7 +693,7 @@ def test_a_scripted_round_reads_once_whatever_the_longest_interval(sampler: Samp
     assert values(sampler)['stallscope_exporter_source_readings_total{source="scripted"}'] == 1
 
 
-def test_every_source_is_told_to_release_though_one_fails(sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_source_is_released_though_one_fails(sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:
     class Stubborn(ScriptedSource):
         def release(self, seconds: float) -> None:
             raise OSError("not now")
@@ -707,7 +707,7 @@ def test_every_source_is_told_to_release_though_one_fails(sampler: Sampler, capl
     assert "source stubborn could not release its device files" in caplog.text
 
 
-def test_the_publisher_tells_of_every_page_and_outlives_what_follows() -> None:
+def test_the_publisher_announces_every_page_and_outlives_a_failing_callback() -> None:
     reported = threading.Semaphore(0)
 
     def note_and_fail() -> None:

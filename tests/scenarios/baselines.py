@@ -239,12 +239,12 @@ def _batch_size(scrapes: Scrapes) -> Rule:
     def rule(position: int) -> bool:
         if position < PATIENCE + _WINDOW or not low or not hosts:
             return False
-        processors = (busy(at, 1) for busy in hosts.values() for at in range(position - _WINDOW + 1, position + 1))
+        shares_of_cpus = (busy(at, 1) for busy in hosts.values() for at in range(position - _WINDOW + 1, position + 1))
         shares = [share(position) for share in low.values()]
         return (
             all(share is not None and share >= 0.95 for share in shares)
             and all(memory_is_low(gpu, position) for gpu in low)
-            and max(processors) < 0.7
+            and max(shares_of_cpus) < 0.7
         )
 
     return rule

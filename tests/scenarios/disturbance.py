@@ -72,7 +72,7 @@ class Disturbance:
         self.pace = [float(draw.uniform(0.8, 1.2)) for _ in story.runs]
         self.spread = 1.5
         for number, run in enumerate(story.runs):
-            alike = [rank for rank in range(1, len(run.ranks)) if rank not in set(_told_apart(story, run))]
+            alike = [rank for rank in range(1, len(run.ranks)) if rank not in set(_distinguished(story, run))]
             if len(run.ranks) >= 4 and alike:
                 self.missing[number] = (*run.missing, int(draw.choice(alike)))
 
@@ -81,7 +81,7 @@ class Disturbance:
         return np.random.default_rng((*self._entropy, zlib.crc32(repr(purpose).encode())))
 
 
-def _told_apart(story: Story, run: Run) -> list[int]:
+def _distinguished(story: Story, run: Run) -> list[int]:
     """Ranks that the story says something of by themselves: a case is about them."""
     ranks = [rank for each in run.work for rank in each.only or ()] + list(run.killed)
     gpus = {gpu for each in story.gpus for gpu in each.only or ()}

@@ -243,7 +243,7 @@ def judge(trial: Trial, account: Account, truth: Truth, *, expected: Callable[[F
     loud = sorted(firing.first for firing in after if firing.loud)
     excused = MISSING_RANK_ALERTS if trial.noise else frozenset[str]()
     verdict = seen.most_common(1)[0][0] if seen else NOTHING
-    told_cause = verdict if verdict in case.acceptable else case.cause
+    named_cause = verdict if verdict in case.acceptable else case.cause
     return Outcome(
         trial=trial,
         verdict=verdict,
@@ -264,7 +264,7 @@ def judge(trial: Trial, account: Account, truth: Truth, *, expected: Callable[[F
         missing=tuple(sorted(case.alerts - {firing.alert for firing in hits})),
         forbidden=tuple(sorted(({verdict} | {firing.cause for firing in after if firing.loud}) & case.forbidden)),
         lost=(
-            _mean_share(account.shares.get(told_cause, {}), judged_from, end)
+            _mean_share(account.shares.get(named_cause, {}), judged_from, end)
             if case.lost is not None and case.verdict_expected and account.shares
             else None
         ),

@@ -217,16 +217,16 @@ class _Page:
     def _effect(self, name: str) -> Callable[[Floats], Floats]:
         """Return the integral of all work on this GPU, each second at most a second."""
 
-        def asked(times: Floats) -> Floats:
+        def demand(times: Floats) -> Floats:
             total = _FOREIGN[name] * self._world.gpu_integral(self._gpu, lambda state: state.foreign_busy, times)
             for claim in self._claims:
                 total = total + claim.course.effect(claim.rank, name, times) * claim.share
             return total
 
         if len(self._claims) < 2 or name == "nvlink":
-            return asked
+            return demand
         fine = np.arange(BEGIN, self._world.horizon + 2, 1.0)
-        sums = np.concatenate([[0.0], np.cumsum(np.minimum(np.diff(asked(fine)), 1.0))])
+        sums = np.concatenate([[0.0], np.cumsum(np.minimum(np.diff(demand(fine)), 1.0))])
         return lambda times: np.interp(times, fine, sums)
 
     def _memory(self) -> None:
@@ -242,21 +242,21 @@ class _Page:
 
     def _power_and_clocks(self) -> None:
         card, times = self._card, self._times
-        asked = self._effect("power")
+        demand = self._effect("power")
         limit = self._state(lambda state: state.power_limit) * card.watts
         clock = self._state(lambda state: state.clock)
         span = np.maximum(0, np.minimum(limit, card.watts) - card.idle_watts)
         # Dynamic power goes with the clock and the square of the voltage, which follows it.
         heat = np.minimum(1.0, (clock / 0.97) ** 2)
-        recent = np.clip((asked(times) - asked(times - 2)) / 2, 0, 1)
+        recent = np.clip((demand(times) - demand(times - 2)) / 2, 0, 1)
         watts = card.idle_watts + span * recent * heat
         self._add("power_watts", watts)
         self._add("power_limit_watts", limit)
         self._add("power_limit_default_watts", card.watts)
-        grown = np.diff(asked(times), prepend=asked(times[:1])) * span * heat
+        grown = np.diff(demand(times), prepend=demand(times[:1])) * span * heat
         joules = 4e6 + np.cumsum(grown + card.idle_watts * np.diff(times, prepend=times[:1]))
         self._add("energy_joules_total", joules)
-        load = (asked(times) - asked(times - 60)) / 60
+        load = (demand(times) - demand(times - 60)) / 60
         said = self._state(lambda state: -1.0 if state.celsius is None else state.celsius)
         celsius: Floats = np.round(np.where(said >= 0, said, 34 + 36 * np.clip(load, 0, 1))).astype(np.float64)
         self._add("temperature_celsius", celsius, sensor="gpu")
@@ -301,8 +301,8 @@ class _Page:
         into = sheet.counted(received, BEGIN)
         self._add("pcie_receive_bytes_total", np.floor(into))
         self._add("pcie_transmit_bytes_total", np.floor(0.03 * into))
-        asked = self._effect("power")
-        working = (asked(times) - asked(times - 60)) / 60 > 0.02
+        demand = self._effect("power")
+        working = (demand(times) - demand(times - 60)) / 60 > 0.02
         generation = self._state(lambda state: state.generation or card.generation)
         # A link that has nothing to carry saves power.
         self._add("pcie_link_generation", np.where(working | card.datacentre, generation, 1))

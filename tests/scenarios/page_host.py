@@ -18,7 +18,7 @@ _CHECKPOINT_RATE = 0.8e9
 
 def show_host(sheet: Sheet, world: World) -> None:
     """Add the host's series of one node."""
-    _processors(sheet, world)
+    _cpus(sheet, world)
     _memory(sheet, world)
     _storage(sheet, world)
     _network(sheet, world)
@@ -54,7 +54,7 @@ def cores_busy(world: World, node: int, times: Floats) -> Floats:
     return total
 
 
-def _processors(sheet: Sheet, world: World) -> None:
+def _cpus(sheet: Sheet, world: World) -> None:
     node, times, cpus = sheet.node, sheet.times, world.story.nodes[sheet.node].cpus
     sheet.add("stallscope_host_info", 1, kernel="6.8.0-60-generic", cpu_model="Xeon Platinum 8480C")
     sheet.add("stallscope_host_cpus", cpus)

@@ -18,7 +18,7 @@ _REPORT_SECONDS = 5.0
 """Between two reports of a rank."""
 _EXPIRY = 900.0
 """Seconds for which a run that ended stays on the page."""
-_TOLD_AS = {"slow": "forward"}
+_REPORTED_AS = {"slow": "forward"}
 _IN_STEP = (
     "data_wait",
     "host_copy",
@@ -224,17 +224,17 @@ class _Page:
         run, course = self._run, self._course
         columns = course.phases(self._rank, self._reported) - course.phases(self._rank, self._begun)
         longest = np.stack([course.longest(self._rank, moment) for moment in self._reported])
-        told_as = {
-            **_TOLD_AS,
+        reported_as = {
+            **_REPORTED_AS,
             "sync": "communication" if run.measures_communication else "backward",
             **({} if run.measures_communication else {"communication": "backward"}),
         }
         if not run.phases:
-            told_as = {name: "other" for name in COLUMNS if name not in _OUTSIDE}
+            reported_as = {name: "other" for name in COLUMNS if name not in _OUTSIDE}
         seconds: dict[str, Floats] = {}
         most: dict[str, Floats] = {}
         for name, index in COLUMN.items():
-            phase = told_as.get(name, name)
+            phase = reported_as.get(name, name)
             seconds[phase] = seconds.get(phase, 0.0) + columns[:, index]
             most[phase] = most.get(phase, 0.0) + longest[:, index]
         steps = self._counted(lambda times: course.done(course.steps.astype(np.float64), times))
@@ -281,7 +281,7 @@ class _Page:
             rank, "losses_not_finite", self._reported - 5
         )
         self._add("loss", 1.2 + 5 * np.exp(-steps / 3000), spoilt < 2.5)
-        if run.tells_batch:
+        if run.reports_batch:
             sizes = np.array([each.works[rank].batch for each in course.segments])
             starts = np.array([each.start for each in course.segments])
             place = np.maximum(0, np.searchsorted(starts, self._reported, side="right") - 1)

@@ -311,7 +311,7 @@ class Run:
     measures_communication: bool = False
     """True if a hook measures collectives; otherwise waiting for others is part of `backward`."""
     device_events: bool = True
-    tells_batch: bool = True
+    reports_batch: bool = True
     precision: str = "bf16"
     reports_until: float | None = None
     """Minute of the last report."""

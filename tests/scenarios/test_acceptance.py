@@ -37,7 +37,7 @@ ACCEPTANCE["ac_10"] = ending_with_batches_of_1024(ACCEPTANCE["ac_10"])
 
 LAST = MINUTES * 60
 DURING = tuple(range(20 * 60, LAST + 1, 5 * 60))
-ASKED = (
+QUERIED = (
     "gpu:dip_period:steps30m",
     "sum by (cluster) (rate(stallscope_training_samples_total[5m]))",
     "sum by (cluster) (rate(stallscope_training_step_seconds_count[5m]))",
@@ -106,7 +106,7 @@ def answers() -> Mapping[str, Answer]:
     series = [
         each for name, case in ACCEPTANCE.items() for each in render(case, 1, noise=False, labels={"cluster": name})
     ]
-    everything = {runner.EVERYTHING: runner.evaluations(LAST), **dict.fromkeys(ASKED, DURING)}
+    everything = {runner.EVERYTHING: runner.evaluations(LAST), **dict.fromkeys(QUERIED, DURING)}
     said = runner.evaluate(series, everything, words=dict.fromkeys(WORDS, DURING), evaluation_seconds=60)
 
     def of(cluster: str, samples: Sequence[rule_engine.Sample]) -> list[rule_engine.Sample]:
@@ -137,13 +137,13 @@ def test_ac_01_a_batch_of_4_is_a_small_batch_although_the_gpu_reads_90_percent(a
     assert answers["ac_01"].verdicts("gpu:verdict:ratio5m", gpu="0") <= {"small_batch", "launch_bound"}
 
 
-def test_ac_02_a_batch_of_512_is_healthy_and_nothing_is_told(answers: Mapping[str, Answer]) -> None:
+def test_ac_02_a_batch_of_512_is_healthy_and_raises_no_alert(answers: Mapping[str, Answer]) -> None:
     assert answers["ac_02"].verdicts("run:verdict:ratio5m") <= HEALTHY
     assert not answers["ac_02"].loud()
 
 
 def test_ac_03_the_two_batches_give_the_gain_and_its_limit(answers: Mapping[str, Answer]) -> None:
-    samples, steps, batch = ASKED[1:]
+    samples, steps, batch = QUERIED[1:]
     small, large = answers["ac_01"], answers["ac_02"]
     assert large.value(samples) / small.value(samples) == pytest.approx(14, rel=0.05)
     per_image = (1 / large.value(steps) - 1 / small.value(steps)) / (large.value(batch) - small.value(batch))
@@ -151,7 +151,7 @@ def test_ac_03_the_two_batches_give_the_gain_and_its_limit(answers: Mapping[str,
 
 
 def test_ac_04_two_gpus_at_87_percent_raise_nothing_above_info(answers: Mapping[str, Answer]) -> None:
-    samples = ASKED[1]
+    samples = QUERIED[1]
     efficiency = answers["ac_04"].value(samples) / (2 * answers["ac_02"].value(samples))
     assert efficiency == pytest.approx(0.87, abs=0.01)
     assert not answers["ac_04"].loud()
@@ -184,7 +184,7 @@ def test_ac_08_a_full_network_link_is_named_with_its_ceiling(answers: Mapping[st
     assert pytest.approx(100, abs=5) in ceilings
 
 
-def test_ac_09_the_period_of_a_callback_every_50_steps_is_told(answers: Mapping[str, Answer]) -> None:
+def test_ac_09_the_period_of_a_callback_every_50_steps_is_reported(answers: Mapping[str, Answer]) -> None:
     answer = answers["ac_09"]
     assert answer.verdicts("run:verdict:ratio5m", minutes=(35, MINUTES)) == {"periodic_host_work"}
     assert answer.value("gpu:dip_period:steps30m") == pytest.approx(50, abs=2)
@@ -203,7 +203,7 @@ def test_ac_11_a_low_gpu_with_full_cpus_and_a_long_fetch_is_preprocessing(answer
     assert answers["ac_11"].verdicts("run:verdict:ratio5m") == {"input_cpu_saturated"}
 
 
-def test_ac_12_a_start_of_25_minutes_is_told_after_20_with_what_to_do(answers: Mapping[str, Answer]) -> None:
+def test_ac_12_a_start_of_25_minutes_alerts_after_20_with_the_remedy(answers: Mapping[str, Answer]) -> None:
     answer = answers["ac_12"]
     reported = [firing for firing in answer.firings() if firing.alert == "TrainingLongInit"]
     assert [firing.severity for firing in reported] == ["warning"]
@@ -213,7 +213,7 @@ def test_ac_12_a_start_of_25_minutes_is_told_after_20_with_what_to_do(answers: M
     assert "pre-stage" in text
 
 
-def test_ac_16_room_for_another_experiment_is_told_in_numbers(answers: Mapping[str, Answer]) -> None:
+def test_ac_16_room_for_another_experiment_is_reported_in_numbers(answers: Mapping[str, Answer]) -> None:
     answer = answers["ac_16"]
     reported = {(firing.alert, firing.severity) for firing in answer.firings()}
     assert ("GpuPackingCandidate", "info") in reported
@@ -221,7 +221,7 @@ def test_ac_16_room_for_another_experiment_is_told_in_numbers(answers: Mapping[s
     assert list(numbers(text, "(?:GiB|GB)")), f"no number of bytes: {text}"
 
 
-def test_ac_17_two_jobs_on_one_gpu_beside_a_free_one_are_told(answers: Mapping[str, Answer]) -> None:
+def test_ac_17_two_jobs_on_one_gpu_beside_a_free_one_raise_an_alert(answers: Mapping[str, Answer]) -> None:
     answer = answers["ac_17"]
     reported = [firing for firing in answer.firings() if firing.alert == "GpuSharedUnexpectedly"]
     assert {firing.severity for firing in reported} == {"warning"}

@@ -147,7 +147,7 @@ def test_every_cause_has_a_case(cause: str) -> None:
 @pytest.mark.parametrize(
     "cause", [name for name, cause in CAUSES.items() if cause.alert and name not in WITHOUT_NUMBER]
 )
-def test_every_cause_with_a_number_is_told_under_and_over_it(cause: str) -> None:
+def test_every_cause_with_a_threshold_has_cases_below_and_above_it(cause: str) -> None:
     levels = {case.level for case in of("near") if case.cause == cause}
     if cause in ("loss_nonfinite", "input_cgroup_throttled"):  # three losses after another: four are the positive case
         assert 0.8 in levels
@@ -155,7 +155,7 @@ def test_every_cause_with_a_number_is_told_under_and_over_it(cause: str) -> None
         assert levels == {0.8, 1.25}
 
 
-def test_acceptance_cases_are_told() -> None:
+def test_acceptance_criteria_have_cases() -> None:
     reported = {case.name[:5] for case in CASES if case.name.startswith("ac_")}
     assert reported == {f"ac_{number:02}" for number in (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 17)}
 
@@ -260,7 +260,7 @@ def _families() -> Iterator[tuple[str, Family]]:
 SERIES_NAMES = dict(_families())
 
 
-def test_only_names_labels_and_values_of_the_catalogue_are_told(rendered: tuple[Case, list[Series]]) -> None:
+def test_only_names_labels_and_values_of_the_catalogue_are_rendered(rendered: tuple[Case, list[Series]]) -> None:
     for each in rendered[1]:
         if each.name == "up":
             assert set(each.labels) == {"cluster", "job", "instance"}
@@ -273,7 +273,7 @@ def test_only_names_labels_and_values_of_the_catalogue_are_told(rendered: tuple[
             assert each.labels.get(label, values[0]) in values, each
 
 
-def test_each_series_is_told_once(rendered: tuple[Case, list[Series]]) -> None:
+def test_each_series_is_rendered_once(rendered: tuple[Case, list[Series]]) -> None:
     counted = Counter((each.name, frozenset(each.labels.items())) for each in rendered[1])
     assert not [key for key, count in counted.items() if count > 1]
 

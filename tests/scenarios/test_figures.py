@@ -91,7 +91,7 @@ def test_nothing_being_wrong_has_two_words() -> None:
     assert not judged(trial("healthy", kind="negative"), always("compute_bound")).right, "where they are distinguished"
 
 
-def test_the_right_family_is_told_apart_from_the_right_cause() -> None:
+def test_the_right_family_is_distinguished_from_the_right_cause() -> None:
     assert judged(trial(), always("input_disk_bound")).named
     assert not judged(trial(), always("h2d_bound")).named
 
@@ -111,7 +111,7 @@ def test_an_alert_that_began_before_the_onset_is_not_of_this_cause() -> None:
     assert outcome.alarms == ("TrainingInputBound (warning, before the onset)",)
 
 
-def test_alerts_that_nobody_expected_are_alarms_unless_info() -> None:
+def test_unexpected_alerts_are_alarms_unless_info() -> None:
     case = trial("healthy", kind="negative", allowed=frozenset({"GpuLost"}))
     reported = [
         firing(20),

@@ -121,7 +121,7 @@ def test_ranks_of_a_run_make_their_steps_together_though_one_is_late() -> None:
     assert min(range(4), key=waited.__getitem__) == 2
 
 
-def test_the_wait_for_others_is_told_as_communication_only_where_a_hook_measures_it() -> None:
+def test_the_wait_for_others_is_communication_only_where_a_hook_measures_it() -> None:
     late = replace(NODE_WORK, backward=0.4)
     series = page(run_on(QUAD, late, only=(2,), onset=3.0))
     assert not chosen(series, "training_phase_seconds_total", phase="communication")
@@ -153,7 +153,7 @@ def test_ranks_that_wait_spin_on_few_multiprocessors_at_little_power() -> None:
         assert grown(one(series, f"gpu_{name}", **waits)) < 0.75 * grown(one(series, f"gpu_{name}", **works))
 
 
-def test_gpu_samples_tell_the_same_as_the_integrals() -> None:
+def test_gpu_samples_agree_with_the_integrals() -> None:
     series = page(run_on(CLOUD, before=taking(CLOUD_WORK, "data_wait", 0.5)))
     samples = grown(one(series, "gpu_utilization_samples_sum")) / 6
     assert samples == pytest.approx(grown(one(series, "gpu_busy_seconds_total")), rel=1e-3)

@@ -84,7 +84,7 @@ def test_alerts_come_at_a_quarter_over_a_threshold(outcomes: Sequence[Outcome]) 
     assert len(missed) <= 0.05 * len(near), reported(missed)
 
 
-def test_nothing_is_told_at_a_fifth_under_a_threshold(outcomes: Sequence[Outcome]) -> None:
+def test_no_alert_fires_at_a_fifth_under_a_threshold(outcomes: Sequence[Outcome]) -> None:
     near = [each for each in of_kind(outcomes, "clean") if 0.0 < (each.trial.case.level or 0.0) < 1]
     loud = [each for each in near if (each.fired or each.alarms) and each.trial.case.name not in SHORTCOMINGS]
     assert not loud, reported(loud)

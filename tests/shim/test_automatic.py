@@ -168,7 +168,7 @@ def test_a_program_may_make_a_module_lazy_itself(calls: list[str]) -> None:
 
 
 def test_another_tool_that_wraps_loaders_is_called_as_well(calls: list[str]) -> None:
-    heard: list[str] = []
+    executed: list[str] = []
 
     class Other:
         """Looks the module up with all finders, itself apart, as tools that instrument libraries do."""
@@ -190,7 +190,7 @@ def test_another_tool_that_wraps_loaders_is_called_as_well(calls: list[str]) -> 
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                heard.append(module.__name__)
+                executed.append(module.__name__)
 
             loader.exec_module = exec_module
             return spec
@@ -201,7 +201,7 @@ def test_another_tool_that_wraps_loaders_is_called_as_well(calls: list[str]) -> 
     sys.meta_path.insert(0, before)
     importlib.import_module(FRAMEWORK)
     assert calls == [FRAMEWORK]
-    assert heard.count(FRAMEWORK) == 2
+    assert executed.count(FRAMEWORK) == 2
 
 
 def test_of_imports_in_several_threads_each_is_seen(calls: list[str]) -> None:

@@ -241,7 +241,7 @@ def test_a_label_is_short_and_printable_and_stays_as_it_is(text: object) -> None
     assert tolerance.is_label(found, 20) == bool(found)
 
 
-def test_all_that_can_be_told_is_in_the_report(clock: ScriptedClock, desk: Desk) -> None:
+def test_every_gauge_and_counter_is_in_the_report(clock: ScriptedClock, desk: Desk) -> None:
     run = SimulatedRun("job", clock=clock, sender=desk)
     for key in GAUGES:
         run.gauge(key, 2)

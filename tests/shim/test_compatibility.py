@@ -126,5 +126,5 @@ def test_the_newest_shim_reads_the_responses_of_the_first_exporter(
 def test_a_trace_request_without_an_action_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     run = SimulatedRun("resnet50", clock=ScriptedClock(), sender=lambda _: None)
     request = {"version": 1, "run": "resnet50", "first_step": 0, "steps": 1, "ranks": [], "expires": 4e9}
-    step_requests.requests_of(run).hear(json.dumps(request).encode())
+    step_requests.requests_of(run).take_answer(json.dumps(request).encode())
     assert "a request from outside is invalid: action is None" in caplog.text

@@ -88,7 +88,7 @@ def test_a_uuid_cut_short_is_the_only_one_that_begins_so(root: Path, add_gpu: Ad
     assert gpus({"CUDA_VISIBLE_DEVICES": "GPU-8"}, None, str(root)) == []
 
 
-def test_unlike_gpus_are_counted_by_address_only_where_cuda_is_told_to(root: Path, add_gpu: AddGpu) -> None:
+def test_different_gpus_are_numbered_by_address_only_where_cuda_is_set_to(root: Path, add_gpu: AddGpu) -> None:
     add_gpu("0000:01:00.0", A, 0, "NVIDIA GeForce GTX 1080")
     add_gpu("0000:02:00.0", B, 1, "NVIDIA GeForce RTX 4090")
     assert gpus({"CUDA_VISIBLE_DEVICES": "0"}, 0, str(root)) == []  # CUDA's first is the fastest, whichever that is
@@ -110,7 +110,7 @@ def test_a_device_file_without_permission_is_not_counted(root: Path, add_gpu: Ad
     assert gpus({}, 0, str(root)) == []
 
 
-def test_a_gpu_that_nobody_has_used_is_known_by_its_place_alone(root: Path, add_gpu: AddGpu) -> None:
+def test_a_gpu_never_used_is_known_by_its_place_alone(root: Path, add_gpu: AddGpu) -> None:
     add_gpu("0000:01:00.0", "GPU-????????-????-????-????-????????????", 0)
     assert gpus({}, 0, str(root)) == [{"gpu": "0", "uuid": ""}]
 
@@ -153,7 +153,7 @@ def test_in_a_container_only_uuids_name_a_gpu(
         ({"KUBERNETES_SERVICE_HOST": "x", "CUDA_VISIBLE_DEVICES": "0"}, 0, []),
     ],
 )
-def test_where_the_kernel_driver_tells_nothing_variables_are_all_there_is(
+def test_variables_are_the_only_evidence_without_the_kernel_driver(
     environment: dict[str, str], local_rank: int | None, expected: list[dict[str, str]], root: Path
 ) -> None:
     (root / "dev/nvidia1").touch()
@@ -216,7 +216,7 @@ def test_an_older_framework_knows_the_place_at_least(monkeypatch: pytest.MonkeyP
     assert gpus({}, 0, str(root)) == [SECOND]
 
 
-def test_of_amd_s_gpus_a_framework_tells_the_kernel_s_number(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+def test_the_frameworks_id_of_an_amd_gpu_is_the_kernels(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     (root / "dev/kfd").touch()
     torch_at(monkeypatch, 0, "33663963-3161-3262-3030-313132323333")
     assert gpus({}, 0, str(root)) == [{"gpu": "", "uuid": "GPU-3f9c1a2b00112233"}]

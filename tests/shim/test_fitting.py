@@ -37,7 +37,7 @@ def document(values: int, phases: int, gpus: int, name: str = LONG) -> dict[str,
     }
 
 
-def test_the_most_that_a_rank_may_tell_fits_under_plain_names() -> None:
+def test_the_largest_report_of_a_rank_fits_under_plain_names() -> None:
     whole = document(MAX_VALUES, MAX_PHASES, MAX_GPUS, "n" * 120)
     payload, shortened = fit(whole)
     assert not shortened

@@ -84,7 +84,7 @@ def test_the_exporter_s_page_is_read() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 404 Not Found\r\n\r\nno", b"SSH-2.0-OpenSSH_9.2\r\n"])
-def test_another_server_is_told_from_an_exporter(answer: bytes) -> None:
+def test_another_server_is_distinguished_from_an_exporter(answer: bytes) -> None:
     with served(answer) as url, pytest.raises(ValueError, match="responded"):
         Exporter(url).counters(FIRST)
 
@@ -114,7 +114,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         Exporter(url)
 
 
-def test_counters_stand_in_the_trace(clock: ScriptedClock, desk: Desk, tmp_path: Path) -> None:
+def test_counters_are_in_the_trace(clock: ScriptedClock, desk: Desk, tmp_path: Path) -> None:
     run = SimulatedRun("job", clock=clock, sender=desk, gpus=FIRST)
     with served(ANSWER) as url:
         run.trace(steps=[1], directory=str(tmp_path), exporter=url)

@@ -22,7 +22,7 @@ def test_an_unknown_job_class_is_production() -> None:
     assert identity.information({"STALLSCOPE_JOB_CLASS": "experiment"})["job_class"] == "experiment"
 
 
-def test_a_pod_a_job_and_a_commit_are_told() -> None:
+def test_pod_job_commit_and_user_are_reported() -> None:
     found = identity.information(
         {"POD_NAMESPACE": "ml", "POD_NAME": "p-0", "SLURM_JOB_ID": "4", "STALLSCOPE_GIT_COMMIT": "abc", "USER": "u"}
     )

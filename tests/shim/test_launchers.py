@@ -369,7 +369,7 @@ def test_a_pod_of_no_job_names_no_run(name: str) -> None:
     assert named(pod(name), world=1).startswith("train-2")
 
 
-def test_a_rank_of_a_world_that_is_not_told_is_not_named_by_its_start() -> None:
+def test_a_rank_of_an_unknown_world_is_not_named_by_its_start_time() -> None:
     assert named({"RANK": "2"}, world=1) == "train"
 
 
@@ -389,7 +389,7 @@ def test_a_pod_s_host_name_is_its_name_unless_it_shares_the_node_s(tmp_path: Pat
     assert launchers.pod_name(pod("node-1"), root) == ""
 
 
-def test_launchers_tell_how_often_they_started_the_rank_again() -> None:
+def test_restarts_are_the_sum_of_those_that_launchers_count() -> None:
     assert launchers.restarts({}) == 0
     assert launchers.restarts({"TORCHELASTIC_RESTART_COUNT": "2", "SLURM_RESTART_COUNT": "1"}) == 3
 
@@ -414,12 +414,12 @@ def ray_worker(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return context
 
 
-def test_ray_train_is_asked_where_it_is_at_work(ray_worker: SimpleNamespace) -> None:
+def test_ray_train_is_queried_in_its_worker(ray_worker: SimpleNamespace) -> None:
     assert launchers.ranks({}) == (3, 1, 4)
     assert named({}, world=4, script=sys.argv[0]) == "tune_lr-4c1e2_00000"
 
 
-def test_ray_is_not_asked_by_its_driver_nor_where_it_has_nothing_to_say(
+def test_ray_is_not_queried_by_its_driver_nor_used_without_an_answer(
     ray_worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray_worker.get_world_rank = lambda: None

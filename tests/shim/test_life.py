@@ -150,7 +150,7 @@ def steps_after_another(trainer: Trainer, exporter: Exporter) -> float:
     return exporter.steps()
 
 
-def test_an_exporter_that_comes_late_is_told_everything(exporter: Exporter, train: Train) -> None:
+def test_an_exporter_that_comes_late_receives_everything(exporter: Exporter, train: Train) -> None:
     trainer = train()
     for _ in range(20):
         trainer.step()
@@ -192,7 +192,7 @@ def test_the_end_of_a_killed_process_is_known_at_once_and_its_next_life_is_a_res
     assert exporter.values("training_restarts_total") == {("job", "0"): 1}
 
 
-def test_running_out_of_memory_is_told_apart_from_other_failures(exporter: Exporter, train: Train) -> None:
+def test_running_out_of_memory_is_distinguished_from_other_failures(exporter: Exporter, train: Train) -> None:
     exporter.start()
     train().end("class OutOfMemoryError(RuntimeError): pass\nraise OutOfMemoryError('CUDA out of memory')\n")
     until(lambda: exporter.state() == "failed")

@@ -293,7 +293,7 @@ def test_a_loader_without_a_run_goes_to_the_run_that_trains(exporter: Listener) 
     assert steps == {"first": 5, "second": 5}
 
 
-def test_what_ended_a_program_is_told_by_its_type(exporter: Listener) -> None:
+def test_the_failure_of_a_program_is_reported_by_its_type(exporter: Listener) -> None:
     play(LOOP + "class OutOfMemoryError(RuntimeError):\n    pass\nraise OutOfMemoryError", exporter)
     last = received(exporter)[-1]
     assert (last.state, last.failure, last.counters["out_of_memory"]) == ("failed", "OutOfMemoryError", 1)
@@ -302,7 +302,7 @@ def test_what_ended_a_program_is_told_by_its_type(exporter: Listener) -> None:
     assert (last.state, last.failure) == ("failed", "")
 
 
-def test_a_child_of_multiprocessing_tells_what_ended_it(exporter: Listener) -> None:
+def test_a_child_of_multiprocessing_reports_its_failure(exporter: Listener) -> None:
     play(
         """
         import multiprocessing, stallscope
@@ -467,7 +467,7 @@ def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporte
         pytest.param([None, "denied"], 2, id="what does not mend itself is not waited for"),
     ],
 )
-def test_the_last_report_waits_a_moment_for_whoever_may_still_take_it(
+def test_the_last_report_waits_briefly_for_a_receiver_that_may_come_back(
     answers: list[str | None], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stallscope.training.shim.session._LAST_TRIES", 12_000)
@@ -491,7 +491,7 @@ def test_without_an_exporter_a_program_runs_quietly(tmp_path: Path, monkeypatch:
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
 
 
-def test_disabled_a_program_tells_nothing(exporter: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disabled_program_reports_nothing(exporter: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STALLSCOPE_DISABLE", "1")
     assert play(LOOP, exporter).returncode == 0
     assert received(exporter) == []

@@ -56,7 +56,9 @@ def test_steps_and_waits_are_timed(run: stallscope.Run, clock: ScriptedClock, de
     }
 
 
-def test_the_loader_tells_batch_size_workers_and_steps(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
+def test_batch_size_workers_and_steps_come_from_the_loader(
+    run: stallscope.Run, clock: ScriptedClock, desk: Desk
+) -> None:
     for _ in stallscope.track(Loader(clock), run, epochs=3):
         pass
     run.finish()
@@ -66,7 +68,7 @@ def test_the_loader_tells_batch_size_workers_and_steps(run: stallscope.Run, cloc
     assert desk.newest.counters["samples"] == 64
 
 
-def test_what_is_told_goes_before_what_is_found(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
+def test_given_values_take_precedence_over_found_ones(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
     stallscope.track(Loader(clock), run, samples_per_step=7, steps_planned=5, epochs=9)
     run.finish()
     assert (desk.newest.gauges["batch_size"], desk.newest.gauges["steps_planned"]) == (7, 5)
@@ -119,7 +121,7 @@ def test_two_loaders_of_one_loop_make_one_step_and_one_epoch_of_their_batches(
     assert (desk.newest.gauges["epoch"], desk.newest.gauges["step"]) == (2, 12)
 
 
-def test_an_epoch_that_is_told_is_not_counted(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
+def test_a_reported_epoch_is_not_counted(run: stallscope.Run, clock: ScriptedClock, desk: Desk) -> None:
     for epoch in range(10, 13):
         run.report(epoch=epoch)
         list(stallscope.track(Loader(clock), run))
@@ -229,7 +231,7 @@ def test_batches_accumulated_make_one_step(run: stallscope.Run, clock: ScriptedC
 
 
 @pytest.mark.parametrize("batches_per_step", [0, 1])
-def test_a_step_told_by_the_loop_is_not_counted_twice(
+def test_a_step_reported_by_the_loop_is_not_counted_twice(
     batches_per_step: int, run: stallscope.Run, clock: ScriptedClock, desk: Desk
 ) -> None:
     for _ in stallscope.track(Loader(clock), run, batches_per_step=batches_per_step):

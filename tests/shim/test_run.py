@@ -37,7 +37,7 @@ class Trap(float):
         raise RuntimeError("evil")
 
 
-def test_a_run_is_told_at_once(clock: ScriptedClock, desk: Desk) -> None:
+def test_a_new_run_is_reported_at_once(clock: ScriptedClock, desk: Desk) -> None:
     new(clock, desk, rank=3, world_size=8, gpus=[{"gpu": "3", "uuid": "GPU-3"}], info={"hostname": "node-1"})
     report = desk.newest
     assert (report.run, report.rank, report.state, report.activity) == ("job", 3, "starting", "initialization")
@@ -86,7 +86,7 @@ def test_at_most_two_reports_a_second_leave_in_the_long_run(clock: ScriptedClock
     assert 50 <= len(desk.reports) <= 30 * 2 + 2
 
 
-def test_the_beginning_of_a_checkpoint_is_told_at_once(clock: ScriptedClock, desk: Desk) -> None:
+def test_the_beginning_of_a_checkpoint_is_reported_at_once(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
     for _ in range(20):
         clock.advance(0.3)
@@ -101,7 +101,7 @@ def test_the_beginning_of_a_checkpoint_is_told_at_once(clock: ScriptedClock, des
     assert desk.newest.activity == "training"
 
 
-def test_values_are_kept_until_told_again(clock: ScriptedClock, desk: Desk) -> None:
+def test_values_are_kept_until_reported_again(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
     run.report(loss=2.0, learning_rate=1e-3, gradient_norm=1, epoch=4, accuracy=0.5)
     run.report(loss=1.0)
@@ -159,7 +159,7 @@ def test_values_beyond_the_limit_are_dropped_and_the_rest_kept(clock: ScriptedCl
     assert desk.newest.values["value 31"] == 31
 
 
-def test_samples_told_as_they_come_add_up(clock: ScriptedClock, desk: Desk) -> None:
+def test_samples_reported_in_parts_add_up(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
     run.report(samples=10, tokens=100)
     run.report(samples=5, flops=2.5, tokens=-1)
@@ -239,7 +239,7 @@ def test_a_run_left_as_usual_has_finished(clock: ScriptedClock, desk: Desk) -> N
     assert desk.newest.state == "finished"
 
 
-def test_nothing_is_told_after_the_end(clock: ScriptedClock, desk: Desk) -> None:
+def test_nothing_is_reported_after_the_end(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
     held = run.phase("forward")
     run.finish()
@@ -262,12 +262,12 @@ def test_nothing_is_told_after_the_end(clock: ScriptedClock, desk: Desk) -> None
     assert len(desk.reports) == shown
 
 
-def test_an_unknown_last_state_is_told_as_failed(clock: ScriptedClock, desk: Desk) -> None:
+def test_an_unknown_last_state_is_reported_as_failed(clock: ScriptedClock, desk: Desk) -> None:
     new(clock, desk).finish("done")
     assert desk.newest.state == "failed"
 
 
-def test_time_on_the_gpu_s_clock_is_told_beside(clock: ScriptedClock, desk: Desk) -> None:
+def test_gpu_time_is_reported_next_to_the_phase(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
     with run.phase("forward"):
         clock.advance(1)
@@ -297,7 +297,7 @@ def test_a_probe_of_its_own_speaks_for_the_process(clock: ScriptedClock, desk: D
     assert probe.closed
 
 
-def test_without_a_probe_a_scripted_run_tells_of_no_process(clock: ScriptedClock, desk: Desk) -> None:
+def test_a_scripted_run_without_a_probe_has_no_process_values(clock: ScriptedClock, desk: Desk) -> None:
     new(clock, desk)
     assert "process_cpu_seconds" not in desk.newest.counters
 
@@ -437,7 +437,7 @@ for module in sorted(sys.modules):
     assert not {"typing", "json", "re", "logging", "threading"} & set(loaded)  # each takes milliseconds
 
 
-def test_counters_are_told_as_totals_or_as_what_is_added(clock: ScriptedClock, desk: Desk) -> None:
+def test_counters_are_set_as_totals_or_by_increments(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
     run.count("recompilations", 3)
     run.count("recompilations", 5)
@@ -535,7 +535,7 @@ class OutOfMemoryError(RuntimeError):
         (None, 0),
     ],
 )
-def test_a_failure_tells_its_type_and_out_of_memory_apart(
+def test_a_failure_reports_its_type_and_out_of_memory(
     error: BaseException | None, out_of_memory: int, clock: ScriptedClock, desk: Desk
 ) -> None:
     run = new(clock, desk)
@@ -555,34 +555,34 @@ def test_out_of_memory_that_the_framework_counts_is_not_counted_twice(clock: Scr
     assert desk.newest.counters["out_of_memory"] == 1
 
 
-def test_listeners_hear_of_each_boundary_until_they_have_enough(clock: ScriptedClock, desk: Desk) -> None:
+def test_listeners_receive_each_boundary_until_they_return_false(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
-    heard: list[int] = []
+    received: list[int] = []
 
     def listen(step: int) -> bool:
-        heard.append(step)
+        received.append(step)
         return step < 1002
 
     run.report(step=1000)
     run.on_step(listen)
     for _ in range(5):
         run.step()
-    assert heard == [1001, 1002]
+    assert received == [1001, 1002]
     assert run.timeline.listener is None
 
 
-def test_a_listener_that_raises_hears_no_more(clock: ScriptedClock, desk: Desk) -> None:
+def test_a_listener_that_raises_is_removed(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
-    heard: list[int] = []
+    received: list[int] = []
 
     def broken(step: int) -> None:
         raise RuntimeError(step)
 
     run.on_step(broken)
-    run.on_step(heard.append)
+    run.on_step(received.append)
     run.step()
     run.step()
-    assert heard == [1, 2]
+    assert received == [1, 2]
     assert run.timeline.steps == 2
 
 
@@ -623,14 +623,14 @@ def test_an_optimizer_that_is_gone_leaves_its_place_to_another(clock: ScriptedCl
     assert 100 < run.timeline.steps < 200
 
 
-def test_the_open_run_of_this_process_can_be_asked_for(desk: Desk) -> None:
+def test_the_open_run_of_this_process_is_returned(desk: Desk) -> None:
     assert stallscope.current() is None
     with stallscope.Run("job", sender=desk) as run:
         assert stallscope.current() is run
     assert stallscope.current() is None
 
 
-def test_a_run_tells_about_itself(clock: ScriptedClock, desk: Desk) -> None:
+def test_a_run_describes_itself(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk, rank=3, gpus=[{"gpu": "3", "uuid": ""}])
     run.report(step=7)
     assert run.about()["rank"] == 3

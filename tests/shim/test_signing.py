@@ -82,7 +82,7 @@ def test_a_token_of_its_own_needs_no_file() -> None:
     assert signed_with(Signing(SECOND)(b"{}")) == SECOND
 
 
-def test_a_run_that_tells_too_much_is_shortened_to_what_fits_with_its_signature(
+def test_a_report_that_is_too_long_is_shortened_to_fit_with_its_signature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "report.sock")

@@ -357,7 +357,7 @@ while True:
 """
 
 
-def ask(intake: Intake, owner: int | None = None, **request: object) -> tuple[int, dict[str, Any]]:
+def post(intake: Intake, owner: int | None = None, **request: object) -> tuple[int, dict[str, Any]]:
     status, body = intake.stack_requests.post(json.dumps({"run": "job", **request}).encode(), owner)
     return status, json.loads(body)
 
@@ -375,12 +375,12 @@ def soon(intake: Intake) -> None:
 def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake, tmp_path: Path) -> None:
     with hanging(tmp_path, TRAINING.replace('"job"', '"job", rank=3')):
         until(lambda: reported(intake), "no report")
-        status, answer = ask(intake, os.getuid(), samples=4, interval=0.05, ranks=[3])
+        status, answer = post(intake, os.getuid(), samples=4, interval=0.05, ranks=[3])
         assert (status, answer["problem"]) == (202, "")
 
         def stacks() -> dict[str, Any] | None:
-            ask(intake, os.getuid(), samples=4, interval=0.05, ranks=[3])  # again, if the rank has stalled too long
-            rank = ask(intake, os.getuid(), samples=0)[1]["ranks"][0]
+            post(intake, os.getuid(), samples=4, interval=0.05, ranks=[3])  # again, if the rank has stalled too long
+            rank = post(intake, os.getuid(), samples=0)[1]["ranks"][0]
             return rank if len(rank["samples"]) == 4 else None
 
         rank = until(stacks, "no stacks arrived")
@@ -396,11 +396,11 @@ def test_a_running_rank_finds_the_lines_that_its_owner_requests_after_the_stacks
     program = imports + "worker_samples.SECONDS = 1.0\nstacks._KEPT_SECONDS = 3.0\n"
     with hanging(tmp_path, program + TRAINING):
         until(lambda: reported(intake), "no report")
-        assert ask(intake, os.getuid(), samples=2, interval=0.05)[0] == 202
-        until(lambda: ask(intake, os.getuid(), samples=1, lines=True)[0] == 202, "still refused")
+        assert post(intake, os.getuid(), samples=2, interval=0.05)[0] == 202
+        until(lambda: post(intake, os.getuid(), samples=1, lines=True)[0] == 202, "still refused")
 
         def lines() -> dict[str, Any] | None:
-            ask(intake, os.getuid(), samples=1, lines=True)  # again, if the rank has stalled too long
+            post(intake, os.getuid(), samples=1, lines=True)  # again, if the rank has stalled too long
             rank = read(intake)
             return rank if rank["lines"] else None
 
@@ -412,11 +412,11 @@ def test_a_running_rank_finds_the_lines_that_its_owner_requests_after_the_stacks
 def test_a_request_right_after_another_is_refused(intake: Intake) -> None:
     run = stallscope.Run("job")
     until(lambda: reported(intake), "no report")
-    assert ask(intake, samples=1)[0] == 202
-    status, answer = ask(intake, samples=1, lines=True)
+    assert post(intake, samples=1)[0] == 202
+    status, answer = post(intake, samples=1, lines=True)
     assert (status, answer["error"]) == (409, "busy")
     assert "try again in" in answer["message"]
-    assert ask(intake, samples=0)[0] == 200
+    assert post(intake, samples=0)[0] == 200
     run.finish()
 
 
@@ -430,7 +430,7 @@ def test_the_exporter_says_which_rank_can_leave_nothing(intake: Intake, monkeypa
 
 
 def read(intake: Intake) -> dict[str, Any]:
-    found: dict[str, Any] = ask(intake, samples=0)[1]["ranks"][0]
+    found: dict[str, Any] = post(intake, samples=0)[1]["ranks"][0]
     return found
 
 
@@ -452,7 +452,7 @@ def test_other_users_can_neither_request_nor_read_stacks(intake: Intake, tmp_pat
     with hanging(tmp_path, TRAINING):
         until(lambda: reported(intake), "no report")
         for samples, lines in ((0, False), (1, False), (1, True)):
-            status, answer = ask(intake, os.getuid() + 1, samples=samples, lines=lines)
+            status, answer = post(intake, os.getuid() + 1, samples=samples, lines=lines)
             assert (status, answer["error"]) == (403, "not_owner")
     assert list(path.parent.glob("stacks-*")) == []
 
@@ -476,7 +476,7 @@ def test_invalid_requests_are_refused(
 ) -> None:
     run = stallscope.Run("job", rank=0)
     until(lambda: reported(intake), "no report")
-    found, answer = ask(intake, None, **request_)
+    found, answer = post(intake, None, **request_)
     run.finish()
     assert (found, answer["error"]) == (status, error)
     assert list(path.parent.glob("stacks-*")) == []
@@ -486,11 +486,11 @@ def test_the_file_of_a_request_is_removed_when_it_expires(tmp_path: Path) -> Non
     clock = ScriptedClock()
     intake = Intake(IntakeSettings(socket=tmp_path / "report.sock", udp=None), clock=clock)
     SimulatedRun("job", clock=clock, sender=lambda data: intake.registry.accept(data, "unix", uid=0) and None)
-    assert ask(intake, samples=1)[0] == 202
+    assert post(intake, samples=1)[0] == 202
     assert len(list(tmp_path.glob("stacks-*.json"))) == 1
     clock.advance(8.0)
     intake.run_housekeeping()
     assert list(tmp_path.glob("stacks-*")) == []
-    assert ask(intake, samples=1)[0] == 202
+    assert post(intake, samples=1)[0] == 202
     intake.stop()
     assert list(tmp_path.glob("stacks-*")) == []

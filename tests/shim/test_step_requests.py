@@ -26,7 +26,7 @@ from tests.shim.conftest import Desk
 class AnsweringDesk(Desk):
     """Answers reports, as an exporter does over HTTP."""
 
-    hear: Callable[[bytes], None] | None = None
+    on_answer: Callable[[bytes], None] | None = None
 
 
 @pytest.fixture
@@ -86,16 +86,16 @@ def test_a_request_beside_the_socket_is_found_once(room: Path, run: stallscope.R
     assert taken.look() == [range(9, 11)]
 
 
-def test_each_request_in_the_answers_to_reports_is_heard_once(run: stallscope.Run) -> None:
+def test_each_request_in_the_answers_to_reports_is_handled_once(run: stallscope.Run) -> None:
     taken = Taken(run)
     reported = trace_request()
-    taken.requests.hear(reported)
-    taken.requests.hear(reported)
-    taken.requests.hear(reported + b"\n" + trace_request(first_step=9))
+    taken.requests.take_answer(reported)
+    taken.requests.take_answer(reported)
+    taken.requests.take_answer(reported + b"\n" + trace_request(first_step=9))
     assert taken.take() == [range(5, 7), range(9, 11)]
 
 
-def test_a_handler_that_fails_disturbs_nobody(room: Path, run: stallscope.Run) -> None:
+def test_a_handler_that_fails_does_no_harm(room: Path, run: stallscope.Run) -> None:
     requests_of(run).handle("trace", lambda _: 1 / 0)
     put(room, trace_request())
     requests_of(run).before_report(0.0, False)
@@ -104,7 +104,7 @@ def test_a_handler_that_fails_disturbs_nobody(room: Path, run: stallscope.Run) -
 def test_a_request_for_what_is_not_allowed_is_left_alone(room: Path, run: stallscope.Run) -> None:
     taken = Taken(run)
     put(room, trace_request(action="stop"), action="stop")
-    taken.requests.hear(trace_request(action="stop"))
+    taken.requests.take_answer(trace_request(action="stop"))
     assert taken.look() == []
 
 
@@ -113,8 +113,8 @@ def test_a_request_in_the_answer_to_a_report_is_acted_on_at_once(
 ) -> None:
     run.trace(directory=str(tmp_path / "traces"), on_request=True)
     assert isinstance(run.sender, AnsweringDesk)
-    assert run.sender.hear is not None
-    run.sender.hear(trace_request(first_step=1, steps=1))
+    assert run.sender.on_answer is not None
+    run.sender.on_answer(trace_request(first_step=1, steps=1))
     train(run, clock, 3)
     assert [path.name for path in (tmp_path / "traces/job").iterdir()] == ["rank3-step1.trace.json"]
 
@@ -159,7 +159,7 @@ def test_no_link_is_followed(room: Path, run: stallscope.Run, tmp_path: Path) ->
     assert Taken(run).look() == []
 
 
-def test_a_pipe_in_the_file_s_place_delays_nobody(room: Path, run: stallscope.Run) -> None:
+def test_a_pipe_in_the_files_place_does_not_block(room: Path, run: stallscope.Run) -> None:
     os.mkfifo(room / request_name("trace", "job"))
     assert Taken(run).look() == []
 
@@ -240,7 +240,7 @@ def test_a_request_that_comes_too_late_traces_the_steps_that_are_left(
     assert min(numbers) >= 7
 
 
-def test_nobody_is_obeyed_unless_the_training_allows_it(
+def test_no_request_is_obeyed_unless_the_training_allows_it(
     room: Path, run: stallscope.Run, clock: ScriptedClock, tmp_path: Path
 ) -> None:
     run.trace(directory=str(tmp_path / "traces"))

@@ -273,15 +273,15 @@ def test_over_udp_the_notice_comes_from_the_address_of_the_reports(
         IntakeSettings(socket=None, udp=("127.0.0.1", 0), token_file=tokens if signed else None),
     )
     intake.start()
-    (door,) = intake.receivers
-    assert isinstance(door, UdpReceiver)
-    monkeypatch.setenv("STALLSCOPE_ADDRESS", f"udp://127.0.0.1:{door.port}")
+    (receiver,) = intake.receivers
+    assert isinstance(receiver, UdpReceiver)
+    monkeypatch.setenv("STALLSCOPE_ADDRESS", f"udp://127.0.0.1:{receiver.port}")
     if signed:
         monkeypatch.setenv("STALLSCOPE_TOKEN_FILE", str(tokens))
     done = play("run = stallscope.Run('job')\nos.kill(os.getpid(), signal.SIGTERM)")
     stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with stranger:
-        stranger.sendto(b"Stack (most recent call first):\n", ("127.0.0.1", door.port))
+        stranger.sendto(b"Stack (most recent call first):\n", ("127.0.0.1", receiver.port))
     intake.stop(timeout=60)
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
     assert [held.state for held in intake.registry.held] == [expected]

@@ -234,7 +234,7 @@ def test_what_a_trace_costs_is_booked_to_its_own_phase(
     assert desk.newest.counters["slow_steps"] == 0
 
 
-def test_an_evaluation_lies_in_the_trace_of_its_step(run: stallscope.Run, clock: ScriptedClock, folder: Path) -> None:
+def test_an_evaluation_is_in_the_trace_of_its_step(run: stallscope.Run, clock: ScriptedClock, folder: Path) -> None:
     run.trace(steps=[1], directory=str(folder))
     train(run, clock, 1)
     with run.phase("evaluation"), run.phase("data_wait"):
@@ -455,18 +455,18 @@ def test_a_trace_that_can_t_be_written_whole_leaves_nothing(
     assert traced(folder) == [20]  # there is room again
 
 
-def test_a_condition_that_raises_is_asked_no_more(
+def test_a_condition_that_raises_is_not_called_again(
     run: stallscope.Run, clock: ScriptedClock, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = []
+    called_with = []
 
     def when(step: int) -> bool:
-        asked.append(step)
+        called_with.append(step)
         raise RuntimeError("evil")
 
     run.trace(when=when, directory=str(folder))
     train(run, clock, 5)
-    assert asked == [0]
+    assert called_with == [0]
     assert "choosing steps to trace failed" in caplog.text
 
 
@@ -524,7 +524,7 @@ def test_a_run_that_ends_in_a_traced_step_leaves_spans_free(
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", ".hidden", "..", "", "\0", "x" * 128, "日本", "resnet50"])
-def test_a_run_s_folder_lies_in_the_directory(name: str, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_is_in_the_directory(name: str, tmp_path: Path) -> None:
     path = Path(folder_of(str(tmp_path), name))
     assert path.parent == tmp_path
     assert path.resolve().parent == tmp_path.resolve()
@@ -535,7 +535,7 @@ def test_runs_whose_names_look_alike_have_folders_of_their_own(tmp_path: Path) -
     assert len({folder_of(str(tmp_path), name) for name in ("a/b", "a_b", "a:b", "a b")}) == 4
 
 
-def test_a_directory_may_be_told_by_the_environment(
+def test_the_environment_may_name_the_directory(
     run: stallscope.Run, clock: ScriptedClock, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STALLSCOPE_TRACE_DIR", str(folder))

@@ -54,7 +54,7 @@ def test_a_unix_socket_takes_reports_and_may_come_late_and_again(tmp_path: Path)
     ("family", "host", "written"),
     [(socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "[::1]")],
 )
-def test_udp_takes_reports_and_hears_that_nobody_listens(family: int, host: str, written: str) -> None:
+def test_udp_delivers_reports_and_notices_a_missing_listener(family: int, host: str, written: str) -> None:
     try:
         listener = listening(family, (host, 0))
     except OSError:
@@ -128,7 +128,7 @@ def test_a_full_queue_drops_without_waiting(tmp_path: Path) -> None:
     assert causes == {None, "queue_full"}
 
 
-def test_nobody_is_looked_for_seldomer_and_whoever_comes_is_found_at_once(tmp_path: Path) -> None:
+def test_a_missing_listener_is_tried_less_often_and_a_new_one_found_at_once(tmp_path: Path) -> None:
     path = str(tmp_path / "report.sock")
     sender = Datagrams([(socket.AF_UNIX, path)])
     intervals = []
@@ -143,7 +143,7 @@ def test_nobody_is_looked_for_seldomer_and_whoever_comes_is_found_at_once(tmp_pa
 
 
 @pytest.mark.parametrize("place", ["missing/report.sock", "file/report.sock", "file"])
-def test_a_place_where_no_socket_can_be_has_nobody(place: str, tmp_path: Path) -> None:
+def test_a_path_where_no_socket_can_be_is_absent(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     sender = transport({"STALLSCOPE_ADDRESS": f"unix://{tmp_path}/{place}"})
     assert sender(b"1") == "absent"
@@ -257,7 +257,7 @@ def test_without_an_address_the_node_s_socket_and_the_local_exporter_are_tried()
     assert [address for _, address in sender._targets] == ["/run/stallscope/report.sock", ("127.0.0.1", 19400)]
 
 
-class Door(http.server.BaseHTTPRequestHandler):
+class Receiver(http.server.BaseHTTPRequestHandler):
     taken: list[tuple[str, str | None, bytes]] = []  # noqa: RUF012
     answer = 200
 
@@ -269,21 +269,21 @@ class Door(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def opened(context: ssl.SSLContext | None = None) -> Iterator[int]:
-    Door.taken, Door.answer = [], 200
-    with handled(Door, context) as address:
+    Receiver.taken, Receiver.answer = [], 200
+    with handled(Receiver, context) as address:
         yield int(address.partition(":")[2])
 
 
 @pytest.fixture
-def door() -> Iterator[int]:
+def receiver() -> Iterator[int]:
     with opened() as port:
         yield port
 
 
-def test_a_report_is_posted_signed_and_the_token_stays_here(door: int) -> None:
-    sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{door}/", "STALLSCOPE_TOKEN": "secret"})
+def test_a_report_is_posted_signed_and_the_token_stays_here(receiver: int) -> None:
+    sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{receiver}/", "STALLSCOPE_TOKEN": "secret"})
     assert sender(b"{}") is None
-    ((path, authorization, body),) = Door.taken
+    ((path, authorization, body),) = Receiver.taken
     assert (path, authorization) == ("/api/v1/report", None)
     assert signature.is_genuine(body, signature.key("secret")[1])
     assert signature.document_of(body) == b"{}"
@@ -292,13 +292,13 @@ def test_a_report_is_posted_signed_and_the_token_stays_here(door: int) -> None:
 
 
 @pytest.mark.parametrize(("answer", "cause"), [(400, "error"), (413, "too_large")])
-def test_a_refused_report_says_why(answer: int, cause: str, door: int, caplog: pytest.LogCaptureFixture) -> None:
-    Door.answer = answer
-    assert transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{door}"})(b"{}") == cause
+def test_a_refused_report_says_why(answer: int, cause: str, receiver: int, caplog: pytest.LogCaptureFixture) -> None:
+    Receiver.answer = answer
+    assert transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{receiver}"})(b"{}") == cause
     assert "because" in caplog.text
 
 
-def test_posting_to_nobody_is_tried_less_and_less_often() -> None:
+def test_posting_without_a_server_is_tried_less_and_less_often() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{unused.getsockname()[1]}"})
@@ -327,8 +327,8 @@ def known_name(monkeypatch: pytest.MonkeyPatch) -> str:
     return "node.example"
 
 
-def test_a_host_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, door: int, known_name: str) -> None:
-    sender = transport({"STALLSCOPE_ADDRESS": f"http://{known_name}:{door}"})
+def test_a_host_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, receiver: int, known_name: str) -> None:
+    sender = transport({"STALLSCOPE_ADDRESS": f"http://{known_name}:{receiver}"})
     monkeypatch.delattr(socket, "getaddrinfo")
     assert sender(b"{}") is None
 
@@ -347,7 +347,7 @@ def test_a_report_travels_over_tls(
     context.load_cert_chain(certificate, key)
     with opened(context) as port:
         assert transport({**os.environ, "STALLSCOPE_ADDRESS": f"https://{known_name}:{port}"})(b"{}") is None
-    assert [body for _, _, body in Door.taken] == [b"{}"]
+    assert [body for _, _, body in Receiver.taken] == [b"{}"]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
@@ -362,10 +362,10 @@ def test_an_exporter_that_can_not_prove_who_it_is_gets_no_report(
     environment = {"STALLSCOPE_CA_FILE": str(authority.certificate)} if trusted else {}
     with opened(context) as port:
         assert transport({**environment, "STALLSCOPE_ADDRESS": f"https://localhost:{port}"})(b"{}") == "error"
-    assert Door.taken == []
+    assert Receiver.taken == []
 
 
-def test_a_file_of_authorities_that_is_none_is_warned_of_and_reports_nothing(
+def test_a_missing_file_of_authorities_is_logged_and_nothing_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = str(tmp_path / "authority.crt")

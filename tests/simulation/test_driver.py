@@ -91,7 +91,7 @@ def test_eight_gpus_look_like_h100s() -> None:
     assert list(device.read("pcie_link").values()) == [5, 5, 16, 16]
 
 
-def test_nobody_can_take_a_simulated_gpu_for_a_real_one() -> None:
+def test_a_simulated_gpu_cannot_be_mistaken_for_a_real_one() -> None:
     world = World("healthy")
     assert world.driver.simulated
     assert world.driver.system().driver_version == "simulated"
@@ -102,7 +102,7 @@ def test_nobody_can_take_a_simulated_gpu_for_a_real_one() -> None:
         assert identity.serial == "simulated"
 
 
-def test_uuids_and_bus_addresses_tell_gpus_apart() -> None:
+def test_uuids_and_bus_addresses_identify_gpus() -> None:
     world = World("healthy")
     assert len({device.identity().uuid for device in world.devices}) == 8
     assert len({device.identity().pci_bus_id for device in world.devices}) == 8
@@ -118,15 +118,15 @@ def test_another_seed_gives_other_uuids_and_readings() -> None:
     assert readings(one) != readings(other)
 
 
-def test_readings_do_not_depend_on_how_often_one_asks() -> None:
-    often, seldom = World("thermal_throttle"), World("thermal_throttle")
+def test_readings_do_not_depend_on_the_polling_interval() -> None:
+    often, rarely = World("thermal_throttle"), World("thermal_throttle")
     for _ in range(300):
         often.clock.advance(1.0)
         for device in often.devices:
             watts(device)
-    seldom.clock.advance(300.0)
-    assert [energy(device) for device in often.devices] == [energy(device) for device in seldom.devices]
-    assert [celsius(device) for device in often.devices] == [celsius(device) for device in seldom.devices]
+    rarely.clock.advance(300.0)
+    assert [energy(device) for device in often.devices] == [energy(device) for device in rarely.devices]
+    assert [celsius(device) for device in often.devices] == [celsius(device) for device in rarely.devices]
 
 
 def test_energy_is_the_integral_of_power() -> None:
@@ -325,7 +325,7 @@ def test_connections_live_apart() -> None:
     assert watts(world.devices[0]) > 0
 
 
-def test_a_hanging_gpu_blocks_its_caller_until_released_and_nobody_else() -> None:
+def test_a_hanging_gpu_blocks_only_its_caller_until_released() -> None:
     world = World("healthy")
     world.node.answering[4].clear()
     answers: list[float] = []
@@ -376,7 +376,7 @@ def test_counters_only_grow_and_count_what_throughput_measures() -> None:
     assert energy(device) > joules
 
 
-def test_activity_is_the_mean_since_it_was_last_asked_for() -> None:
+def test_activity_is_the_mean_since_the_last_query() -> None:
     world = World("healthy")
     device = world.devices[0]
     first = device.activity()
@@ -456,7 +456,7 @@ def test_engines_are_idle_and_an_encoder_is_lacking() -> None:
         world.devices[0].utilization_samples("encoder", 0)
 
 
-def test_a_gpu_that_falls_off_the_bus_is_told_of_once() -> None:
+def test_a_gpu_that_falls_off_the_bus_is_one_event() -> None:
     world = World("gpu_lost", onset=10.0)
     listener = world.driver.listen(world.devices)
     assert listener.wait(1.0) == []
@@ -467,7 +467,7 @@ def test_a_gpu_that_falls_off_the_bus_is_told_of_once() -> None:
     listener.close()
 
 
-def test_a_listener_hears_only_of_its_own_gpus_and_of_nothing_that_was_before() -> None:
+def test_a_listener_receives_only_later_events_of_its_own_gpus() -> None:
     world = World("gpu_lost", onset=10.0)
     elsewhere = world.driver.listen(world.devices[:5])
     world.clock.advance(11.0)
@@ -475,14 +475,14 @@ def test_a_listener_hears_only_of_its_own_gpus_and_of_nothing_that_was_before() 
     assert elsewhere.wait(1.0) == late.wait(1.0) == []
 
 
-def test_nothing_is_heard_of_a_node_that_is_well() -> None:
+def test_a_healthy_node_has_no_events() -> None:
     world = World("healthy")
     listener = world.driver.listen(world.devices)
     world.clock.advance(3600.0)
     assert listener.wait(1.0) == []
 
 
-def test_questions_are_counted_and_every_signal_asked_for_is_served() -> None:
+def test_queries_are_counted_and_every_signal_queried_is_served() -> None:
     world = World("healthy")
     device = world.devices[0]
     assert device.calls == 0

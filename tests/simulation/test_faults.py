@@ -252,7 +252,7 @@ def test_a_load_of_one_rank_leaves_the_others_as_they_are() -> None:
     assert first.phases["communication"].seconds > 2 * second.phases["communication"].seconds
 
 
-def test_time_outside_of_phases_is_none_of_them() -> None:
+def test_time_outside_of_phases_counts_as_other() -> None:
     (report, _) = reports("sync_stall", 120.0)
     assert report.phases["other"].seconds > 15
 

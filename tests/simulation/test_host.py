@@ -73,7 +73,7 @@ def test_other_scenarios_leave_the_host_calm(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["stalled", "hang_spin", "gpu_lost"])
-def test_a_job_that_stands_still_asks_little_of_the_host(tmp_path: Path, name: str) -> None:
+def test_a_stopped_job_needs_little_of_the_host(tmp_path: Path, name: str) -> None:
     world = World(tmp_path, name, onset=60.0)
     start = world.cpu_ticks()
     training, read = world.after(60.0).cpu_ticks(), world.sectors_read()

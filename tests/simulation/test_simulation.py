@@ -65,7 +65,7 @@ def test_ranks_name_the_gpus_that_the_driver_shows() -> None:
     assert {rank: report.gpus[0].uuid for rank, report in story.newest().items()} == uuids
 
 
-def test_the_same_seed_tells_the_same_story_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_story_and_another_seed_another() -> None:
     def reported(seed: int) -> list[tuple[object, ...]]:
         story = Story("healthy", seed=seed, gpus=2)
         story.simulation.advance(120.0)
@@ -103,7 +103,7 @@ def test_all_ranks_share_their_steps() -> None:
     assert max(counts) - min(counts) <= 1
 
 
-def test_reports_tell_the_work_done() -> None:
+def test_reports_contain_the_work_done() -> None:
     story = Story("healthy", gpus=2)
     story.simulation.advance(120.0)
     report = story.newest()[0]

@@ -58,13 +58,13 @@ def test_a_program_that_was_not_started_neither_runs_nor_has_ended(tmp_path: Pat
     stop_all([component])
 
 
-def test_the_end_of_a_program_is_told_with_its_status(start: Start) -> None:
+def test_the_end_of_a_program_is_described_by_its_status(start: Start) -> None:
     component = start("exit 3")
     until(lambda: not component.running)
     assert component.ended == "ended with status 3"
 
 
-def test_the_end_of_a_program_is_told_with_the_signal_that_ended_it(start: Start) -> None:
+def test_the_end_of_a_program_is_described_by_its_signal(start: Start) -> None:
     component = start("kill -SEGV $$")
     until(lambda: not component.running)
     assert component.ended == "was ended by SIGSEGV"

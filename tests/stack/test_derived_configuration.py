@@ -109,12 +109,12 @@ def test_a_bundle_without_the_scrape_job_is_refused(tmp_path: Path) -> None:
         derive(tmp_path, bundle=tmp_path)
 
 
-def test_nobody_is_notified_unless_asked_for(tmp_path: Path) -> None:
+def test_no_notification_is_sent_without_a_webhook(tmp_path: Path) -> None:
     silent = load(write_alertmanager(bundle_folder("alerts"), tmp_path, webhook=None))
     assert [list(receiver) for receiver in silent["receivers"]] == [["name"]] * len(silent["receivers"])
 
 
-def test_nobody_else_can_read_the_file_that_may_hold_a_webhooks_password(tmp_path: Path) -> None:
+def test_a_file_that_may_hold_a_webhooks_password_is_private(tmp_path: Path) -> None:
     (tmp_path / "alertmanager.yml").touch(mode=0o644)
     file = write_alertmanager(bundle_folder("alerts"), tmp_path, webhook="http://ada:s3cret@127.0.0.1:1234/")
     assert file.stat().st_mode & 0o077 == 0

@@ -15,7 +15,7 @@ def node(nvml_stand_in: NvmlStandIn, monkeypatch: pytest.MonkeyPatch) -> NvmlSta
     return nvml_stand_in
 
 
-def test_a_driver_that_answers_is_told_with_its_gpus(node: NvmlStandIn) -> None:
+def test_a_driver_that_responds_is_described_with_its_gpus(node: NvmlStandIn) -> None:
     answer = driver_answer(timeout=60)
     assert answer is not None
     assert "(8), driver " in answer

@@ -39,7 +39,7 @@ def program(folder: Path, name: str, script: str) -> None:
         ("", (), False),
     ],
 )
-def test_a_distribution_is_told_by_its_os_release(
+def test_a_distribution_is_identified_by_its_os_release(
     tmp_path: Path, os_release: str, names: tuple[str, ...], installs: bool
 ) -> None:
     root = machine(tmp_path, os_release)
@@ -47,7 +47,7 @@ def test_a_distribution_is_told_by_its_os_release(
     assert can_install(root) is installs
 
 
-def test_os_release_may_lie_in_usr_lib(tmp_path: Path) -> None:
+def test_os_release_may_be_in_usr_lib(tmp_path: Path) -> None:
     (tmp_path / "usr/lib").mkdir(parents=True)
     (tmp_path / "usr/lib/os-release").write_text("ID=debian\n", encoding="utf-8")
     assert can_install(tmp_path)
@@ -134,7 +134,7 @@ def test_only_what_is_missing_is_installed(tmp_path: Path, apt: Path) -> None:
     assert "--no-install-recommends prometheus-alertmanager;" in apt.read_text(encoding="utf-8")
 
 
-def test_a_failure_of_apt_is_told_with_its_words(tmp_path: Path, apt: Path) -> None:
+def test_a_failure_of_apt_is_reported_with_its_output(tmp_path: Path, apt: Path) -> None:
     program(tmp_path / "bin", "apt-get", "echo 'E: no network' >&2; exit 100")
     with pytest.raises(
         StackError, match=r"update -qq`: failed with status 100: E: no network; check the network"
@@ -144,7 +144,7 @@ def test_a_failure_of_apt_is_told_with_its_words(tmp_path: Path, apt: Path) -> N
     assert "2. Any Linux, without root" in str(stop.value)
 
 
-def test_without_root_and_sudo_the_command_for_root_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_and_sudo_the_command_for_root_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StackError, match="as root:\n     apt-get update && apt-get install"):

@@ -36,7 +36,7 @@ def test_free_ports_are_accepted() -> None:
     required([Port("Prometheus", free_port(), "--prometheus.port", datagrams=True)])
 
 
-def test_a_busy_port_is_told_with_service_number_holder_and_flag(busy: int) -> None:
+def test_a_busy_port_is_reported_with_service_number_holder_and_flag(busy: int) -> None:
     with pytest.raises(StackError) as refusal:
         required([Port("Alertmanager", busy, "--alertmanager.port")])
     message = str(refusal.value)
@@ -53,15 +53,15 @@ def test_a_port_that_is_busy_on_all_interfaces_is_busy_here_too() -> None:
 
 
 def test_a_datagram_port_is_checked_where_reports_come_in() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         number = free_port()  # for both kinds
-        door.bind((ADDRESS, number))
+        udp.bind((ADDRESS, number))
         with pytest.raises(StackError, match=f"port {number} for the exporter"):
             required([Port("the exporter", number, "--exporter.port", datagrams=True)])
         required([Port("Prometheus", number, "--prometheus.port")])
 
 
-def test_all_busy_ports_are_told_at_once(busy: int) -> None:
+def test_all_busy_ports_are_reported_at_once(busy: int) -> None:
     with socket.socket() as listener:
         listener.bind((ADDRESS, 0))
         listener.listen()

@@ -29,11 +29,11 @@ ALERT = Alert(
         (Verdict("healthy", 0.0), "verdict on run resnet: healthy"),
     ],
 )
-def test_a_verdict_tells_run_cause_and_loss(verdict: Verdict, words: str) -> None:
+def test_a_verdict_shows_run_cause_and_loss(verdict: Verdict, words: str) -> None:
     assert screen.verdict("resnet", verdict).endswith(words)
 
 
-def test_an_alert_tells_its_subject_and_what_to_do() -> None:
+def test_an_alert_shows_its_subject_and_the_action() -> None:
     first, *rest = screen.alert(ALERT).splitlines()
     assert first.endswith("critical GpuLost (run resnet, rank 5, gpu 5): GPU is lost: it cannot be read any more.")
     assert " ".join(line.strip() for line in rest) == ALERT.description

@@ -26,7 +26,7 @@ def test_the_end_of_a_fault_is_no_stop() -> None:
         assert stop.wait(60)
 
 
-def test_time_passes_where_nobody_asks_for_a_stop() -> None:
+def test_a_wait_times_out_without_a_stop_signal() -> None:
     with stop_signals() as stop:
         assert not stop.wait(0.01)
 

@@ -40,31 +40,31 @@ def test_its_gradient_is_the_slope_of_its_loss() -> None:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[socket.socket]:
+def receiver(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "report.sock"))
         listener.settimeout(60)
         yield listener
 
 
-def received(door: socket.socket) -> report.Report:
+def received(receiver: socket.socket) -> report.Report:
     """Return the next report; skip the datagram that announces SIGTERM."""
-    while not (payload := door.recv(vocabulary.MAX_BYTES)).startswith(b"{"):
+    while not (payload := receiver.recv(vocabulary.MAX_BYTES)).startswith(b"{"):
         pass
     return report.parse(payload)
 
 
-def test_it_tells_real_steps_and_finishes_on_sigterm(door: socket.socket) -> None:
-    environment = {**os.environ, "STALLSCOPE_ADDRESS": f"unix://{door.getsockname()}", "STALLSCOPE_RUN": "a-run"}
+def test_it_reports_real_steps_and_finishes_on_sigterm(receiver: socket.socket) -> None:
+    environment = {**os.environ, "STALLSCOPE_ADDRESS": f"unix://{receiver.getsockname()}", "STALLSCOPE_RUN": "a-run"}
     command = [sys.executable, "-m", "stallscope.lab.stack.training_job"]
     with subprocess.Popen(command, env={**environment, "CUDA_VISIBLE_DEVICES": "0", "RANK": "5"}) as job:
         try:
-            reported = received(door)
+            reported = received(receiver)
             while reported.step_seconds is None or reported.step_seconds.count < 3:
-                reported = received(door)
+                reported = received(receiver)
             job.send_signal(signal.SIGTERM)
             while reported.state == "running":
-                reported = received(door)
+                reported = received(receiver)
         finally:
             job.kill()
     assert reported.state == "finished"

@@ -306,8 +306,8 @@ def test_a_page_of_an_exporter_and_no_prometheus() -> None:
             reply(self, text(1100.0, ranks=0).encode())
 
     with handled(Exporter) as address:
-        nobody = f"http://127.0.0.1:{free_port()}"
-        evidence = gather([on_gpu(1)], f"http://{address}", text(1000.0, ranks=0), nobody)
+        nowhere = f"http://127.0.0.1:{free_port()}"
+        evidence = gather([on_gpu(1)], f"http://{address}", text(1000.0, ranks=0), nowhere)
     assert evidence.gpus["job"][0].busy == pytest.approx(0.9)
     assert [sentence.partition(":")[0] for sentence in evidence.missing] == ["Verdict"]
 
@@ -340,9 +340,9 @@ def test_a_prometheus_without_a_verdict_on_the_run_is_named_and_not_called_missi
 
 
 def test_a_run_without_gpus_needs_no_exporter_and_one_with_gpus_misses_it() -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
-    assert [each[:7] for each in gather([a_run()], nobody, "", nobody).missing] == ["Verdict"]
-    assert [each[:4] for each in gather([on_gpu(0)], nobody, "", nobody).missing] == ["Heat", "Verd"]
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    assert [each[:7] for each in gather([a_run()], nowhere, "", nowhere).missing] == ["Verdict"]
+    assert [each[:4] for each in gather([on_gpu(0)], nowhere, "", nowhere).missing] == ["Heat", "Verd"]
 
 
 def test_names_from_outside_cannot_control_the_terminal() -> None:

@@ -40,20 +40,20 @@ def test_before_the_first_page_the_state_is_empty() -> None:
 def test_the_last_node_stays_with_its_age_when_the_exporter_is_lost() -> None:
     now = 100.0
     feed = Feed(Pages(text(), ExporterError("no answer within 5 s"), text(1004)), 2, monotonic=lambda: now)
-    feed.ask()
+    feed.poll()
     first = feed.look()
     now = 114.0
-    feed.ask()
+    feed.poll()
     lost = feed.look()
     assert (lost.node, lost.age, lost.problem) == (first.node, 14.0, "no answer within 5 s")
-    feed.ask()
+    feed.poll()
     assert (feed.look().age, feed.look().problem) == (0.0, "")
 
 
 @pytest.mark.parametrize("nonsense", ["", "<html>hello</html>", "node_load1 0.3\n"])
 def test_a_page_without_stallscope_metrics_is_an_error(nonsense: str) -> None:
     feed = Feed(Pages(nonsense), 2)
-    feed.ask()
+    feed.poll()
     assert feed.look().node is None
     assert feed.look().problem == "no Stallscope metrics on its page; check what listens at that address"
 
@@ -68,7 +68,7 @@ def test_a_hanging_poll_is_reported_with_its_age() -> None:
         raise ExporterError("no answer within 5 s")
 
     feed = Feed(Pages(hang), 2, monotonic=lambda: now)
-    thread = threading.Thread(target=feed.ask)
+    thread = threading.Thread(target=feed.poll)
     thread.start()
     assert requested.wait(60)
     assert feed.look().problem == ""
@@ -80,9 +80,9 @@ def test_a_hanging_poll_is_reported_with_its_age() -> None:
 
 def test_an_unexpected_error_does_not_stop_the_feed() -> None:
     feed = Feed(Pages(RuntimeError("odd"), text()), 2)
-    feed.ask()
+    feed.poll()
     assert feed.look().problem == "its page can't be read: RuntimeError: odd"
-    feed.ask()
+    feed.poll()
     assert feed.look().problem == ""
 
 

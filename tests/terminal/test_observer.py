@@ -39,7 +39,7 @@ def test_one_page_has_the_gauge_and_no_rates() -> None:
     assert found.host.pressure == {}
 
 
-def test_missing_values_are_none() -> None:
+def test_missing_series_leave_values_unset() -> None:
     left_out = (
         *(
             observer.UTILIZATION,

@@ -77,7 +77,7 @@ Make = Callable[[Scripted], VerdictWatch]
 def after_query(watching: VerdictWatch, runs: Sequence[RunName] = (RESNET,), gpus: Sequence[str] = ()) -> Verdicts:
     """Return the verdicts after one query."""
     watching.look(runs, gpus)
-    watching.ask()
+    watching.poll()
     return watching.look(runs, gpus)
 
 
@@ -85,7 +85,7 @@ def test_the_displayed_runs_and_gpus_are_queried(watch: Make) -> None:
     server = Scripted()
     watching = watch(server)
     watching.look([RunName("b.c", "x"), RunName("a", "")], ["GPU-1", "GPU-2"])
-    watching.ask()
+    watching.poll()
     assert server.queries == [
         'run:time_lost:ratio5m{run=~"a|b\\\\.c"}',
         'run:culprit:info{run=~"a|b\\\\.c"}',
@@ -101,7 +101,7 @@ def test_without_runs_and_gpus_nothing_is_queried(watch: Make) -> None:
     server = Scripted()
     watching = watch(server)
     watching.look([], [])
-    watching.ask()
+    watching.poll()
     assert not server.queries
 
 
@@ -113,7 +113,7 @@ def test_verdicts_have_cause_share_total_and_age(watch: Make, clock: ScriptedClo
     )
     watching = watch(server)
     watching.look([RESNET], ["GPU-1", "GPU-2"])
-    watching.ask()
+    watching.poll()
     clock.advance(12)
     found = watching.look([RESNET], ["GPU-1", "GPU-2"])
     assert found.runs == {RESNET: Verdict("input_bound", 0.4, 0.5)}
@@ -246,15 +246,15 @@ def test_a_failed_query_keeps_the_last_verdicts(watch: Make, clock: ScriptedCloc
     server = Scripted(run_verdict=[series(0.4, run="resnet50", cause="input_bound")])
     watching = watch(server)
     watching.look([RESNET], [])
-    watching.ask()
+    watching.poll()
     server.problem = problem
     clock.advance(20)
-    watching.ask()
+    watching.poll()
     found = watching.look([RESNET], [])
     assert (found.problem, found.age) == (str(problem), 20)
     assert RESNET in found.runs
     server.problem = None
-    watching.ask()
+    watching.poll()
     found = watching.look([RESNET], [])
     assert (found.problem, found.age) == ("", 0)
 
@@ -262,7 +262,7 @@ def test_a_failed_query_keeps_the_last_verdicts(watch: Make, clock: ScriptedCloc
 def test_outdated_verdicts_are_dropped(watch: Make, clock: ScriptedClock) -> None:
     watching = watch(Scripted(run_verdict=[series(0.4, run="resnet50", cause="input_bound")]))
     watching.look([RESNET], [])
-    watching.ask()
+    watching.poll()
     clock.advance(USEFUL_SECONDS + 1)
     found = watching.look([RESNET], [])
     assert (found.runs, found.age) == ({}, None)
@@ -273,15 +273,15 @@ def test_a_pending_query_is_reported_with_its_age(watch: Make, clock: ScriptedCl
     server.may_answer.clear()
     watching = watch(server)
     watching.look([RESNET], [])
-    asking = threading.Thread(target=watching.ask)
-    asking.start()
+    polling = threading.Thread(target=watching.poll)
+    polling.start()
     try:
         server.await_queries(1)
         clock.advance(33)
         assert watching.look([RESNET], []).problem == "http://prometheus: no answer for 33 s"
     finally:
         server.may_answer.set()
-        asking.join()
+        polling.join()
 
 
 def test_queries_stop_without_readers(clock: ScriptedClock) -> None:

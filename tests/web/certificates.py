@@ -31,12 +31,12 @@ class Authority:
 
     def sign(self, name: str, days: int = 2) -> tuple[Path, Path]:
         """Make `NAME.crt` and `NAME.key`, which are past their time where days are below 0."""
-        key, wish, certificate = (self.folder / f"{name}.{kind}" for kind in ("key", "csr", "crt"))
+        key, request, certificate = (self.folder / f"{name}.{kind}" for kind in ("key", "csr", "crt"))
         names = self.folder / "names.txt"
         names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
-        _openssl("req", "-new", *_KEY, "-keyout", key, "-out", wish, "-subj", f"/CN={name}")
+        _openssl("req", "-new", *_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         signing = ("-CA", self.certificate, "-CAkey", self.key, "-CAcreateserial", "-extfile", names)
-        _openssl("x509", "-req", "-in", wish, *signing, "-out", certificate, "-days", str(days))
+        _openssl("x509", "-req", "-in", request, *signing, "-out", certificate, "-days", str(days))
         return certificate, key
 
     def trusting(self, client: tuple[Path, Path] | None = None) -> ssl.SSLContext:

@@ -64,7 +64,7 @@ class Node:
         self.released.append(seconds)
         return f"released for {seconds} s"
 
-    def ask(
+    def request(
         self, path: str, method: str = "GET", headers: dict[str, str] | None = None, body: bytes | None = None
     ) -> tuple[http.client.HTTPResponse, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.address.port, timeout=60)
@@ -84,7 +84,7 @@ def node() -> Iterator[Node]:
 
 
 def test_without_an_accept_header_the_page_is_prometheus_text(node: Node) -> None:
-    reply, body = node.ask("/metrics")
+    reply, body = node.request("/metrics")
     assert reply.headers["Content-Type"] == TEXT_CONTENT_TYPE
     assert reply.headers["Content-Encoding"] is None
     names = {family.name for family in text_string_to_metric_families(body.decode())}
@@ -92,7 +92,7 @@ def test_without_an_accept_header_the_page_is_prometheus_text(node: Node) -> Non
 
 
 def test_prometheus_gets_gzipped_openmetrics(node: Node) -> None:
-    reply, body = node.ask("/metrics", headers=PROMETHEUS_2_42)
+    reply, body = node.request("/metrics", headers=PROMETHEUS_2_42)
     assert reply.headers["Content-Type"] == OPENMETRICS_CONTENT_TYPE
     assert reply.headers["Content-Encoding"] == "gzip"
     assert reply.headers["Vary"] == "Accept, Accept-Encoding"
@@ -104,7 +104,7 @@ def test_prometheus_gets_gzipped_openmetrics(node: Node) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip;q=0", "identity", "br"])
 def test_a_client_that_refuses_gzip_gets_none(node: Node, encoding: str) -> None:
-    reply, body = node.ask("/metrics", headers={"Accept-Encoding": encoding})
+    reply, body = node.request("/metrics", headers={"Accept-Encoding": encoding})
     assert reply.headers["Content-Encoding"] is None
     assert body.startswith(b"# HELP")
 
@@ -113,30 +113,30 @@ def test_a_client_that_refuses_gzip_gets_none(node: Node, encoding: str) -> None
 def test_promtool_reports_no_problem(node: Node) -> None:
     node.intake.post(json.dumps(REPORT).encode())
     node.sampler.run_round()
-    _reply, body = node.ask("/metrics")
+    _reply, body = node.request("/metrics")
     assert b'run="resnet50"' in body
     checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr.decode()) == (0, "")
 
 
 def test_head_is_answered_like_get_without_the_body(node: Node) -> None:
-    full, body = node.ask("/metrics")
-    head, nothing = node.ask("/metrics", "HEAD")
+    full, body = node.request("/metrics")
+    head, nothing = node.request("/metrics", "HEAD")
     assert nothing == b""
     assert head.headers["Content-Length"] == str(len(body))
     assert head.headers["Content-Type"] == full.headers["Content-Type"]
 
 
 def test_healthy_is_about_the_process_and_ready_about_the_first_round(node: Node) -> None:
-    assert node.ask("/-/healthy")[0].status == 200
-    assert node.ask("/-/ready")[0].status == 503
+    assert node.request("/-/healthy")[0].status == 200
+    assert node.request("/-/ready")[0].status == 503
     node.sampler.run_round()
-    assert node.ask("/-/ready")[0].status == 200
-    assert node.ask("/-/ready", "HEAD")[0].status == 200
+    assert node.request("/-/ready")[0].status == 200
+    assert node.request("/-/ready", "HEAD")[0].status == 200
 
 
 def test_the_status_page_may_run_nothing_load_nothing_and_send_nothing(node: Node) -> None:
-    reply, body = node.ask("/")
+    reply, body = node.request("/")
     assert reply.headers["Content-Type"] == "text/html; charset=utf-8"
     assert body.startswith(b"<!DOCTYPE html>")
     policy = reply.headers["Content-Security-Policy"].split("; ")
@@ -145,27 +145,27 @@ def test_the_status_page_may_run_nothing_load_nothing_and_send_nothing(node: Nod
 
 
 @pytest.mark.parametrize("query", ["", "?", "?refresh=on", "?other=1", "?refresh=offline"])
-def test_a_browser_asks_for_the_status_page_again(node: Node, query: str) -> None:
-    reply, body = node.ask(f"/{query}")
+def test_a_browser_reloads_the_status_page(node: Node, query: str) -> None:
+    reply, body = node.request(f"/{query}")
     assert reply.headers["Refresh"] == "10"
     assert body.endswith(b"refreshing")
 
 
 @pytest.mark.parametrize("query", ["?refresh=off", "?other=1&refresh=off"])
 def test_a_reader_who_paused_the_status_page_is_left_alone(node: Node, query: str) -> None:
-    reply, body = node.ask(f"/{query}")
+    reply, body = node.request(f"/{query}")
     assert reply.headers["Refresh"] is None
     assert body.endswith(b"paused")
 
 
 @pytest.mark.parametrize(("query", "expected"), [("?why=on&refresh=off", True), ("?why=on", True), ("?why=off", False)])
 def test_a_reader_may_have_the_verdicts_explained(node: Node, query: str, expected: bool) -> None:
-    assert (b"explained" in node.ask(f"/{query}")[1]) is expected
+    assert (b"explained" in node.request(f"/{query}")[1]) is expected
 
 
 @pytest.mark.parametrize("path", ["/nope", "/metrics/", "/-/", "/api/v1/reports", "/%2e%2e/etc/passwd"])
-def test_an_unknown_path_is_a_404_that_tells_the_right_one(node: Node, path: str) -> None:
-    reply, body = node.ask(path)
+def test_an_unknown_path_is_a_404_that_names_the_right_one(node: Node, path: str) -> None:
+    reply, body = node.request(path)
     assert reply.status == 404
     assert b"/metrics" in body
 
@@ -173,17 +173,17 @@ def test_an_unknown_path_is_a_404_that_tells_the_right_one(node: Node, path: str
 @pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_what_is_read_only_refuses_other_methods(node: Node, path: str, method: str) -> None:
-    reply, _body = node.ask(path, method, body=b"x")
+    reply, _body = node.request(path, method, body=b"x")
     assert reply.status == 405
     assert reply.headers["Allow"] == "GET, HEAD"
 
 
 def test_a_query_changes_nothing(node: Node) -> None:
-    assert node.ask("/metrics?name[]=x")[0].status == 200
+    assert node.request("/metrics?name[]=x")[0].status == 200
 
 
 def test_a_report_is_taken_and_shown(node: Node) -> None:
-    reply, body = node.ask("/api/v1/report", "POST", body=json.dumps(REPORT).encode())
+    reply, body = node.request("/api/v1/report", "POST", body=json.dumps(REPORT).encode())
     assert (reply.status, body) == (204, b"")
     assert len(node.intake.registry.held) == 1
 
@@ -200,31 +200,31 @@ def test_a_report_is_taken_and_shown(node: Node) -> None:
 def test_a_bad_report_is_refused_with_its_reason_which_is_counted(
     node: Node, body: bytes, status: int, reason: str
 ) -> None:
-    reply, answer = node.ask("/api/v1/report", "POST", body=body)
+    reply, answer = node.request("/api/v1/report", "POST", body=body)
     assert (reply.status, reply.headers["Content-Type"]) == (status, "application/json")
     reported = json.loads(answer)
     assert reported["error"] == reason
     assert reported["message"]
     node.sampler.publish()
-    page = node.ask("/metrics")[1].decode()
+    page = node.request("/metrics")[1].decode()
     assert f'stallscope_exporter_reports_rejected_total{{reason="{reason}"}} 1' in page
 
 
 def test_a_report_is_posted_not_fetched(node: Node) -> None:
-    reply, body = node.ask("/api/v1/report")
+    reply, body = node.request("/api/v1/report")
     assert (reply.status, reply.headers["Allow"]) == (405, "POST")
     assert json.loads(body)["error"] == "method"
 
 
 def test_a_web_page_may_not_report(node: Node) -> None:
-    reply, _ = node.ask("/api/v1/report", "POST", {"Origin": "http://evil.example"}, json.dumps(REPORT).encode())
+    reply, _ = node.request("/api/v1/report", "POST", {"Origin": "http://evil.example"}, json.dumps(REPORT).encode())
     assert reply.status == 403
     assert not node.intake.registry.held
 
 
 @pytest.mark.parametrize("header", ["forwarded", "x-forwarded-for"])
 def test_a_proxy_on_this_machine_does_not_speak_for_it(node: Node, header: str) -> None:
-    reply, body = node.ask("/api/v1/report", "POST", {header: "for=192.0.2.7"}, json.dumps(REPORT).encode())
+    reply, body = node.request("/api/v1/report", "POST", {header: "for=192.0.2.7"}, json.dumps(REPORT).encode())
     assert (reply.status, json.loads(body)["error"]) == (403, "remote")
     assert "came through a proxy" in json.loads(body)["message"]
     assert not node.intake.registry.held
@@ -242,17 +242,17 @@ def test_another_machine_may_report_only_where_that_is_allowed(node: Node, caplo
     assert node.application.answer(request, "192.0.2.7").status == 204
 
 
-def test_traces_are_asked_for_with_post_by_those_who_may_report(node: Node) -> None:
+def test_traces_are_requested_with_post_by_clients_that_may_report(node: Node) -> None:
     node.intake.step_requests.allowed = ("trace",)
     node.intake.post(json.dumps(REPORT).encode())
     body = b'{"run": "resnet50", "steps": 2}'
-    assert node.ask("/api/v1/trace")[0].status == 405
-    assert node.ask("/api/v1/trace", "POST", {"Origin": "http://evil.example"}, body)[0].status == 403
+    assert node.request("/api/v1/trace")[0].status == 405
+    assert node.request("/api/v1/trace", "POST", {"Origin": "http://evil.example"}, body)[0].status == 403
     request = Request("POST", "/api/v1/trace", {}, body)
     assert node.application.answer(request, "192.0.2.7").status == 403
-    reply, answer = node.ask("/api/v1/trace", "POST", body=body)
+    reply, answer = node.request("/api/v1/trace", "POST", body=body)
     assert (reply.status, json.loads(answer)["steps"]) == (202, 2)
-    assert node.ask("/api/v1/report", "POST", body=json.dumps({**REPORT, "sequence": 2}).encode())[0].status == 200
+    assert node.request("/api/v1/report", "POST", body=json.dumps({**REPORT, "sequence": 2}).encode())[0].status == 200
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_traces_are_asked_for_with_post_by_those_who_may_report(node: Node) -> N
     [("/-/release?for=2m", 120.0), ("/-/release?for=1h30m", 5400.0), ("/-/release", None), ("/-/resume", 0.0)],
 )
 def test_gpus_are_released_and_taken_up_again_on_request(node: Node, path: str, seconds: float | None) -> None:
-    reply, body = node.ask(path, "POST")
+    reply, body = node.request(path, "POST")
     assert (reply.status, reply.headers["Content-Type"]) == (202, "text/plain; charset=utf-8")
     assert body.decode() == f"released for {seconds} s\n"
     assert node.released == [seconds]
@@ -279,7 +279,7 @@ def test_gpus_are_released_and_taken_up_again_on_request(node: Node, path: str, 
     ],
 )
 def test_a_wrong_time_releases_nothing_and_says_what_is_expected(node: Node, query: str, expected: str) -> None:
-    reply, body = node.ask(f"/-/release?{query}", "POST")
+    reply, body = node.request(f"/-/release?{query}", "POST")
     assert reply.status == 400
     assert expected in body.decode()
     assert not node.released
@@ -288,14 +288,14 @@ def test_a_wrong_time_releases_nothing_and_says_what_is_expected(node: Node, que
 @pytest.mark.parametrize("path", ["/-/release?for=2m", "/-/resume"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
 def test_looking_at_the_way_to_release_releases_nothing(node: Node, path: str, method: str) -> None:
-    reply, _body = node.ask(path, method)
+    reply, _body = node.request(path, method)
     assert (reply.status, reply.headers["Allow"]) == (405, "POST")
     assert not node.released
 
 
 @pytest.mark.parametrize("path", ["/-/release", "/-/resume"])
 def test_gpus_are_released_only_for_those_who_may_report(node: Node, path: str) -> None:
-    assert node.ask(path, "POST", {"Origin": "http://evil.example"})[0].status == 403
+    assert node.request(path, "POST", {"Origin": "http://evil.example"})[0].status == 403
     request = Request("POST", path, {}, b"")
     refused = node.application.answer(request, "192.0.2.7")
     assert refused.status == 403
@@ -328,13 +328,13 @@ def test_with_signed_reports_another_machine_may_send_nothing_else(node: Node) -
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_what_is_switched_off_is_not_there_and_says_what_would_bring_it(node: Node, path: str, method: str) -> None:
     node.application.switched_off = {path: "--web.enable-it"}
-    reply, body = node.ask(path, method, body=json.dumps(REPORT).encode() if method == "POST" else None)
+    reply, body = node.request(path, method, body=json.dumps(REPORT).encode() if method == "POST" else None)
     assert reply.status == 404
     assert json.loads(body) == {
         "error": "off",
         "message": f"{path} is switched off here; --web.enable-it switches it on",
     }
-    assert node.ask("/metrics")[0].status == node.ask("/-/healthy")[0].status == 200
+    assert node.request("/metrics")[0].status == node.request("/-/healthy")[0].status == 200
     assert not node.released
     assert not node.intake.registry.held
 

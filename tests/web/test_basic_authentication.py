@@ -23,7 +23,7 @@ class Checks:
     """Record the passwords that bcrypt checks, and delay the checks on demand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[bytes] = []
+        self.checked: list[bytes] = []
         self.verdict = False
         """Of hashes that take too long to check in a test."""
         self.go_on = threading.Event()
@@ -31,7 +31,7 @@ class Checks:
         real = bcrypt.checkpw
 
         def check(password: bytes, hashed: bytes) -> bool:
-            self.asked.append(hashed)
+            self.checked.append(hashed)
             assert self.go_on.wait(60)
             return self.verdict if hashed == SLOW else real(password, hashed)
 
@@ -80,7 +80,7 @@ def test_a_password_is_checked_once_and_a_wrong_one_too(users: BasicAuthenticati
     for _ in range(3):
         assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
         assert users.judge(basic("alice", "wrong"), CLIENT) == "refused"
-    assert len(checks.asked) == 2
+    assert len(checks.checked) == 2
 
 
 def test_unknown_users_cost_as_much_as_known_ones_each_name_always_the_same(checks: Checks) -> None:
@@ -89,8 +89,8 @@ def test_unknown_users_cost_as_much_as_known_ones_each_name_always_the_same(chec
     for number in range(40):
         for guess in ("right", "wrong"):
             assert users.judge(basic(f"mallory{number}", guess), CLIENT) == "refused"
-    assert checks.asked[::2] == checks.asked[1::2]
-    assert set(checks.asked) == {HASHED, dear}
+    assert checks.checked[::2] == checks.checked[1::2]
+    assert set(checks.checked) == {HASHED, dear}
 
 
 def test_a_proven_user_is_not_checked_again_after_a_reload_unless_the_hash_changed(checks: Checks) -> None:
@@ -98,7 +98,7 @@ def test_a_proven_user_is_not_checked_again_after_a_reload_unless_the_hash_chang
     assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
     users.set_users({"bob": HASHED, "alice": HASHED})
     assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
-    assert len(checks.asked) == 1
+    assert len(checks.checked) == 1
     users.set_users({"alice": bcrypt.hashpw(b"new", bcrypt.gensalt(4))})
     assert users.judge(basic("alice", "right"), CLIENT) == "refused"
     assert users.judge(basic("alice", "new"), CLIENT) == "allowed"
@@ -115,7 +115,7 @@ def test_a_user_with_many_right_passwords_does_not_make_another_one_forgotten(ch
     for number in range(250):
         assert users.judge(basic("bob", "x" * 72 + str(number)), CLIENT) == "allowed"
     assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
-    assert len(checks.asked) == 2
+    assert len(checks.checked) == 2
 
 
 SLOW = b"$2b$14$" + b"." * 53
@@ -127,11 +127,11 @@ def test_a_hash_of_high_cost_is_checked_aside_and_counts_once_it_is_known(checks
     checks.go_on.clear()
     for client in ("192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"):
         assert users.judge(basic("slow", f"from {client}"), client) == "busy"
-    until(lambda: len(checks.asked) >= 1)
+    until(lambda: len(checks.checked) >= 1)
     checks.go_on.set()
     assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
     until(lambda: users.judge(basic("slow", "from 192.0.2.3"), "192.0.2.3") == "allowed")
-    assert checks.asked.count(SLOW) == 3
+    assert checks.checked.count(SLOW) == 3
 
 
 def test_checks_of_high_cost_hold_no_thread_that_answers_and_wait_in_line_by_address(checks: Checks) -> None:
@@ -139,21 +139,21 @@ def test_checks_of_high_cost_hold_no_thread_that_answers_and_wait_in_line_by_add
     checks.go_on.clear()
     for number in range(100):
         assert users.judge(basic("slow", str(number)), f"192.0.2.{number % 50}") == "busy"
-    until(lambda: len(checks.asked) >= 1)
+    until(lambda: len(checks.checked) >= 1)
     assert sum(thread.name == "passwords" for thread in threading.enumerate()) == 1
     assert len(users._slow) == 16
     assert not users._inside
     checks.go_on.set()
-    until(lambda: len(checks.asked) >= 16)
+    until(lambda: len(checks.checked) >= 16)
 
 
 def test_guessing_does_not_make_a_known_password_forgotten(users: BasicAuthentication, checks: Checks) -> None:
     users.judge(basic("alice", "right"), CLIENT)
     for number in range(250):
         assert users.judge(basic("alice", f"guess {number}"), CLIENT) == "refused"
-    asked = len(checks.asked)
+    checked = len(checks.checked)
     assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
-    assert len(checks.asked) == asked
+    assert len(checks.checked) == checked
 
 
 def test_bytes_beyond_those_that_bcrypt_reads_do_not_count_as_in_the_toolkit(checks: Checks) -> None:
@@ -161,7 +161,7 @@ def test_bytes_beyond_those_that_bcrypt_reads_do_not_count_as_in_the_toolkit(che
     users = BasicAuthentication({"alice": bcrypt.hashpw(long, bcrypt.gensalt(4))})
     assert users.judge(basic("alice", "x" * 80), CLIENT) == "allowed"
     assert users.judge(basic("alice", "x" * 71), CLIENT) == "refused"
-    assert len(checks.asked) == 2
+    assert len(checks.checked) == 2
 
 
 def test_guesses_hold_two_threads_at_most_and_known_users_none(users: BasicAuthentication, checks: Checks) -> None:
@@ -182,7 +182,7 @@ def test_guesses_hold_two_threads_at_most_and_known_users_none(users: BasicAuthe
 def test_guesses_from_one_address_keep_no_other_from_being_checked(users: BasicAuthentication, checks: Checks) -> None:
     checks.go_on.clear()
     first = in_a_thread(partial(users.judge, basic("eve", "guess"), "192.0.2.1"))
-    until(lambda: checks.asked)
+    until(lambda: checks.checked)
     assert users.judge(basic("eve", "another guess"), "192.0.2.1") == "busy"
     found: list[str] = []
     second = in_a_thread(lambda: found.append(users.judge(basic("alice", "right"), CLIENT)))
@@ -200,7 +200,7 @@ def test_many_addresses_that_guess_leave_room_for_a_user_from_another_one(
         assert users.judge(basic("eve", client), client) == "refused"
     checks.go_on.clear()
     guess = in_a_thread(partial(users.judge, basic("eve", "again"), guessers[0]))
-    until(lambda: len(checks.asked) >= 6)
+    until(lambda: len(checks.checked) >= 6)
     assert [users.judge(basic("eve", "again"), client) for client in guessers[1:]] == ["busy"] * 4
     found: list[str] = []
     user = in_a_thread(lambda: found.append(users.judge(basic("alice", "right"), CLIENT)))

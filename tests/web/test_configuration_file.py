@@ -248,7 +248,7 @@ def test_what_would_not_be_honoured_is_refused(case: str, folder: Path) -> None:
     assert promtool_agrees(file, accepted=True)
 
 
-def test_a_refusal_never_tells_the_password_that_stands_there(tmp_path: Path) -> None:
+def test_a_refusal_never_shows_the_password(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refusal:
         read_web_configuration(written(tmp_path, "basic_auth_users: {alice: correct-horse}"))
     assert "correct-horse" not in str(refusal.value)

@@ -170,12 +170,12 @@ def test_a_user_who_trains_under_anothers_name_requests_no_traces_of_both(node: 
 def test_members_of_the_control_group_may_release_and_request_traces(node: Node) -> None:
     member = pwd.getpwnam("daemon")
     node.intake.registry.accept(json.dumps(REPORT).encode(), "unix", uid=TRAINER)
-    wish = '{"run": "resnet50", "steps": 1}'
+    request = '{"run": "resnet50", "steps": 1}'
     assert node.post_as(member.pw_uid, "/-/release")[0] == 403
-    assert node.post_as(member.pw_uid, "/api/v1/trace", wish)[0] == 403
+    assert node.post_as(member.pw_uid, "/api/v1/trace", request)[0] == 403
     node.control.group = grp.getgrgid(member.pw_gid).gr_name
     assert node.post_as(member.pw_uid, "/-/release")[0] == 202
-    assert node.post_as(member.pw_uid, "/api/v1/trace", wish)[0] == 202
+    assert node.post_as(member.pw_uid, "/api/v1/trace", request)[0] == 202
     assert node.post_as(STRANGER, "/-/release")[0] == 403
     assert node.released == [None]
 
@@ -296,6 +296,6 @@ def test_only_a_socket_that_is_open_and_established_has_a_user(
         assert Peer(server, tmp_path).uid() == expected
 
 
-def test_without_the_kernels_tables_nobody_is_known(tmp_path: Path) -> None:
+def test_without_the_kernels_tables_the_user_is_unknown(tmp_path: Path) -> None:
     with connected() as (_client, server):
         assert Peer(server, tmp_path).uid() is None

@@ -98,7 +98,7 @@ def test_what_is_no_http_is_malformed_and_tls_is_called_so(serve: Serve, caplog:
     ]
 
 
-def test_a_request_that_never_ends_is_one_beyond_limits_and_a_silent_client_is_none(
+def test_an_endless_request_is_refused_by_the_limits_and_a_silent_client_is_not(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, refusals = serve(USERS)
@@ -118,7 +118,7 @@ def test_a_request_that_never_ends_is_one_beyond_limits_and_a_silent_client_is_n
 
 
 @needs_openssl
-def test_clients_without_a_certificate_and_without_tls_are_told_apart(serve: Serve, tmp_path: Path) -> None:
+def test_clients_without_a_certificate_and_without_tls_are_counted_apart(serve: Serve, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.sign("node")
     server, refusals = serve(TLS)

@@ -87,7 +87,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready"])
-def test_users_are_asked_for_everywhere_health_included_as_in_the_toolkit(path: str, serve: Serve) -> None:
+def test_users_must_authenticate_everywhere_health_included_as_in_the_toolkit(path: str, serve: Serve) -> None:
     served = serve(USERS)
     assert served.get(path, "alice:right").status == 200
     refused = served.get(path)
@@ -165,7 +165,7 @@ def test_a_broken_file_keeps_what_is_in_force_and_a_mended_one_counts(
     assert served.get(user="bob:right").status == 200
 
 
-def test_a_file_that_is_emptied_before_it_is_written_lets_nobody_in(
+def test_a_file_that_is_emptied_before_it_is_written_grants_no_access(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(USERS)
@@ -202,7 +202,7 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(serve: Serve, tmp
 
 
 @needs_openssl
-def test_a_certificate_outside_its_time_is_told_of_when_it_is_read(
+def test_a_certificate_outside_its_validity_is_logged_when_it_is_read(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority(tmp_path)

@@ -107,7 +107,7 @@ def test_a_connection_is_kept_for_the_next_request(server: Server) -> None:
     connection.close()
 
 
-def test_a_connection_is_closed_where_the_client_asks(server: Server) -> None:
+def test_a_connection_is_closed_on_the_clients_request(server: Server) -> None:
     with connected(server) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
         assert everything(connection).endswith(BODY)
@@ -126,7 +126,7 @@ def test_a_closed_connection_leaves_nothing_for_the_garbage_collector(server: Se
         gc.enable()
 
 
-def test_head_tells_the_length_and_sends_no_body(server: Server) -> None:
+def test_head_returns_the_length_and_no_body(server: Server) -> None:
     with connected(server) as connection:
         connection.sendall(b"HEAD / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
         head, _, body = everything(connection).partition(b"\r\n\r\n")
@@ -153,13 +153,13 @@ def test_pipelined_requests_are_all_answered_in_order(server: Server) -> None:
     assert bodies == [b"%02d" % number for number in range(40)]
 
 
-def test_a_client_that_asks_without_end_keeps_nobody_else_waiting(make_server: MakeServer) -> None:
+def test_a_client_with_endless_requests_does_not_block_another(make_server: MakeServer) -> None:
     server = make_server(threads=1)
     answered = threading.Event()
     with connected(server) as endless, connected(server) as patient:
         requests = b"GET /client HTTP/1.1\r\nHost: h\r\n\r\n" * 1000
 
-        def ask() -> None:
+        def send() -> None:
             while not answered.is_set():
                 endless.sendall(requests)
 
@@ -168,8 +168,8 @@ def test_a_client_that_asks_without_end_keeps_nobody_else_waiting(make_server: M
                 while endless.recv(1 << 20):
                     pass
 
-        asking, listening = threading.Thread(target=ask), threading.Thread(target=listen)
-        asking.start()
+        sending, listening = threading.Thread(target=send), threading.Thread(target=listen)
+        sending.start()
         listening.start()
         try:
             for _ in range(3):
@@ -177,7 +177,7 @@ def test_a_client_that_asks_without_end_keeps_nobody_else_waiting(make_server: M
                 assert patient.recv(1000).startswith(b"HTTP/1.1 204 ")
         finally:
             answered.set()
-            asking.join(60)
+            sending.join(60)
             endless.shutdown(socket.SHUT_RDWR)
             listening.join(60)
 
@@ -426,7 +426,7 @@ def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(make_ser
             assert connection.recv(20).startswith(b"HTTP/1.1 200 ")
 
 
-def test_strangers_who_keep_their_connections_alive_keep_nobody_out(make_server: MakeServer) -> None:
+def test_idle_connections_of_others_do_not_block_a_new_client(make_server: MakeServer) -> None:
     server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         for _ in range(7):
@@ -567,7 +567,7 @@ def test_with_few_open_files_a_flood_of_connections_leaves_some_for_everything_e
         assert b"no new connection can be taken" not in process.stderr.read()
 
 
-def test_clients_are_told_apart_by_address_and_those_of_ipv6_by_network() -> None:
+def test_clients_are_identified_by_address_and_those_of_ipv6_by_network() -> None:
     assert sender_of("192.0.2.1") == sender_of("::ffff:192.0.2.1") == "192.0.2.1"
     assert sender_of("2001:db8:0:1::1") == sender_of("2001:db8:0:1:ffff::2") != sender_of("2001:db8:0:2::1")
     assert sender_of("fe80::1%eth0") == sender_of("fe80::2%eth0")

@@ -26,7 +26,7 @@ def widths(part: Element) -> list[int]:
     return [int(each.attributes["width"] or "") for each in part.all("rect")]
 
 
-def test_a_gpu_at_work_tells_activity_memory_temperature_power_and_who_holds_it() -> None:
+def test_a_gpu_at_work_shows_activity_memory_temperature_power_and_owner() -> None:
     owner = ("research", "resnet50-0", "trainer", "", "")
     (card,) = cards(samples=tuple(gpu(3, **BUSY, owners=[owner])))
     assert card.one("h3").text == "GPU 3 up"
@@ -49,7 +49,7 @@ def test_memory_that_a_gpu_shares_with_the_host_is_named() -> None:
     assert facts(unified)["Memory"] == "1.0 of 4.0 GiB, shared with the host"
 
 
-def test_what_is_not_told_looks_unlike_zero() -> None:
+def test_unknown_values_look_unlike_zero() -> None:
     silent, idle = cards(
         samples=(*gpu(0, up=1), *gpu(1, up=1, utilization_ratio=0.0, memory_used_bytes=0, memory_total_bytes=1 << 30))
     )
@@ -77,19 +77,19 @@ def test_a_little_activity_is_not_shown_as_none() -> None:
         ([("", "", "", "", name) for name in "abcde"], "a, b, c and 2 more"),
     ],
 )
-def test_tells_who_holds_it(owners: list[tuple[str, ...]], words: str) -> None:
+def test_shows_the_owners(owners: list[tuple[str, ...]], words: str) -> None:
     (card,) = cards(samples=tuple(gpu(0, up=1, owners=owners)))
     assert facts(card)["Held by"] == words
 
 
-def test_nobody_holds_a_gpu_only_where_that_is_known() -> None:
+def test_a_gpu_has_no_owner_only_where_owners_are_read() -> None:
     samples = tuple(gpu(0, up=1))
     for reported, words in ((True, "nobody"), (False, "unknown"), (None, "unknown")):
         (card,) = cards(samples=samples, statuses=(status("owners", reported),))
         assert facts(card)["Held by"] == words
 
 
-def test_a_lost_gpu_tells_why_since_when_and_what_to_do_and_claims_no_reading() -> None:
+def test_a_lost_gpu_shows_reason_time_and_remedy_and_no_reading() -> None:
     reported: dict[str, Any] = {"up": 0, "lost_info": "gpu_lost", "last_reading_timestamp_seconds": NOW - 125}
     (card,) = cards(samples=tuple(gpu(5, **reported, owners=[("", "", "", "4711", "")])))
     assert card.one("h3").text == "GPU 5 down"
@@ -133,7 +133,7 @@ def test_an_instance_whose_gpu_is_not_known_stands_for_itself() -> None:
     assert card.one("h3").text == "GPU 2 MIG 1g.18gb up"
 
 
-def test_gpus_stand_in_the_order_of_their_numbers() -> None:
+def test_gpus_are_in_the_order_of_their_numbers() -> None:
     samples = tuple(each for index in (10, 2, 1) for each in gpu(index, up=1))
     assert [card.one("h3").text for card in cards(samples=samples)] == ["GPU 1 up", "GPU 2 up", "GPU 10 up"]
 
@@ -145,7 +145,7 @@ def test_gpus_in_trouble_are_the_last_to_be_left_out() -> None:
     assert titles == [*[f"GPU {index} up" for index in range(15)], "GPU 40 down"]
 
 
-def test_tells_why_there_is_no_gpu() -> None:
+def test_explains_why_there_is_no_gpu() -> None:
     def text(**changes: Any) -> str:
         return shown(**changes).one("section", **{"aria-labelledby": "gpus"}).text
 
@@ -158,7 +158,7 @@ def observed(uuid: str, total: float, count: int) -> Sample:
     return Sample(FAMILIES["stallscope_gpu_utilization_samples"], ("0", uuid), Distribution((), total, count))
 
 
-def test_the_line_shows_the_last_minutes_with_a_gap_where_nothing_was_told() -> None:
+def test_the_line_shows_the_last_minutes_with_a_gap_where_nothing_was_read() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for reported in ((0.0, 0), (5.0, 10), (10.0, 20), None, (12.0, 40), (12.2, 60)):
@@ -178,7 +178,7 @@ def verdicts(**gpus: Verdict) -> ScriptedVerdicts:
     return ScriptedVerdicts(Verdicts("http://prometheus", {}, frozenset(), gpus, 12.0, ""))
 
 
-def test_the_verdict_stands_in_words_with_its_cost_and_remedy() -> None:
+def test_the_verdict_is_shown_with_its_cost_and_remedy() -> None:
     reported = verdicts(**{"GPU-0": Verdict("thermal_throttle", 0.126), "GPU-1": Verdict("healthy", 0.0)})
     first, second, third = cards(
         samples=tuple(each for index in range(3) for each in gpu(index, **BUSY)), verdicts=reported
@@ -190,14 +190,14 @@ def test_the_verdict_stands_in_words_with_its_cost_and_remedy() -> None:
     assert "Verdict" not in third.text
 
 
-def test_what_its_run_suffers_from_is_told_of_a_gpu_without_advice_that_is_not_meant_for_it() -> None:
+def test_the_verdict_of_its_run_is_shown_on_a_gpu_without_advice_for_another_one() -> None:
     reported = verdicts(**{"GPU-0": Verdict("straggler_hw", 0.14)})
     (card,) = cards(samples=tuple(gpu(0, **BUSY)), verdicts=reported)
     assert "Verdict of its run: One rank's hardware is slow, 14 %." in card.text
     assert "replace" not in card.text
 
 
-def test_gpus_are_asked_for_by_uuid() -> None:
+def test_verdicts_of_gpus_are_queried_by_uuid() -> None:
     reported = verdicts()
     cards(samples=(*gpu(0, **BUSY), *gpu(1, up=0, lost_info="gpu_lost")), verdicts=reported)
     assert [sorted(gpus) for _runs, gpus in reported.queried] == [["GPU-0", "GPU-1"]]

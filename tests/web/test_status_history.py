@@ -48,7 +48,7 @@ def test_a_counter_that_begins_again_is_no_activity() -> None:
     assert history.activity("GPU-0") == bytes((UNKNOWN, UNKNOWN))
 
 
-def test_it_holds_five_minutes_and_forgets_gpus_that_are_gone_for_so_long() -> None:
+def test_it_holds_five_minutes_and_drops_gpus_missing_for_as_long() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for number in range(2 * POINTS):
@@ -77,7 +77,7 @@ def recent(history: History, rank: Held) -> Recent:
     return node_of(SnapshotSamples(ranks(rank)), before=history.before).ranks[0].recent
 
 
-def test_a_rank_that_is_new_is_told_since_its_start_and_later_since_the_older_mark() -> None:
+def test_a_new_rank_is_shown_since_its_start_and_later_since_the_older_mark() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     rank = held(phases={"forward": 10.0}, steps=10, arrived=NOW - MARK_SECONDS)
@@ -90,7 +90,7 @@ def test_a_rank_that_is_new_is_told_since_its_start_and_later_since_the_older_ma
     assert (found.since, found.steps, found.phases) == (MARK_SECONDS, 4, {"forward": 6.0})
 
 
-def test_what_a_rank_did_that_has_ended_is_told_whole() -> None:
+def test_an_ended_rank_is_shown_as_a_whole() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for _ in range(3):

@@ -49,7 +49,7 @@ def section(page: Element, name: str) -> Element:
     return page.one("section", **{"aria-labelledby": name})
 
 
-def test_tells_node_state_version_and_the_way_to_the_metrics() -> None:
+def test_shows_node_state_version_and_links_to_the_metrics() -> None:
     page = shown(host="node1", telemetry_path="/m")
     assert page.one("h1").text == "node1 ready"
     assert __version__ in page.one("footer").text
@@ -58,13 +58,13 @@ def test_tells_node_state_version_and_the_way_to_the_metrics() -> None:
     assert shown(ready=False).one("h1").text == "node1 starting"
 
 
-def test_its_title_tells_how_the_gpus_are() -> None:
+def test_the_title_shows_the_state_of_the_gpus() -> None:
     samples = (*gpu(0, **BUSY), *gpu(1, up=0, lost_info="gpu_lost"), *gpu(0, mig="1g.10gb", up=1))
     assert "<title>node1: 1 of 2 GPUs up, Stallscope</title>" in rendered(samples=samples).decode()
     assert "<title>node1: no GPU, Stallscope</title>" in rendered().decode()
 
 
-def test_tells_the_node_at_first_sight() -> None:
+def test_the_first_tiles_summarise_the_node() -> None:
     page = shown(
         samples=(*gpu(0, **BUSY), *gpu(1, **{**BUSY, "utilization_ratio": 0.43}), *gpu(2, up=0, lost_info="gpu_lost")),
         held=(held(), held("other", state="finished", ended=1.0)),
@@ -80,19 +80,19 @@ def test_tells_the_node_at_first_sight() -> None:
     ]
 
 
-def test_what_is_not_told_is_no_zero_at_first_sight_either() -> None:
+def test_unknown_values_are_not_zero_in_the_tiles() -> None:
     tiles = shown(samples=tuple(gpu(0, up=1))).one("dl", class_="tiles").text
     assert "Mean activity unknown" in tiles
     assert "Power unknown" in tiles
     assert "0 %" not in tiles
 
 
-def test_tells_how_gpus_are_released() -> None:
+def test_shows_how_gpus_are_released() -> None:
     texts = [code.text for code in shown().one("footer").all("code")]
     assert texts == ["POST /-/release?for=2m", "POST /-/resume"]
 
 
-def test_tells_each_source_and_what_is_wrong_with_it() -> None:
+def test_shows_each_source_and_its_problem() -> None:
     page = shown(
         statuses=(
             status("cpu", True),
@@ -132,17 +132,17 @@ def judged(explanations: ScriptedExplanations | None, **changes: Any) -> Element
     return shown(held=[held(name) for name in names], verdicts=verdicts, explanations=explanations, **changes)
 
 
-def test_verdicts_are_explained_only_to_a_reader_who_asks() -> None:
+def test_verdicts_are_explained_only_on_request() -> None:
     explanations = ScriptedExplanations(Explanations({}, None, ""))
     page = judged(explanations)
     assert not explanations.queried
     assert "reasons of the verdict" not in page.text
     (link,) = [each for each in page.all("a", class_="pause") if each.text == "Show why"]
     assert link.attributes["href"] == "?refresh=on&why=on"
-    asked = judged(explanations, choices=Choices(refreshing=False, explained=True))
+    explained = judged(explanations, choices=Choices(refreshing=False, explained=True))
     assert explanations.queried == [[RunName(f"run{number}", "") for number in (1, 2, 3)]]
-    assert asked.text.count("Querying the reasons of the verdict.") == MAX_EXPLAINED
-    hrefs = {each.text: each.attributes["href"] for each in asked.all("a", class_="pause")}
+    assert explained.text.count("Querying the reasons of the verdict.") == MAX_EXPLAINED
+    hrefs = {each.text: each.attributes["href"] for each in explained.all("a", class_="pause")}
     assert hrefs == {"Reload automatically": "?refresh=on&why=on", "Hide the reasons": "?refresh=off"}
 
 

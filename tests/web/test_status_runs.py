@@ -43,7 +43,7 @@ def rows(article: Element) -> list[str]:
     return [row.text for row in article.one("tbody").all("tr")]
 
 
-def test_a_run_tells_its_state_how_far_it_is_and_how_long_it_takes() -> None:
+def test_a_run_shows_state_progress_and_step_time() -> None:
     article = run(held(steps=250, step_seconds=0.25, gauges={"step": 250.0, "steps_planned": 1000.0, "loss": 0.125}))
     assert article.one("h3").text == "resnet50 running"
     assert "1 rank on this node; training" in article.text
@@ -53,14 +53,14 @@ def test_a_run_tells_its_state_how_far_it_is_and_how_long_it_takes() -> None:
     assert facts(article) == {"Step time": "250 ms", "Loss": "0.125", "Last report": "1 s ago"}
 
 
-def test_a_run_that_plans_no_end_tells_its_step_alone() -> None:
+def test_a_run_without_a_planned_end_shows_its_step_alone() -> None:
     article = run(held(gauges={"step": 12345.0}))
     assert "Step 12,345" in article.text
     assert "left" not in article.text
     assert not article.all("rect", class_="progress")
 
 
-def test_steps_are_those_counted_where_none_is_told() -> None:
+def test_steps_are_the_counted_ones_where_no_step_is_reported() -> None:
     assert "Step 100" in run(held(gauges={})).text
 
 
@@ -69,7 +69,7 @@ def test_a_run_is_done_only_when_it_is() -> None:
     assert "100 %" in run(held(gauges={"step": 1000.0, "steps_planned": 1000.0})).text
 
 
-def test_phases_stand_in_the_order_of_a_step_with_their_shares_and_small_ones_together() -> None:
+def test_phases_are_in_the_order_of_a_step_with_their_shares_and_small_ones_together() -> None:
     phases = {
         "optimizer": 4.0,
         "forward": 20.0,
@@ -105,7 +105,7 @@ def test_phases_of_the_last_minutes_are_shown_once_there_are_some() -> None:
     assert facts(article)["Step time"] == "2.00 s"
 
 
-def test_a_run_that_told_nothing_lately_is_told_since_its_start() -> None:
+def test_a_run_without_recent_steps_is_shown_since_its_start() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_a_rank_that_counts_nothing_yet_claims_no_phases() -> None:
     assert facts(article)["Step time"] == "unknown"
 
 
-def test_several_ranks_are_told_one_by_one() -> None:
+def test_several_ranks_are_listed_one_by_one() -> None:
     world = {"world_size": "16"}
     article = run(
         held(rank=0, info=world),
@@ -166,7 +166,7 @@ def test_one_rank_needs_no_table() -> None:
     assert not run(held()).all("table")
 
 
-def test_one_rank_that_failed_tells_what_of() -> None:
+def test_one_failed_rank_shows_its_failure() -> None:
     article = run(held(state="failed", failure="OutOfMemoryError", ended=1.0))
     assert "1 rank on this node; ended by OutOfMemoryError" in article.text
 
@@ -203,7 +203,7 @@ def judged(
     return ScriptedVerdicts(Verdicts("http://prometheus:9090", runs or {}, ambiguous, {}, age, problem))
 
 
-def test_the_verdict_tells_cause_cost_and_remedy() -> None:
+def test_the_verdict_shows_cause_cost_and_remedy() -> None:
     watch = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, 0.5)})
     article = run(held(info={"namespace": "research"}), verdicts=watch)
     assert article.one(class_="verdict").text == (
@@ -238,7 +238,7 @@ def test_the_verdict_of_another_namespace_is_not_shown() -> None:
     assert "Waiting for data" not in run(held(), verdicts=watch).text
 
 
-def test_a_run_that_prometheus_does_not_know_is_told_so_while_it_lives() -> None:
+def test_a_run_unknown_to_prometheus_is_marked_while_it_lives() -> None:
     words = "Verdict: none yet. Prometheus does not know this run, or only for a short time."
     assert words in run(held(), verdicts=judged()).text
     assert words not in run(held(), verdicts=judged(age=None)).text
@@ -260,18 +260,18 @@ def test_a_name_that_several_runs_have_gets_no_verdict_of_either() -> None:
         ("<b>", "Verdict: <b>."),
     ],
 )
-def test_verdicts_without_a_row_in_the_table_are_told_as_they_are(cause: str, words: str) -> None:
+def test_verdicts_missing_from_the_catalogue_are_shown_as_they_are(cause: str, words: str) -> None:
     watch = judged(runs={RunName("resnet50", ""): Verdict(cause, 0.0)})
     assert words in run(held(), verdicts=watch).text
 
 
-def test_where_verdicts_come_from_is_told_with_their_age() -> None:
+def test_the_source_of_verdicts_is_shown_with_their_age() -> None:
     assert "Verdicts: http://prometheus:9090, 12 s ago." in shown(verdicts=judged()).text
     assert "Querying http://prometheus:9090 for verdicts." in shown(verdicts=judged(age=None)).text
     assert "--prometheus.url" in shown().text
 
 
-def test_a_prometheus_that_does_not_answer_is_told_with_the_age_of_what_is_shown() -> None:
+def test_a_prometheus_that_does_not_respond_is_reported_with_the_age_of_the_verdicts() -> None:
     watch = judged(
         runs={RunName("resnet50", ""): Verdict("input_disk_bound", 0.42)}, age=95.0, problem="no answer within 5 s"
     )

@@ -64,7 +64,7 @@ def server(serve: Serve) -> Server:
     return serve()
 
 
-def ask(server: Server, context: ssl.SSLContext, body: bytes | None = None, times: int = 1) -> bytes:
+def fetch(server: Server, context: ssl.SSLContext, body: bytes | None = None, times: int = 1) -> bytes:
     connection = http.client.HTTPSConnection("127.0.0.1", server.address.port, timeout=60, context=context)
     try:
         for _ in range(times):
@@ -77,15 +77,15 @@ def ask(server: Server, context: ssl.SSLContext, body: bytes | None = None, time
 
 def test_answers_who_trusts_the_certificate_again_and_again(server: Server, authority: Authority) -> None:
     assert server.url.startswith("https://")
-    assert ask(server, authority.trusting(), times=3) == BODY
+    assert fetch(server, authority.trusting(), times=3) == BODY
 
 
 def test_takes_a_body_of_several_records(server: Server, authority: Authority) -> None:
     body = bytes(range(256)) * (MAX_BYTES // 256)
-    assert ask(server, authority.trusting(), body) == body
+    assert fetch(server, authority.trusting(), body) == body
 
 
-def test_a_client_that_speaks_plain_http_is_told_so_and_stops_nobody(
+def test_a_client_that_speaks_plain_http_gets_an_explanation_and_blocks_no_other(
     server: Server, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as connection:
@@ -96,24 +96,24 @@ def test_a_client_that_speaks_plain_http_is_told_so_and_stops_nobody(
     assert caplog.messages == [
         "refused a client at 127.0.0.1: plain HTTP came where TLS is served; use https://",
     ]
-    assert ask(server, authority.trusting()) == BODY
+    assert fetch(server, authority.trusting()) == BODY
 
 
-def test_clients_that_break_off_stop_nobody(server: Server, authority: Authority) -> None:
+def test_clients_that_break_off_block_no_other(server: Server, authority: Authority) -> None:
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as hasty:
             hasty.sendall(b"\x16\x03\x01")
             hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert ask(server, authority.trusting()) == BODY
+    assert fetch(server, authority.trusting()) == BODY
 
 
-def test_clients_that_never_shake_hands_hold_up_nobody(server: Server, authority: Authority) -> None:
+def test_clients_that_never_shake_hands_block_no_other(server: Server, authority: Authority) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(6):
             silent = stack.enter_context(socket.create_connection(("127.0.0.1", server.address.port), timeout=60))
             if number % 2:
                 silent.sendall(b"\x16\x03\x01\x02\x00")
-        assert ask(server, authority.trusting()) == BODY
+        assert fetch(server, authority.trusting()) == BODY
 
 
 def test_a_client_that_never_shakes_hands_is_cut_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_an_answer_that_is_taken_late_comes_whole(server: Server, authority: Aut
     assert taken.count(BODY) == 300
 
 
-def test_the_versions_and_suites_that_were_asked_for_are_spoken(serve: Serve, authority: Authority) -> None:
+def test_the_configured_versions_and_suites_are_used(serve: Serve, authority: Authority) -> None:
     suite = CIPHER_SUITES["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]
     server = serve(highest="TLS12", cipher_suites=(suite,), curve=CURVES["CurveP384"])
     with (
@@ -164,7 +164,7 @@ def test_the_versions_and_suites_that_were_asked_for_are_spoken(serve: Serve, au
     newer = authority.trusting()
     newer.minimum_version = ssl.TLSVersion.TLSv1_3
     with pytest.raises((ssl.SSLError, ConnectionError)):
-        ask(server, newer)
+        fetch(server, newer)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def careful(serve: Serve, authority: Authority) -> Server:
 
 
 def test_a_client_with_a_certificate_of_the_authority_is_answered(careful: Server, authority: Authority) -> None:
-    assert ask(careful, authority.trusting(authority.sign("client"))) == BODY
+    assert fetch(careful, authority.trusting(authority.sign("client"))) == BODY
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_client_with_a_certificate_of_the_authority_is_answered(careful: Serve
         ("of another authority", "self-signed certificate in certificate chain|unable to get local issuer certificate"),
     ],
 )
-def test_a_client_with_another_certificate_or_none_gets_nothing_and_the_log_tells_why_once(
+def test_a_client_with_a_wrong_or_no_certificate_gets_nothing_and_is_logged_once(
     case: str, reason: str, careful: Server, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = None
@@ -195,20 +195,20 @@ def test_a_client_with_another_certificate_or_none_gets_nothing_and_the_log_tell
     context = authority.trusting(client)
     for _ in range(3):
         with pytest.raises((ssl.SSLError, OSError)):
-            ask(careful, context)
+            fetch(careful, context)
     (line,) = caplog.messages
     assert line.startswith("refused a client at 127.0.0.1: no TLS: ")
     assert any(words in line for words in reason.split("|"))
-    assert ask(careful, authority.trusting(authority.sign("client"))) == BODY
+    assert fetch(careful, authority.trusting(authority.sign("client"))) == BODY
 
 
 def test_a_client_may_have_no_certificate_where_that_is_allowed_but_no_wrong_one(
     serve: Serve, authority: Authority, tmp_path: Path
 ) -> None:
     server = serve(client_authentication="VerifyClientCertIfGiven", client_authorities=authority.certificate)
-    assert ask(server, authority.trusting()) == BODY
+    assert fetch(server, authority.trusting()) == BODY
     with pytest.raises((ssl.SSLError, OSError)):
-        ask(server, authority.trusting(Authority(tmp_path).sign("stranger")))
+        fetch(server, authority.trusting(Authority(tmp_path).sign("stranger")))
 
 
 @pytest.mark.parametrize("name", ["node1", "10.0.0.1", "2001:db8::1", "ops@example.org", "spiffe://example.org/node1"])
@@ -217,14 +217,14 @@ def test_a_client_needs_one_of_the_allowed_names_on_its_first_and_on_a_resumed_c
 ) -> None:
     names = "DNS:node1,IP:10.0.0.1,IP:2001:db8::1,email:ops@example.org,URI:spiffe://example.org/node1"
     client = Authority(tmp_path, "client", names)
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "client_authentication": "RequireAndVerifyClientCert",
         "client_authorities": client.certificate,
     }
     context = authority.trusting((client.certificate, client.key))
-    assert ask(serve(**asked, allowed_names=frozenset({name, "another"})), context, times=3) == BODY
+    assert fetch(serve(**settings, allowed_names=frozenset({name, "another"})), context, times=3) == BODY
     for refused in (frozenset({"another", name.upper() + "x"}), frozenset[str]()):
-        server = serve(**asked, allowed_names=refused)
+        server = serve(**settings, allowed_names=refused)
         session = None
         for _ in range(2):
             with (
@@ -254,11 +254,11 @@ def test_a_certificates_time_is_read(authority: Authority, days: int, outside: b
         assert "set the clock right" in outside_its_time_at(certificate, never)
 
 
-def test_a_client_that_finds_the_certificate_expired_is_told_of_in_the_log(
+def test_a_client_that_finds_the_certificate_expired_is_logged(
     serve: Serve, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate, key = authority.sign("old", days=-1)
     server = serve(certificate=certificate, key=key)
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
-        ask(server, authority.trusting())
+        fetch(server, authority.trusting())
     until(lambda: "certificate expired" in caplog.text, lambda: caplog.text)

@@ -32,7 +32,7 @@ def run_concurrently(
     """
     attempts: dict[str, Attempt[_Answer]] = {key: Attempt() for key in questions}
 
-    def ask(key: str) -> None:
+    def call(key: str) -> None:
         attempt = attempts[key]
         try:
             attempt.answer = questions[key]()
@@ -41,7 +41,7 @@ def run_concurrently(
         attempt.ended.set()
 
     for key in questions:
-        threading.Thread(target=ask, args=(key,), name=f"{purpose} {key}", daemon=True).start()
+        threading.Thread(target=call, args=(key,), name=f"{purpose} {key}", daemon=True).start()
     deadline = time.monotonic() + limit
     for attempt in attempts.values():
         attempt.ended.wait(max(0.0, deadline - time.monotonic()))

@@ -52,7 +52,7 @@ class ScriptedDevice(Device):
 
     def __init__(self, index: int = 0, /, **answers: Any) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.queried: list[str] = []
         self.uuid = f"GPU-{index}"
         self.index = index
         self.mig = ""
@@ -62,7 +62,7 @@ class ScriptedDevice(Device):
         self.rejections: dict[Rejection, int] = {}
 
     def _answer(self, name: str, *arguments: object) -> Any:
-        self.asked.append(name)
+        self.queried.append(name)
         answer = self.answers.get(name, Unsupported(f"no {name}"))
         if isinstance(answer, Callable):  # type: ignore[arg-type]
             answer = answer(*arguments)
@@ -126,7 +126,7 @@ class ScriptedDevice(Device):
 
     @property
     def calls(self) -> int:
-        return len(self.asked)
+        return len(self.queried)
 
     @property
     def rejected(self) -> Mapping[Rejection, int]:
@@ -145,8 +145,8 @@ class ScriptedListener:
     def wait(self, timeout: float) -> Sequence[Event]:
         if self.failure is not None:
             raise self.failure
-        heard, self.events = self.events, []
-        return heard
+        pending, self.events = self.events, []
+        return pending
 
     def close(self) -> None:
         self.closed = True

@@ -101,7 +101,7 @@ def test_a_new_session_forgets_what_was_lacking_and_keeps_what_was_integrated() 
     assert after["energy_joules_total",] >= before["energy_joules_total",]
 
 
-def test_throttling_is_timed_by_bits_only_for_reasons_that_nobody_counts() -> None:
+def test_throttling_is_timed_by_bits_only_for_reasons_without_a_counter() -> None:
     readings = Readings(
         ScriptedDevice(
             counters=counters(throttled={"power_cap": 7.0}), throttle_reasons=frozenset({"power_cap", "hw_slowdown"})
@@ -174,7 +174,7 @@ def test_a_turn_that_was_in_the_way_loses_no_activity() -> None:
     assert readings.after(5)["sm_active_seconds_total",] == pytest.approx(2.0)
 
 
-def test_activity_that_another_gpus_turn_keeps_away_for_long_is_absent_until_it_is_told_again() -> None:
+def test_activity_that_waits_long_for_its_gpus_turn_is_absent_until_the_next_value() -> None:
     answers = iter([Activity(0.0), Activity(1.0, sm=0.5, graphics=0.5), *[None] * 8, Activity(9.0, sm=0.5)])
     readings = Readings(ScriptedDevice(activity=lambda: next(answers), power=1.0))
     page = readings.after(4)
@@ -201,15 +201,15 @@ def test_pcie_bytes_come_from_the_counters_before_activity_and_activity_before_t
     only = activity(**moved)
     active = Readings(ScriptedDevice(activity=lambda: next(only), **slow), pcie_throughput=True)
     assert active.after(31)["pcie_receive_bytes_total",] == pytest.approx(3000)
-    assert "pcie_throughput" not in active.device.asked[40:]
+    assert "pcie_throughput" not in active.device.queried[40:]
     measured = Readings(ScriptedDevice(**slow), pcie_throughput=True)
     assert measured.after(31)["pcie_receive_bytes_total",] == pytest.approx(7 * 30)
 
 
-def test_the_slow_throughput_is_never_asked_unless_wanted() -> None:
+def test_the_slow_throughput_is_read_only_on_request() -> None:
     readings = Readings(ScriptedDevice(pcie_throughput=(7.0, 7.0), power=1.0, counters=counters()))
     page = readings.after(60)
-    assert "pcie_throughput" not in readings.device.asked
+    assert "pcie_throughput" not in readings.device.queried
     assert page["signal_supported", "pcie_receive_bytes_total"] == 0
 
 
@@ -225,7 +225,7 @@ def test_where_utilisation_is_unsupported_the_share_of_time_with_work_stands_for
     assert "GPM" in readings.gpu.served["busy_seconds_total"]
 
 
-def test_a_gpu_that_tells_nothing_of_its_work_says_so() -> None:
+def test_a_gpu_without_any_measure_of_its_work_reports_it_as_unsupported() -> None:
     page = Readings(ScriptedDevice(power=1.0)).after(2)
     assert page["signal_supported", "busy_seconds_total"] == 0
     assert ("busy_seconds_total",) not in page
@@ -244,7 +244,7 @@ def test_engines_that_activity_leaves_out_are_read_from_their_buffers() -> None:
     page = readings.after(60)
     assert page["engine_busy_seconds_total", "decoder"] == pytest.approx(29.5)
     assert page["engine_busy_seconds_total", "encoder"] == pytest.approx(0.4 * 55, rel=0.1)
-    assert "decoder samples" not in device.asked
+    assert "decoder samples" not in device.queried
 
 
 def test_processes_are_credited_with_the_time_that_they_kept_the_gpu_busy() -> None:
@@ -287,7 +287,7 @@ def test_a_process_sample_from_the_future_neither_counts_nor_silences_those_that
     assert readings.gpu.occupancy.busy[11] == pytest.approx(0.5 * 20)
 
 
-def test_what_a_gpu_was_asked_and_refused_stays_counted_over_sessions() -> None:
+def test_calls_and_rejections_stay_counted_over_sessions() -> None:
     reported = iter([1000.0, 1600.0, 3.0])
     first = ScriptedDevice(counters=lambda: counters(energy=next(reported)))
     first.rejections["sentinel"] = 2
@@ -308,12 +308,12 @@ def test_mps_clients_count_as_compute_and_show_how_the_gpu_is_shared() -> None:
     assert readings.gpu.sharing() == "mps"
 
 
-def test_how_a_gpu_is_shared_is_told_by_mig_then_the_orchestrator() -> None:
+def test_sharing_is_mig_first_and_then_as_the_orchestrator_reports() -> None:
     device = ScriptedDevice(power=1.0, instances=None)
     readings = Readings(device)
     readings.after(1)
     assert readings.gpu.sharing() == "exclusive"
-    readings.environment.occupancies.tell_sharing({"GPU-0": "time_sliced"})
+    readings.environment.occupancies.set_sharing({"GPU-0": "time_sliced"})
     assert readings.gpu.info().labels[-1] == "time_sliced"
     device.answers["instances"] = []
     readings.after(11)
@@ -330,7 +330,7 @@ def test_what_a_gpu_has_is_known_at_once_after_it_was_cut_up() -> None:
     assert page["signal_supported", "bar1_total_bytes"] == 1
 
 
-def test_no_reading_mixes_what_a_gpu_told_before_it_was_cut_up_with_what_it_tells_since() -> None:
+def test_no_reading_mixes_values_from_before_and_after_a_gpu_was_split() -> None:
     device = ScriptedDevice(power=1.0, counters=counters(pcie_received=1 << 40), utilization=Utilization(0.5, 0.1))
     device.answers["instances"] = None
     readings = Readings(device)
@@ -397,7 +397,7 @@ def test_persistence_mode_is_said_again_only_where_it_was_on_meanwhile(caplog: p
     assert len(caplog.records) == 1
 
 
-def test_health_that_is_not_told_is_absent_and_flags_are_numbers() -> None:
+def test_missing_health_is_absent_and_flags_are_numbers() -> None:
     health = {
         "ecc_errors_total": {"corrected": 2},
         "row_remap_pending": 1,
@@ -417,8 +417,8 @@ def test_slow_questions_keep_their_own_cadence() -> None:
     device = ScriptedDevice(power=1.0, temperature={"gpu": 40.0}, processes=[], bar1=Unsupported("no"), fans={"0": 0.5})
     readings = Readings(device)
     readings.after(60)
-    asked = {name: device.asked.count(name) for name in ("power", "temperature", "processes", "fans")}
-    assert asked == {"power": 60, "temperature": 30, "processes": 6, "fans": 6}
+    queried = {name: device.queried.count(name) for name in ("power", "temperature", "processes", "fans")}
+    assert queried == {"power": 60, "temperature": 30, "processes": 6, "fans": 6}
 
 
 def test_a_lost_gpu_ends_the_reading_and_a_failing_call_only_its_own_series() -> None:

@@ -129,32 +129,32 @@ def test_a_new_session_in_the_middle_of_a_refusal_makes_no_counter_jump() -> Non
 def test_a_refused_query_is_repeated_ever_more_rarely() -> None:
     readings = machine()
     readings.after(5)
-    asked = readings.device.asked
-    asked.clear()
+    queried = readings.device.queried
+    queried.clear()
     with refusing(readings.device, "memory"):
         readings.after(1000)
-        assert 8 <= asked.count("memory") <= 12
-        assert 4 <= asked.count("bar1") <= 6, "it was never answered"
-        asked.clear()
+        assert 8 <= queried.count("memory") <= 12
+        assert 4 <= queried.count("bar1") <= 6, "it was never answered"
+        queried.clear()
         readings.after(3000)
-        assert asked.count("memory") == asked.count("bar1") == 10
+        assert queried.count("memory") == queried.count("bar1") == 10
 
 
 def test_a_query_that_is_refused_time_and_again_is_repeated_rarely_too() -> None:
     readings = machine()
     answer = readings.device.answers["memory"]
-    asked = 0
+    queries = 0
 
     def flapping() -> Any:
-        nonlocal asked
-        asked += 1
-        if asked % 2:
+        nonlocal queries
+        queries += 1
+        if queries % 2:
             raise REFUSED
         return answer
 
     readings.device.answers["memory"] = flapping
     readings.after(3000)
-    assert asked <= 50
+    assert queries <= 50
 
 
 def test_whether_a_signal_is_supported_is_true_at_each_moment() -> None:

@@ -81,7 +81,7 @@ def instance(parent: ScriptedDevice, number: int, profile: str = "1g.10gb") -> S
     return made
 
 
-def test_a_driver_that_was_let_go_says_so_on_its_gpus_and_comes_back_by_itself() -> None:
+def test_a_released_driver_marks_its_gpus_and_is_reopened_by_itself() -> None:
     node = Node(ScriptedDevice(power=1.0))
     assert up(node.after()) == 1
     node.sampler.release(60)
@@ -95,7 +95,7 @@ def test_a_driver_that_was_let_go_says_so_on_its_gpus_and_comes_back_by_itself()
     assert (up(page), reason(page)) == (1, None)
 
 
-def test_a_driver_that_was_let_go_is_taken_up_at_once_on_request() -> None:
+def test_a_released_driver_is_reopened_at_once_on_request() -> None:
     node = Node(ScriptedDevice(power=1.0))
     node.after()
     node.sampler.release(600)
@@ -227,12 +227,12 @@ def test_xids_are_counted_by_code_and_stay_while_the_gpu_is_down() -> None:
     page = node.after(2)
     assert page['stallscope_gpu_xid_events_total{gpu="0",uuid="GPU-0",xid="79"}'] == 2
     assert page['stallscope_gpu_xid_events_total{gpu="0",uuid="GPU-0",xid="31"}'] == 1
-    heard = page['stallscope_gpu_xid_last_timestamp_seconds{gpu="0",uuid="GPU-0",xid="79"}']
-    assert node.clock.time() - 2 <= heard <= node.clock.time()
+    timestamp = page['stallscope_gpu_xid_last_timestamp_seconds{gpu="0",uuid="GPU-0",xid="79"}']
+    assert node.clock.time() - 2 <= timestamp <= node.clock.time()
     assert up(page) == 0
 
 
-def test_events_that_fail_are_a_failure_of_the_source_and_are_heard_again() -> None:
+def test_failing_events_fail_the_source_until_a_new_listener_receives_them() -> None:
     device = ScriptedDevice(power=1.0)
     node = Node(device)
     node.after(2)
@@ -260,7 +260,7 @@ def test_a_lost_gpu_is_listened_to_again_once_it_is_back() -> None:
     assert {each.identity().uuid for each in node.driver.listeners[-1].devices} == {"GPU-0", "GPU-1"}
 
 
-def test_what_happened_is_heard_though_a_gpu_that_is_back_asks_for_a_new_listener() -> None:
+def test_events_are_received_although_a_gpu_that_is_back_requires_a_new_listener() -> None:
     device, well = ScriptedDevice(power=DeviceLost("gpu_lost", "lost")), ScriptedDevice(1, power=1.0)
     node = Node(device, well)
     node.after(3)
@@ -283,7 +283,7 @@ def test_no_listener_outlives_its_session() -> None:
     assert [listener.closed for listener in node.driver.listeners] == [True]
 
 
-def test_a_driver_without_events_is_asked_once_and_the_signal_is_unsupported() -> None:
+def test_a_driver_without_events_is_queried_once_and_the_signal_is_unsupported() -> None:
     node = Node(ScriptedDevice(power=1.0))
     node.driver.deaf = True
     page = node.after(5)
@@ -307,7 +307,7 @@ def _hang() -> Callable[[], None]:
     return never
 
 
-def test_a_gpu_that_does_not_say_what_it_is_is_told_by_the_source_unless_its_own_series_tell() -> None:
+def test_an_unidentified_gpu_fails_the_source_unless_its_own_series_report_it() -> None:
     silent = ScriptedDevice(1, power=1.0, identity=_hang())
     node = Node(ScriptedDevice(power=1.0), silent)
     assert source_up(node.after(2)) == 0
@@ -385,7 +385,7 @@ def test_a_gpu_that_reports_no_events_beside_others_that_do_lacks_the_signal() -
     assert page['stallscope_gpu_signal_supported{gpu="1",uuid="GPU-1",signal="xid_events_total"}'] == 0
 
 
-def test_a_gpu_that_was_away_is_asked_everything_again() -> None:
+def test_a_gpu_that_was_missing_is_queried_for_everything_again() -> None:
     device = ScriptedDevice(power=1.0, fans={"0": 0.5})
     node = Node(device, ScriptedDevice(1, power=1.0))
     fan = 'stallscope_gpu_fan_speed_ratio{gpu="0",uuid="GPU-0",fan="0"}'

@@ -28,7 +28,7 @@ def source(simulation: Simulation) -> NvidiaCollector:
     return NvidiaCollector(Environment(driver=simulation.driver))
 
 
-def test_every_gpu_is_told_with_its_signals(simulation: Simulation) -> None:
+def test_every_gpu_is_listed_with_its_signals(simulation: Simulation) -> None:
     found = survey(source(simulation), readings=2, pause=0.05, limit=60.0)
     assert [gpu.info["gpu"] for gpu in found.gpus] == ["0", "1"]
     assert not found.problem
@@ -53,7 +53,7 @@ def test_a_gpu_that_hangs_is_named_and_the_other_is_read(
     simulation.release()
 
 
-def test_gpus_of_another_maker_are_told_alike() -> None:
+def test_gpus_of_another_vendor_are_listed_alike() -> None:
     tree = Path(__file__).parents[2] / "recorded_trees" / "amd_mi300x"
     found = survey(AmdCollector(Environment(root=tree)), readings=2, pause=0.05, limit=60.0)
     assert found.gpus
@@ -62,15 +62,15 @@ def test_gpus_of_another_maker_are_told_alike() -> None:
         assert {signal.family.signal: signal.call for signal in gpu.signals}["power_watts"] == "power1_input"
 
 
-def test_a_machine_without_a_driver_is_asked_once_and_told_with_the_reason(
+def test_a_machine_without_a_driver_is_read_once_and_the_reason_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = AmdCollector(Environment(root=tmp_path))
-    asked: list[None] = []
+    queried: list[None] = []
     read = absent.read
 
     def counted() -> Iterable[Sample]:
-        asked.append(None)
+        queried.append(None)
         return read()
 
     monkeypatch.setattr(absent, "read", counted)
@@ -78,4 +78,4 @@ def test_a_machine_without_a_driver_is_asked_once_and_told_with_the_reason(
     assert not found.gpus
     assert found.problem
     assert not found.hung
-    assert len(asked) == 1
+    assert len(queried) == 1

@@ -36,7 +36,7 @@ def test_once_the_counter_shows_that_it_is_wide_it_takes_over_without_a_jump() -
     assert not traffic.by_activity
 
 
-def test_a_narrow_counter_alone_counts_over_its_wraps_as_far_as_one_reading_can_tell() -> None:
+def test_a_narrow_counter_alone_counts_over_one_wrap_between_two_readings() -> None:
     traffic = Traffic(most_per_second=1e12, may_be_narrow=True)
     for second in range(10):
         traffic.take((second * GIB) % (1 << 32), None, second)
@@ -50,7 +50,7 @@ def test_activity_alone_adds_up_and_a_reading_without_it_loses_nothing() -> None
     assert traffic.total == 35
 
 
-def test_a_link_that_nothing_tells_of_has_no_total() -> None:
+def test_a_link_without_counters_has_no_total() -> None:
     traffic = Traffic(most_per_second=1e12, may_be_narrow=True)
     traffic.take(None, None, 0)
     assert traffic.total is None

@@ -16,7 +16,7 @@ def table(revision: int, size: int, *fields: tuple[int, str, int], version: int 
     return bytes(made)
 
 
-def test_a_radeons_table_tells_what_holds_it_back() -> None:
+def test_a_radeons_table_has_its_throttle_reasons() -> None:
     metrics = parse(table(3, 120, (18, "H", 41), (112, "Q", 1 << 0 | 1 << 36 | 1 << 47)))
     assert metrics is not None
     assert metrics.memory_activity == 0.41
@@ -43,7 +43,7 @@ def test_a_bit_stands_for_a_reason(bit: int | None, reasons: set[str]) -> None:
 
 
 @pytest.mark.parametrize(("revision", "offset"), [(4, 24), (5, 88), (6, 16), (7, 24), (8, 24)])
-def test_an_instincts_table_tells_energy(revision: int, offset: int) -> None:
+def test_an_instincts_table_has_energy(revision: int, offset: int) -> None:
     metrics = parse(table(revision, 512, (offset, "Q", 65536 * 1000)))
     assert metrics is not None
     assert metrics.energy == 1000
@@ -51,7 +51,7 @@ def test_an_instincts_table_tells_energy(revision: int, offset: int) -> None:
 
 
 @pytest.mark.parametrize(("revision", "clock", "rounds"), [(6, 24, 32), (7, 32, 40), (8, 32, 40)])
-def test_a_newer_instincts_table_tells_throttled_rounds(revision: int, clock: int, rounds: int) -> None:
+def test_a_newer_instincts_table_has_throttle_residencies(revision: int, clock: int, rounds: int) -> None:
     fields = [(rounds + 4 * place, "I", place + 1) for place in range(6)]
     metrics = parse(table(revision, 512, (clock, "Q", 99), *fields))
     assert metrics is not None
@@ -59,7 +59,7 @@ def test_a_newer_instincts_table_tells_throttled_rounds(revision: int, clock: in
 
 
 @pytest.mark.parametrize("revision", [3, 4, 7])
-def test_fields_that_the_firmware_does_not_fill_are_not_told(revision: int) -> None:
+def test_fields_that_the_firmware_does_not_fill_are_absent(revision: int) -> None:
     metrics = parse(table(revision, 120 if revision == 3 else 512))
     assert metrics is not None
     assert set(metrics) == {None}
@@ -103,7 +103,7 @@ class TestThrottledTime:
             Residencies(2 * 10**9, 1010, 0, 800, 0, 0, 0),
         ],
     )
-    def test_leaves_out_what_can_not_be_meant(self, restarted: Residencies) -> None:
+    def test_implausible_residencies_add_nothing(self, restarted: Residencies) -> None:
         time = ThrottledTime()
         time.add(Residencies(10**9, 1000, 0, 500, 0, 0, 0))
         assert set(time.add(restarted).values()) == {0}

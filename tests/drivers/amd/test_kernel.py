@@ -70,7 +70,7 @@ class TestWhichGpusThereAre:
         monkeypatch.chdir(TREES)
         assert gpus(Path("amd_mi300x"))[0].processes()
 
-    def test_a_card_that_another_driver_holds_is_none(self, radeon: Path) -> None:
+    def test_a_card_of_another_driver_is_not_listed(self, radeon: Path) -> None:
         event = device_folder(radeon) / "uevent"
         event.write_text(event.read_text().replace("DRIVER=amdgpu", "DRIVER=vfio-pci"))
         with pytest.raises(DriverUnavailable):
@@ -180,13 +180,13 @@ class TestSignals:
 
     def test_what_a_server_gpu_has_not(self) -> None:
         gpu = gpus(MI300X)[0]
-        for ask in (query(gpu, "fans"), gpu.throttle_reasons):
+        for call in (query(gpu, "fans"), gpu.throttle_reasons):
             with pytest.raises(Unsupported):
-                ask()
+                call()
 
-    def test_what_no_gpu_of_this_maker_tells(self) -> None:
+    def test_signals_that_no_amd_gpu_has_are_unsupported(self) -> None:
         for gpu in (*gpus(MI300X), *gpus(RADEON)):
-            for ask in (
+            for call in (
                 gpu.activity,
                 query(gpu, "clocks_configured"),
                 gpu.pcie_throughput,
@@ -196,7 +196,7 @@ class TestSignals:
                 partial(gpu.process_utilization, 0),
             ):
                 with pytest.raises(Unsupported):
-                    ask()
+                    call()
 
     def test_the_link_of_a_card_with_a_switch_is_the_switchs(self) -> None:
         inner = device_folder(RADEON) / "current_link_width"
@@ -208,7 +208,7 @@ class TestSignals:
             "pcie_link_width_max": 16,
         }
 
-    def test_a_fan_without_a_speed_tells_its_drive(self, radeon: Path) -> None:
+    def test_a_fan_without_a_speed_reports_its_drive(self, radeon: Path) -> None:
         (sensor_folder(radeon) / "fan1_input").unlink()
         gpu = gpus(radeon)[0]
         assert gpu.read("fans")["fan_speed_ratio"] == pytest.approx({"0": 101 / 255})
@@ -227,7 +227,7 @@ class TestSignals:
         assert gpu.utilization() == Utilization(1.0, 0.38)
         assert gpu.served["memory_busy_seconds_total"] == "gpu_metrics"
 
-    def test_a_limit_of_zero_is_none(self, mi300x: Path) -> None:
+    def test_a_limit_of_zero_is_absent(self, mi300x: Path) -> None:
         (sensor_folder(mi300x) / "power1_cap").write_text("0\n")
         assert gpus(mi300x)[0].read("power_limits") == {"power_limit_default_watts": 750}
 
@@ -295,7 +295,7 @@ class TestProcesses:
         (kfd / "proc/18342/vram_7427").write_text("1000\n")
         assert gpus(mi300x)[0].processes() == [GpuProcess(18342, 187513832424)]
 
-    def test_are_not_told_without_the_compute_driver(self, radeon: Path) -> None:
+    def test_are_unsupported_without_the_compute_driver(self, radeon: Path) -> None:
         shutil.rmtree(radeon / "sys/class/kfd")
         gpu = gpus(radeon)[0]
         assert gpu.identity().architecture == ""
@@ -312,7 +312,7 @@ class TestProcesses:
 
 class TestFailures:
     @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP])
-    def test_a_file_with_nothing_to_tell_is_unsupported(self, code: int) -> None:
+    def test_a_file_without_a_value_is_unsupported(self, code: int) -> None:
         gpu = gpus(RADEON)[0]
         with refusing(code, "gpu_busy_percent"), pytest.raises(Unsupported):
             gpu.utilization()
@@ -321,7 +321,7 @@ class TestFailures:
         ("code", "reason"),
         [(errno.EBUSY, "busy"), (errno.EPERM, "busy"), (errno.EACCES, "no_permission"), (errno.ETIME, "timeout")],
     )
-    def test_a_file_that_refuses_now_is_asked_again(self, code: int, reason: str) -> None:
+    def test_a_file_that_fails_for_now_is_read_again(self, code: int, reason: str) -> None:
         gpu = gpus(RADEON)[0]
         with refusing(code, "mem_info_vram_total"), pytest.raises(DriverError) as caught:
             gpu.read("memory")
@@ -343,7 +343,7 @@ class TestFailures:
     def test_a_vanished_folder_is_a_lost_gpu_for_every_question(self, radeon: Path) -> None:
         gpu = gpus(radeon)[0]
         shutil.rmtree(device_folder(radeon))
-        for ask in (
+        for call in (
             gpu.identity,
             gpu.utilization,
             query(gpu, "memory"),
@@ -353,7 +353,7 @@ class TestFailures:
             gpu.processes,
         ):
             with pytest.raises(DeviceLost) as caught:
-                ask()
+                call()
             assert caught.value.reason == "gpu_not_found"
 
     def test_sensors_are_found_again_under_another_number(self, radeon: Path) -> None:
@@ -367,7 +367,7 @@ class TestFailures:
         gpu = gpus(radeon)[0]
         assert gpu.identity().uuid == "GPU-91d5e43bcfbb8da1"
         before = gpu.calls
-        for ask in (
+        for call in (
             gpu.utilization,
             query(gpu, "memory"),
             query(gpu, "power"),
@@ -377,7 +377,7 @@ class TestFailures:
             query(gpu, "pcie_link"),
         ):
             with pytest.raises(DeviceLost) as caught:
-                ask()
+                call()
             assert caught.value.reason == "suspended"
         assert gpu.calls - before == 7, "expected only the query of its sleep state"
 
@@ -391,18 +391,18 @@ class TestFailures:
         ):
             path.write_text(content)
         gpu = gpus(radeon)[0]
-        for ask in (
+        for call in (
             gpu.utilization,
             query(gpu, "power"),
             query(gpu, "temperature"),
         ):
             with pytest.raises(DriverError) as caught:
-                ask()
+                call()
             assert caught.value.reason == "implausible"
         assert gpu.read("memory").keys() == {"memory_total_bytes"}
         assert gpu.rejected == {"out_of_range": 2, "sentinel": 1, "not_a_number": 1}
 
-    def test_more_memory_in_use_than_there_is_can_not_be_meant(self, radeon: Path) -> None:
+    def test_more_memory_in_use_than_installed_is_implausible(self, radeon: Path) -> None:
         (device_folder(radeon) / "mem_info_vram_used").write_text("99999999999999\n")
         gpu = gpus(radeon)[0]
         assert gpu.read("memory").keys() == {"memory_total_bytes"}
@@ -435,7 +435,7 @@ class TestFailures:
         assert "pcie_link_generation" not in gpu.read("pcie_link")
         assert gpu.rejected == {"not_a_number": 1}
 
-    def test_a_block_that_can_not_be_asked_during_a_reset_adds_nothing(self, mi300x: Path) -> None:
+    def test_a_block_that_is_inaccessible_during_a_reset_adds_nothing(self, mi300x: Path) -> None:
         (device_folder(mi300x) / "ras/gfx_err_count").write_text("Query currently inaccessible\n")
         assert gpus(mi300x)[0].read("health")["ecc_errors_total"] == {"corrected": 40, "uncorrected": 1}
 

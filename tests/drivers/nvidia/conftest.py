@@ -21,7 +21,7 @@ def driver_process(nvml_stand_in: NvmlStandIn) -> Iterator[DriverProcess]:
 
 
 @pytest.fixture(scope="module")
-def _module_asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NvmlStandIn, DriverProcess]]:
+def _module_driver_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NvmlStandIn, DriverProcess]]:
     node = NvmlStandIn(Path(tmp_path_factory.mktemp("node")))
     with DriverProcess(node) as child:
         child.open()
@@ -29,9 +29,9 @@ def _module_asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[N
 
 
 @pytest.fixture
-def shared_driver(_module_asking: tuple[NvmlStandIn, DriverProcess]) -> tuple[NvmlStandIn, DriverProcess]:
+def shared_driver(_module_driver_process: tuple[NvmlStandIn, DriverProcess]) -> tuple[NvmlStandIn, DriverProcess]:
     """A node and a child that the module's tests share, for many small questions; the first GPU is well again."""
-    node, child = _module_asking
+    node, child = _module_driver_process
     node.gpu[0].state = GpuState.OK
     child.open()
     return node, child

@@ -40,14 +40,14 @@ class FaultyLibrary:
         """Answers of fields instead of the recorded ones, by id."""
         self.metrics: dict[int, Any] = {}
         """Answers of metrics of GPM instead of the recorded ones, by id."""
-        self.asked: list[str] = []
+        self.queried: list[str] = []
         self.batches: list[tuple[Any, ...]] = []
 
     def load(self) -> None:
         self._library.load()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        self.asked.append(name)
+        self.queried.append(name)
         code = self.refused(name)
         if code == FUNCTION_NOT_FOUND:
             raise MissingFunction(f"this driver's library has no {name}")

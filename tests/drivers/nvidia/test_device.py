@@ -69,7 +69,7 @@ def test_what_a_gpu_lacks_is_unsupported_and_not_counted_as_nonsense(
     assert driver_process.evaluate("gpu.rejected") == {}
 
 
-def test_handles_and_identities_are_asked_for_once(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_handles_and_identities_are_queried_once(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     for _ in range(5):
         driver_process.execute("for each in driver.devices():\n    each.identity(); each.read('power')")
     assert nvml_stand_in.calls("nvmlDeviceGetHandleByIndex_v2") == 8
@@ -101,7 +101,7 @@ def test_a_gpu_whose_place_another_took_stays_lost_and_shows_nothing_of_the_othe
     assert driver_process.evaluate("now[0].read('power')")["power_watts"] == 69.85
 
 
-def test_a_gpu_whose_place_nobody_took_stays_lost(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_a_gpu_whose_place_stays_empty_stays_lost(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     driver_process.execute("last = driver.devices()[7]; last.identity(); last.read('power')")
     nvml_stand_in.remove(7)
     assert driver_process.evaluate("last.read('power')") == ["DeviceLost", "gpu_lost"]
@@ -136,7 +136,7 @@ def test_names_with_broken_text_are_cleaned_and_counted(
     assert driver_process.evaluate("gpu.rejected")["malformed_text"] > 0
 
 
-def test_a_missing_function_is_asked_for_once_and_its_forerunner_answers(tmp_path: Path) -> None:
+def test_a_missing_function_is_tried_once_and_its_predecessor_responds(tmp_path: Path) -> None:
     node = NvmlStandIn(tmp_path, old_driver=True)
     node.gpu[0].throttle_reasons = 0x80 | 0x8 | 0x1
     with DriverProcess(node) as child:
@@ -200,7 +200,7 @@ def test_impossible_samples_are_left_out_and_counted(
     assert driver_process.evaluate("gpu.rejected")[reason] > 0
 
 
-def test_processes_are_told_with_their_kind_in_one_call_a_kind(
+def test_processes_are_listed_with_their_kind_in_one_call_a_kind(
     driver_process: DriverProcess, nvml_stand_in: NvmlStandIn
 ) -> None:
     gpu = nvml_stand_in.gpu[0]
@@ -234,7 +234,7 @@ def test_processes_are_told_with_their_kind_in_one_call_a_kind(
         (1 << 40, ["other"]),
     ],
 )
-def test_each_bit_of_the_throttle_reasons_is_told_by_its_name(
+def test_each_bit_of_the_throttle_reasons_has_a_name(
     driver_process: DriverProcess, nvml_stand_in: NvmlStandIn, bit: int, reasons: list[str]
 ) -> None:
     nvml_stand_in.gpu[0].throttle_reasons = bit
@@ -255,19 +255,19 @@ def test_no_process_at_work_has_no_samples(driver_process: DriverProcess) -> Non
     assert driver_process.evaluate("gpu.process_utilization(0)") == []
 
 
-def test_persistence_mode_is_told(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_persistence_mode_is_read(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     assert driver_process.evaluate("gpu.read('persistence_mode')") == {"persistence_mode": 1}
     nvml_stand_in.gpu[0].persistence = 0
     assert driver_process.evaluate("gpu.read('persistence_mode')") == {"persistence_mode": 0}
 
 
-def test_the_compute_mode_is_told_by_name(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_the_compute_mode_is_read_by_name(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     assert driver_process.evaluate("gpu.compute_mode()") == "default"
     nvml_stand_in.gpu[0].compute_mode = 3
     assert driver_process.evaluate("gpu.compute_mode()") == "exclusive_process"
 
 
-def test_what_serves_a_signal_is_named_once_it_was_asked(driver_process: DriverProcess) -> None:
+def test_the_call_behind_a_signal_is_named_after_its_first_query(driver_process: DriverProcess) -> None:
     assert "energy_joules_total" not in driver_process.evaluate("gpu.served")
     driver_process.execute("gpu.utilization_samples('gpu', 0); gpu.read('counters')")
     served = driver_process.evaluate("gpu.served")

@@ -15,11 +15,11 @@ def listening(driver_process: DriverProcess) -> DriverProcess:
     return driver_process
 
 
-def test_nothing_heard_is_no_event(listening: DriverProcess) -> None:
+def test_a_wait_without_events_is_empty(listening: DriverProcess) -> None:
     assert listening.evaluate("listener.wait(0.01)") == []
 
 
-def test_events_tell_their_gpu_and_code(listening: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_events_name_their_gpu_and_code(listening: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.raise_xid(3, 79)
     nvml_stand_in.raise_xid(0, 31)
     nvml_stand_in.raise_mig_change(1)
@@ -31,15 +31,15 @@ def test_events_tell_their_gpu_and_code(listening: DriverProcess, nvml_stand_in:
     assert listening.evaluate("listener.wait(0)") == []
 
 
-def test_what_happened_before_is_not_told(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_events_from_before_the_listener_are_not_returned(
+    driver_process: DriverProcess, nvml_stand_in: NvmlStandIn
+) -> None:
     nvml_stand_in.raise_xid(0, 31)
     driver_process.execute("listener = driver.listen(driver.devices())")
     assert driver_process.evaluate("listener.wait(0)") == []
 
 
-def test_a_code_that_cannot_be_meant_is_left_out_and_counted(
-    listening: DriverProcess, nvml_stand_in: NvmlStandIn
-) -> None:
+def test_an_implausible_code_is_left_out_and_counted(listening: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.raise_xid(0, 2**64 - 1)
     nvml_stand_in.raise_xid(0, 13)
     assert [each["xid"] for each in listening.evaluate("listener.wait(10)")] == [13]
@@ -89,7 +89,7 @@ def test_a_driver_that_goes_ends_the_wait(listening: DriverProcess, nvml_stand_i
     assert listening.evaluate("listener.wait(10)") == ["DriverUnavailable", "uninitialized"]
 
 
-def test_a_closed_listener_is_freed_and_hears_no_more(listening: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_a_closed_listener_is_freed_and_receives_nothing(listening: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     listening.execute("listener.close(); listener.close()")
     assert nvml_stand_in.control.event_sets == 0
     assert listening.evaluate("listener.wait(0)") == ["DriverUnavailable", "uninitialized"]

@@ -25,7 +25,7 @@ def test_all_counters_come_with_one_call(driver_process: DriverProcess, nvml_sta
     assert nvml_stand_in.counts() == {"nvmlDeviceGetFieldValues": 1}
 
 
-def test_bytes_received_and_sent_are_told_apart(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_bytes_received_and_sent_are_distinguished(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.pcie_received_rate = gpu.pcie_transmitted_rate = gpu.nvlink_received_rate = gpu.nvlink_transmitted_rate = 0.0
     gpu.accrued_pcie_received, gpu.accrued_pcie_transmitted = 2e12, 1e12
@@ -66,7 +66,7 @@ def test_a_gpu_that_counts_nothing_has_no_counters(driver_process: DriverProcess
     assert nvml_stand_in.calls() == 0
 
 
-def test_counters_that_cannot_be_meant_are_absent_and_come_back(
+def test_implausible_counters_are_absent_and_come_back(
     driver_process: DriverProcess, nvml_stand_in: NvmlStandIn
 ) -> None:
     gpu = nvml_stand_in.gpu[0]
@@ -78,7 +78,7 @@ def test_counters_that_cannot_be_meant_are_absent_and_come_back(
     assert driver_process.evaluate("gpu.read('counters')")["energy_joules_total"] >= 1000
 
 
-def test_a_memory_sensor_that_reads_zero_is_none(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_a_memory_sensor_that_reads_zero_is_absent(driver_process: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].memory_temperature = 0
     assert "temperature_celsius" not in driver_process.evaluate("gpu.read('counters')")
     assert driver_process.evaluate("gpu.rejected") == {}
@@ -108,7 +108,7 @@ def test_health_comes_with_one_call(driver_process: DriverProcess, nvml_stand_in
     assert nvml_stand_in.counts() == {"nvmlDeviceGetFieldValues": 1}
 
 
-def test_older_calls_tell_what_the_fields_do_not_have(tmp_path: Path) -> None:
+def test_older_calls_return_what_the_fields_lack(tmp_path: Path) -> None:
     node = NvmlStandIn(tmp_path, old_driver=True)
     node.gpu[0].absent_from_model = 0
     node.gpu[0].ecc_volatile[:] = [3, 1]
@@ -126,7 +126,7 @@ def test_older_calls_tell_what_the_fields_do_not_have(tmp_path: Path) -> None:
         assert (health["nvlink_links"], health["nvlink_links_active"]) == (18, 17)
 
 
-def test_a_gaming_card_asks_no_more_for_what_it_lacks(tmp_path: Path) -> None:
+def test_a_gaming_card_is_not_queried_again_for_missing_features(tmp_path: Path) -> None:
     node = NvmlStandIn(tmp_path, profile="rtx_4080_super")
     with DriverProcess(node) as child:
         child.open()

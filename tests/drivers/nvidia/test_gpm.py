@@ -82,7 +82,7 @@ def test_cycle_counters_serve_where_the_driver_has_them(
     assert served["pcie_receive_bytes_total"] == "GPM 21"
 
 
-def test_metrics_that_the_driver_refuses_are_not_asked_again(driver_process: DriverProcess) -> None:
+def test_metrics_that_the_driver_refuses_are_not_queried_again(driver_process: DriverProcess) -> None:
     driver_process.execute("gpu.activity()")
     settle()
     driver_process.execute("gpu.activity(); ids = gpu._retry.select(gpu._meter._wanted, 0.0)")
@@ -242,7 +242,7 @@ class Metrics:
         self.values: dict[int, float] = {}
         self.knows = 1000
         """A call that requests this id or a higher one fails as a whole."""
-        self.asked: list[tuple[int, ...]] = []
+        self.queried: list[tuple[int, ...]] = []
         self.held = 0
         """Samples that were not given back."""
         self.on_sample: Callable[[], None] = lambda: None
@@ -255,12 +255,12 @@ class Metrics:
         if name == "nvmlGpmSampleGet":
             self.on_sample()
         if name == "nvmlGpmSampleAlloc" or name == "nvmlDeviceGetHandleByIndex":
-            return Handle(len(self.asked) + 1)
+            return Handle(len(self.queried) + 1)
         if name == "nvmlGpmQueryDeviceSupport" or name == "nvmlDeviceGetCount":
             return 1
         if name == "nvmlGpmMetricsGet":
             ids = arguments[2]
-            self.asked.append(ids)
+            self.queried.append(ids)
             if max(ids) >= self.knows:
                 raise NvmlFailure(2, "Invalid Argument")
             return [(0, self.values[metric]) if metric in self.values else (3, 0.0) for metric in ids]
@@ -277,18 +277,18 @@ def meter(metrics: Metrics) -> Device:
     return device
 
 
-def test_a_driver_that_refuses_ids_it_does_not_know_is_asked_only_for_the_old_ones() -> None:
+def test_a_driver_that_refuses_unknown_ids_is_queried_only_for_the_old_ones() -> None:
     metrics = Metrics()
     metrics.knows = 100
     metrics.values = {2: 50.0}
     gpu = meter(metrics)
     assert gpu.activity() == activity_of(1.0, sm=0.5)
-    assert [max(ids) for ids in metrics.asked] == [260, 61]
+    assert [max(ids) for ids in metrics.queried] == [260, 61]
     gpu.activity()
-    assert metrics.asked[2] == (2,)
+    assert metrics.queried[2] == (2,)
 
 
-def test_a_driver_that_tells_no_metric_at_all_has_no_activity() -> None:
+def test_a_driver_without_any_metric_has_no_activity() -> None:
     gpu = meter(Metrics())
     with pytest.raises(Unsupported):
         gpu.activity()

@@ -76,7 +76,7 @@ def test_identifiers_in_arguments_and_failures_are_masked_too() -> None:
     assert "is lost" in whole
 
 
-def test_what_identifies_nobody_stays_as_it_is() -> None:
+def test_calls_without_identifiers_stay_unchanged() -> None:
     plain = [
         call("nvmlDeviceGetName", b"NVIDIA H100 80GB HBM3"),
         call("nvmlDeviceGetVbiosVersion", b"96.00.89.00.01"),

@@ -54,7 +54,7 @@ def test_what_the_driver_refuses_comes_with_its_code(library: DriverProcess) -> 
     assert library.evaluate('call("nvmlDeviceGetMigDeviceHandleByIndex", device, 0)') == 6
 
 
-def test_a_function_that_nobody_has_is_missing(library: DriverProcess) -> None:
+def test_an_unknown_function_is_missing(library: DriverProcess) -> None:
     assert library.evaluate('call("nvmlDeviceGetFortune", device)') == "missing"
 
 
@@ -135,7 +135,7 @@ call("nvmlGpmSampleGet", device, second)
     assert library.evaluate('call("nvmlGpmMetricsGet", first, second, (2, 9999, 10))') == [[0, 0.0], [3, 0.0], [0, 0.0]]
 
 
-def test_a_wait_that_hears_nothing_times_out(library: DriverProcess) -> None:
+def test_a_wait_without_events_times_out(library: DriverProcess) -> None:
     library.execute('events = call("nvmlEventSetCreate"); call("nvmlDeviceRegisterEvents", device, 8, events)')
     assert library.evaluate('call("nvmlEventSetWait", events, 1)') == 10
 

@@ -51,7 +51,7 @@ def test_an_instance_is_the_same_object_as_long_as_it_is(sliced: DriverProcess, 
     assert sliced.evaluate("gpu.instances()") is None
 
 
-def test_an_instance_tells_its_own_memory_and_processes(sliced: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
+def test_an_instance_has_its_own_memory_and_processes(sliced: DriverProcess, nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.run((77, 1 << 20, False), (78, 1 << 21, False))
     gpu.run_on(0, 0)
@@ -78,7 +78,7 @@ def test_an_instance_tells_its_own_memory_and_processes(sliced: DriverProcess, n
         "read('pcie_link')",
     ],
 )
-def test_what_is_the_whole_gpus_is_never_asked_of_an_instance(
+def test_signals_of_the_whole_gpu_are_never_queried_on_an_instance(
     sliced: DriverProcess, nvml_stand_in: NvmlStandIn, question: str
 ) -> None:
     nvml_stand_in.reset_counts()

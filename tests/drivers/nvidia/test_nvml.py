@@ -52,7 +52,7 @@ def test_a_driver_that_refuses_under_way_is_unavailable(
     assert driver_process.evaluate("driver.devices()") == ["DriverUnavailable", "no_permission"]
 
 
-def test_nothing_is_asked_of_a_driver_that_is_not_open(nvml_stand_in: NvmlStandIn) -> None:
+def test_a_driver_that_is_not_open_is_not_called(nvml_stand_in: NvmlStandIn) -> None:
     with DriverProcess(nvml_stand_in) as child:
         assert child.evaluate("driver.devices()") == ["DriverUnavailable", "uninitialized"]
         assert child.evaluate("driver.listen([])") == ["DriverUnavailable", "uninitialized"]
@@ -83,7 +83,7 @@ def test_opening_an_open_driver_calls_nothing(driver_process: DriverProcess, nvm
     assert nvml_stand_in.calls() == 0
 
 
-def test_what_the_driver_is_asked_for_no_certain_gpu_is_counted(
+def test_calls_that_concern_no_single_gpu_are_counted(
     driver_process: DriverProcess, nvml_stand_in: NvmlStandIn
 ) -> None:
     before = driver_process.evaluate("driver.calls")
@@ -92,7 +92,7 @@ def test_what_the_driver_is_asked_for_no_certain_gpu_is_counted(
     assert driver_process.evaluate("gpu.calls") == nvml_stand_in.calls() - 3
 
 
-def test_the_versions_of_driver_and_cuda_are_told(driver_process: DriverProcess) -> None:
+def test_the_versions_of_driver_and_cuda_are_read(driver_process: DriverProcess) -> None:
     assert driver_process.evaluate("[driver.system().driver_version, driver.system().cuda_version]") == [
         "590.48.01",
         "13.1",

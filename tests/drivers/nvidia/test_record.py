@@ -119,13 +119,13 @@ def test_handles_become_names_that_the_replay_takes() -> None:
     assert not replay.unanswered
 
 
-def test_a_handle_that_was_let_go_lends_its_address_to_another() -> None:
+def test_a_freed_handle_gives_its_address_to_another() -> None:
     recording = RecordingLibrary(ScriptedLibrary(nvmlGpmSampleAlloc=[RealHandle(1), RealHandle(1)]))
     recording.call("nvmlGpmSampleAlloc"), recording.call("nvmlGpmSampleAlloc")
     assert [call.answer.token for call in recording.calls] == ["sample 0", "sample 1"]
 
 
-def test_a_reader_that_asks_from_another_moment_gets_the_next_samples() -> None:
+def test_a_reader_with_another_start_time_gets_the_next_samples() -> None:
     device = Handle("device 0")
     recording = RecordingLibrary(ScriptedLibrary(nvmlDeviceGetSamples=[[(5, 1)], [(7, 2)], [(9, 3)]]))
     for newest in (0, 5, 7):

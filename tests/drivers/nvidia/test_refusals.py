@@ -103,10 +103,10 @@ def test_a_step_of_the_drivers_clock_costs_one_reading_of_activity() -> None:
 def test_what_a_gpu_lacks_costs_calls_rarely() -> None:
     node = Node()
     node.after(1000)
-    node.library.asked.clear()
+    node.library.queried.clear()
     node.after(600)
-    steady = len(node.library.asked)
-    fans = node.library.asked.count("nvmlDeviceGetNumFans")
+    steady = len(node.library.queried)
+    fans = node.library.queried.count("nvmlDeviceGetNumFans")
     assert 2 <= fans <= 8, "two GPUs without fans"
     assert steady < 13 * 2 * 600
 

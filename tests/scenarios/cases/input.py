@@ -69,7 +69,7 @@ def _parent() -> Iterator[Case]:
         )
 
 
-def _processors() -> Iterator[Case]:
+def _cpus() -> Iterator[Case]:
     # Decoding needs more than there is: 24 CPUs a rank.
     node = _waiting(NODE_WORK, 0.31, loader_cores=23)
     saturated = Host(cores=4, cpu_waiting=0.6)
@@ -463,7 +463,7 @@ def _two_runs() -> Iterator[Case]:
 
 CASES: tuple[Case, ...] = (
     *_parent(),
-    *_processors(),
+    *_cpus(),
     *_quota(),
     *_workers(),
     *_storage(),

@@ -171,7 +171,7 @@ def test_phases_are_timed_by_the_gpus_clock(
     assert desk.newest.phases["forward"].seconds == 0  # the host only queued
 
 
-def test_what_the_gpu_has_not_passed_is_told_later(
+def test_gpu_time_that_is_not_complete_is_reported_later(
     run: stallscope.Run, desk: Desk, device: Device, model: Model, clock: ScriptedClock
 ) -> None:
     pytorch.watch(model, run=run)
@@ -279,7 +279,7 @@ def test_what_the_reducer_waited_for_is_taken_out_of_the_backward_pass(
     assert gpu_seconds(desk) == {"backward": pytest.approx(1), "communication": pytest.approx(3)}
 
 
-def test_the_allocator_is_told(
+def test_the_allocator_is_reported(
     run: stallscope.Run, desk: Desk, device: Device, model: Model, clock: ScriptedClock
 ) -> None:
     pytorch.watch(model, run=run)
@@ -290,7 +290,7 @@ def test_the_allocator_is_told(
     assert (reported.counters["allocator_retries"], reported.counters["out_of_memory"]) == (2, 1)
 
 
-def test_copies_to_the_gpu_are_told_and_others_are_not(
+def test_copies_to_the_gpu_are_reported_and_others_are_not(
     run: stallscope.Run, desk: Desk, device: Device, model: Model, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def copy(tensor: Any, *_: Any, **__: Any) -> Any:
@@ -342,7 +342,7 @@ def test_an_error_of_a_copy_is_the_programs(
     assert desk.newest.phases["host_copy"].seconds == 0
 
 
-def test_arguments_that_move_nothing_are_told_apart() -> None:
+def test_arguments_that_move_nothing_are_recognised() -> None:
     assert goes_to_gpu(("cuda",), {})
     assert goes_to_gpu((), {"device": 1})
     for arguments, options in (

@@ -272,7 +272,7 @@ def test_only_the_outermost_model_is_timed(run: stallscope.Run, desk: Desk, part
     assert LastReport(run, desk)["forward"] == pytest.approx(4 * FORWARD)
 
 
-def test_the_wait_for_real_workers_is_told(run: stallscope.Run, desk: Desk) -> None:
+def test_the_wait_for_real_workers_is_reported(run: stallscope.Run, desk: Desk) -> None:
     pytorch.unwatch()
     run = stallscope.Run("real", sender=desk)
     model = torch.nn.Linear(4, 2)
@@ -281,12 +281,12 @@ def test_the_wait_for_real_workers_is_told(run: stallscope.Run, desk: Desk) -> N
     pytorch.watch(model, optimizer, run=run)
     waited = 0.0
     for _ in range(2):
-        asked = None
+        requested = None
         for inputs in loader:
-            waited += time.monotonic() - asked if asked else 0.0
+            waited += time.monotonic() - requested if requested else 0.0
             model(inputs).sum().backward()
             optimizer.step()
-            asked = time.monotonic()
+            requested = time.monotonic()
     last = LastReport(run, desk)
     assert last.steps == 8
     assert last["data_wait"] > 0.5 * waited
@@ -309,7 +309,7 @@ def test_a_stream_is_waited_for_as_well(watched: Watched, clock: ScriptedClock) 
     assert (last.steps, last["data_wait"]) == (4, pytest.approx(8 * FETCH))
 
 
-def test_a_batch_asked_for_by_hand_is_waited_for(watched: Watched) -> None:
+def test_the_wait_for_a_batch_fetched_by_hand_is_counted(watched: Watched) -> None:
     batches = iter(watched.loader)
     for _ in range(3):
         watched.train(next(batches))
@@ -368,7 +368,7 @@ def test_an_evaluation_whose_iterator_lives_on_ends_with_training(watched: Watch
     assert (last["evaluation"], last.steps) == (pytest.approx(2 * FETCH), 4)
 
 
-def test_where_the_training_loader_is_told_any_other_evaluates(
+def test_other_loaders_evaluate_where_the_training_loader_is_given(
     run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
 ) -> None:
     pytorch.watch(parts.model, parts.optimizer, parts.loader, run=run)
@@ -469,7 +469,9 @@ def test_without_a_loader_the_optimizer_ends_a_step(watched: Watched, clock: Scr
     assert last["data_wait"] == 0
 
 
-def test_a_closure_is_part_of_the_optimizer_but_for_its_passes(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+def test_a_closure_is_part_of_the_optimizer_except_for_its_passes(
+    run: stallscope.Run, desk: Desk, parts: Parts
+) -> None:
     optimizer = torch.optim.LBFGS(parts.model.parameters(), max_iter=2, tolerance_grad=0, tolerance_change=0)
     pytorch.watch(parts.model, run=run)
     for inputs, targets in parts.loader:
@@ -487,9 +489,7 @@ def test_a_closure_is_part_of_the_optimizer_but_for_its_passes(run: stallscope.R
     assert last.phase("backward").occurrences >= 8
 
 
-def test_only_the_optimizer_that_was_told_counts(
-    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
-) -> None:
+def test_only_the_given_optimizer_counts(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
     other = Optimizer(Model(clock), clock)
     pytorch.watch(parts.model, parts.optimizer, run=run)
     for _ in range(3):
@@ -526,7 +526,7 @@ def test_a_trainer_that_claimed_the_run_marks_its_steps(run: stallscope.Run, des
     assert "samples" not in last.counters
 
 
-def test_samples_told_by_the_user_are_not_counted_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+def test_samples_given_by_the_user_are_not_counted_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
     pytorch.watch(parts.model, run=run, samples_per_step=5, tokens_per_step=7)
     for batch in parts.loader:
         parts.train(batch)
@@ -534,7 +534,7 @@ def test_samples_told_by_the_user_are_not_counted_twice(run: stallscope.Run, des
     assert (last.counters["samples"], last.counters["tokens"]) == (20, 28)
 
 
-def test_samples_that_the_run_was_told_of_are_not_counted_twice(desk: Desk, clock: ScriptedClock) -> None:
+def test_samples_given_to_the_run_are_not_counted_twice(desk: Desk, clock: ScriptedClock) -> None:
     watched = Watched(SimulatedRun("job", samples_per_step=5, clock=clock, sender=desk), desk, clock)
     watched.train_epoch()
     last = watched.last_report()
@@ -560,9 +560,7 @@ def test_operations_follow_from_parameters_and_tokens(run: stallscope.Run, desk:
     assert LastReport(run, desk).counters["flops"] == 4 * 6 * 10 * 100
 
 
-def test_operations_are_counted_on_one_step_where_that_is_asked_for(
-    run: stallscope.Run, desk: Desk, parts: Parts
-) -> None:
+def test_operations_are_counted_on_one_step_on_request(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
     pytorch.watch(parts.model, run=run, flops_per_step="counted")
     for _ in range(2):
         for batch in parts.loader:
@@ -573,7 +571,7 @@ def test_operations_are_counted_on_one_step_where_that_is_asked_for(
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
-def test_a_step_that_the_scaler_skips_is_none_and_is_counted(watched: Watched) -> None:
+def test_a_step_that_the_scaler_skips_counts_as_skipped_only(watched: Watched) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for number, (inputs, targets) in enumerate(watched.loader):
         loss = torch.nn.functional.mse_loss(watched.model(inputs), targets)
@@ -585,7 +583,7 @@ def test_a_step_that_the_scaler_skips_is_none_and_is_counted(watched: Watched) -
     assert (last.steps, last.values["amp_skipped_steps"]) == (3, 1)
 
 
-def test_a_scaler_that_is_off_tells_nothing(watched: Watched) -> None:
+def test_a_disabled_scaler_reports_nothing(watched: Watched) -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for inputs, targets in watched.loader:
         scaler.scale(torch.nn.functional.mse_loss(watched.model(inputs), targets)).backward()

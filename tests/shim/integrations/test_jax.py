@@ -60,7 +60,7 @@ def test_the_first_call_which_compiles_is_initialization(tracked: Reports) -> No
     assert tracked.seconds("initialization") >= 0.1
 
 
-def test_device_time_is_taken_where_it_is_asked_for(tracked: Reports, folder: Path) -> None:
+def test_device_time_is_measured_on_request(tracked: Reports, folder: Path) -> None:
     assert tracked.newest.values["device_step_seconds"] > 0
     assert "device_step_seconds" not in read(folder, "waiting_for_nothing").newest.values
 

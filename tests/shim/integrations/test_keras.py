@@ -57,7 +57,7 @@ def test_validation_and_saving_are_activities(fitted: Reports) -> None:
     assert (fitted.occurrences("evaluation"), fitted.occurrences("checkpoint")) == (3, 3)
 
 
-def test_what_keras_logs_is_told(fitted: Reports, backend: str) -> None:
+def test_values_that_keras_logs_are_reported(fitted: Reports, backend: str) -> None:
     newest = fitted.newest
     assert "loss" in newest.gauges
     assert "val_loss" in newest.values
@@ -97,5 +97,5 @@ def test_an_unchanged_program_is_measured_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["tensorflow"], indirect=True, scope="module")
-def test_the_bridge_to_tensorboard_hears_the_real_tf_summary(folder: Path) -> None:
+def test_the_bridge_to_tensorboard_receives_from_the_real_tf_summary(folder: Path) -> None:
     assert read(folder, "tf_summary").newest.values == {"accuracy": 0.75}

@@ -61,7 +61,7 @@ def test_a_save_is_an_activity(accumulating: Reports) -> None:
     assert accumulating.occurrences("checkpoint") == 2
 
 
-def test_what_the_trainer_knows_is_told(accumulating: Reports) -> None:
+def test_the_trainers_values_are_reported(accumulating: Reports) -> None:
     newest = accumulating.newest
     assert newest.counters["samples"] == 32
     assert (newest.gauges["step"], newest.gauges["steps_planned"], newest.gauges["epoch"]) == (8, 8, 1)

@@ -193,7 +193,7 @@ def test_a_writer_that_raises_still_does(run: stallscope.Run, writer: SummaryWri
     assert reported(run, desk).values == {}
 
 
-def test_a_writer_imported_later_is_heard(
+def test_values_of_a_writer_imported_later_are_reported(
     clock: ScriptedClock, run: stallscope.Run, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "tensorboardX.writer", raising=False)
@@ -216,7 +216,7 @@ def test_a_writer_is_wrapped_once(run: stallscope.Run, writer: SummaryWriter) ->
     assert wrapped.__name__ == "add_scalar"
 
 
-def test_a_finished_run_hears_nothing_and_the_next_does(
+def test_a_finished_run_receives_nothing_and_the_next_does(
     run: stallscope.Run, writer: SummaryWriter, clock: ScriptedClock, desk: Desk
 ) -> None:
     stallscope.sync_tensorboard(run)
@@ -228,12 +228,12 @@ def test_a_finished_run_hears_nothing_and_the_next_does(
     assert reported(second, desk).values == {"accuracy": 0.75}
 
 
-def test_without_a_run_there_is_nobody_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bridge_without_a_run_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     stallscope.sync_tensorboard()
     assert "no open run" in caplog.text
 
 
-def test_tf_summary_is_heard(run: stallscope.Run, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_tf_summary_are_reported(run: stallscope.Run, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[Any, ...]] = []
     tensorflow = types.ModuleType("tensorflow")
     tensorflow.summary = types.SimpleNamespace(  # type: ignore[attr-defined]

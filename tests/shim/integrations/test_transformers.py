@@ -76,7 +76,7 @@ def test_evaluation_and_checkpoint_are_activities(accumulating: Reports) -> None
     assert accumulating.seconds("evaluation") >= 4 * 0.05
 
 
-def test_what_the_trainer_knows_is_told(accumulating: Reports) -> None:
+def test_the_trainers_values_are_reported(accumulating: Reports) -> None:
     newest = accumulating.newest
     assert newest.counters["samples"] == 32
     assert newest.counters["tokens"] == 96
@@ -119,7 +119,7 @@ def test_steps_of_the_optimizer_are_not_counted_beside_the_trainers(folder: Path
     assert read(folder, "within_a_run").steps == 16
 
 
-def test_under_the_run_command_steps_and_phases_are_told_once(tmp_path: Path) -> None:
+def test_under_the_run_command_steps_and_phases_are_counted_once(tmp_path: Path) -> None:
     """`stallscope run` listens to loader, model and optimizer, and leaves to the callback what is the callback's."""
     command, training = ("-m", "stallscope", "run"), ("accumulating", "measured")
     folder = held(NEEDED, "transformers_trainings", tmp_path, under=command, only=training)

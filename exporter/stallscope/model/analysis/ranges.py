@@ -138,13 +138,13 @@ class Ranges:
         """
         splittable = _splittable(query)
 
-        def ask(piece: _Piece) -> list[RangeSeries]:
+        def fetch(piece: _Piece) -> list[RangeSeries]:
             # Times are rounded to milliseconds: half a step more keeps the last evaluation.
             first, last = start + piece.first * step, start + (piece.last + 0.5) * step
             return self.server.query_range(splittable.for_values(piece.values), first, last, step)
 
         last = floor((end - start) / step + 1e-6)
-        return self._pieces(_Piece(0, last, splittable.values), self.max_points, 1.0, ask, advance)
+        return self._pieces(_Piece(0, last, splittable.values), self.max_points, 1.0, fetch, advance)
 
     def scraped(
         self, query: SplittableQuery | str, start: float, end: float, advance: Advance = ignore_progress
@@ -165,20 +165,20 @@ class Ranges:
         """
         splittable = _splittable(query)
 
-        def ask(piece: _Piece) -> list[RangeSeries]:
+        def fetch(piece: _Piece) -> list[RangeSeries]:
             # Servers count in milliseconds: parts in milliseconds neither overlap nor leave gaps.
             first, last = start + piece.first / 1000, min(end, start + (piece.last + 1) / 1000)
             return self.server.samples(splittable.for_values(piece.values), first, last)
 
         last = ceil((end - start) * 1000) - 1
-        return self._pieces(_Piece(0, last, splittable.values), int(self.max_seconds * 1000), 1e-4, ask, advance)
+        return self._pieces(_Piece(0, last, splittable.values), int(self.max_seconds * 1000), 1e-4, fetch, advance)
 
     def _pieces(
         self,
         whole: _Piece,
         longest: int,
         samples: float,
-        ask: Callable[[_Piece], list[RangeSeries]],
+        fetch: Callable[[_Piece], list[RangeSeries]],
         advance: Advance,
     ) -> Iterator[RangeSeries]:
         """Query the whole in parts of at most `longest` time units, each with roughly `samples` samples."""
@@ -194,7 +194,7 @@ class Ranges:
                 waiting += reversed(halves)
                 continue
             try:
-                found = ask(piece)
+                found = fetch(piece)
             except PrometheusError as error:
                 self._handle_failure(error, splittable=len(halves) > 1)
                 if error.too_large and error.passing:

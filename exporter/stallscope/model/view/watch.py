@@ -24,7 +24,7 @@ _Answer = TypeVar("_Answer")
 class Watch(ABC, Generic[_Subjects, _Answer]):
     """Queries in the background what was read last, unless all of it is empty.
 
-    `start` starts the thread; `ask` queries in the calling thread.
+    `start` starts the thread; `poll` queries in the calling thread.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Watch(ABC, Generic[_Subjects, _Answer]):
             return None, None, problem
         return answer[1], max(0.0, now - answer[0]), problem
 
-    def ask(self) -> None:
+    def poll(self) -> None:
         """Query once, and store the answer or the error."""
         if self._subjects is None:
             return
@@ -104,5 +104,5 @@ class Watch(ABC, Generic[_Subjects, _Answer]):
             if not is_watched or subjects is None or not any(subjects):
                 self._woken.wait()
                 continue
-            self.ask()
+            self.poll()
             self._stopping.wait(self._interval)

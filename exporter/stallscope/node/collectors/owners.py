@@ -17,7 +17,7 @@ from stallscope.model.catalogue.metrics import family
 from stallscope.node.collectors.base import Collector, Environment, NotPresent, register
 from stallscope.node.drivers.device import Identity
 from stallscope.node.drivers.occupancy import Occupancy
-from stallscope.node.owners.attribution import NOBODY, Attribution, Owner, Problem, attribute, pods_by_uid
+from stallscope.node.owners.attribution import UNKNOWN_OWNER, Attribution, Owner, Problem, attribute, pods_by_uid
 from stallscope.node.owners.busy import BusyAccounts
 from stallscope.node.owners.cluster import Pod
 from stallscope.node.owners.devices import Devices, handed_out_again
@@ -129,7 +129,7 @@ class Owners(Collector):
             self._busy.add(occupancy, found, now)
             samples += self._samples(occupancy.identity, found)
         self._busy.forget(now)
-        self._tell_sharing(occupancies)
+        self._publish_sharing(occupancies)
         self._note(frozenset(problems), now)
         samples += [Sample(ERRORS, (reason,), count) for reason, count in self._errors.items()]
         return samples
@@ -137,7 +137,7 @@ class Owners(Collector):
     def close(self) -> None:
         """Close the connection to the kubelet, and reset how GPUs are shared."""
         self._kubelet.close()
-        self.environment.occupancies.tell_sharing({})
+        self.environment.occupancies.set_sharing({})
 
     def _remember(self, present: Mapping[str, Identity]) -> None:
         """Remember identities: a lost GPU is still held by its pod or job."""
@@ -235,7 +235,7 @@ class Owners(Collector):
         self._holders, self._replicated, self._unplaced = holders, frozenset(replicated), frozenset(unplaced)
         self._jobs_of, self._placed_for = jobs_of, placed_for
 
-    def _tell_sharing(self, occupancies: Mapping[str, Occupancy]) -> None:
+    def _publish_sharing(self, occupancies: Mapping[str, Occupancy]) -> None:
         """Publish how GPUs are shared. Device names do not show it; only MPS has its own kind of process."""
         reported = {}
         for uuid in self._replicated:
@@ -243,7 +243,7 @@ class Owners(Collector):
             mps = occupancy is not None and any(process.kind == "mps" for process in occupancy.processes)
             seen_before = self.environment.occupancies.sharing(uuid) == "mps"
             reported[uuid] = "mps" if mps or seen_before else "time_sliced"
-        self.environment.occupancies.tell_sharing(reported)
+        self.environment.occupancies.set_sharing(reported)
 
     def _samples(self, identity: Identity, found: Attribution) -> Iterable[Sample]:
         gpu = (str(identity.index), identity.uuid)
@@ -261,7 +261,7 @@ class Owners(Collector):
             if pod in pods and any(workload):
                 yield Sample(WORKLOAD, (*gpu, *pod, *workload, identity.mig), 1)
         if found.unattributed is not None:
-            yield Sample(MEMORY, labels(NOBODY), found.unattributed)
+            yield Sample(MEMORY, labels(UNKNOWN_OWNER), found.unattributed)
         for owner, seconds in self._busy.of(identity.uuid):
             yield Sample(BUSY, labels(owner), seconds)
 

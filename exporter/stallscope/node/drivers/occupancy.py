@@ -42,7 +42,7 @@ class Occupancies:
         """Every GPU of every source, by UUID."""
         return {uuid: each for group in self._by_source.values() for uuid, each in group.items()}
 
-    def tell_sharing(self, sharing: Mapping[str, str]) -> None:
+    def set_sharing(self, sharing: Mapping[str, str]) -> None:
         """Replace what the orchestrator was found to say of how GPUs are handed out, by UUID."""
         self._sharing = sharing
 

@@ -34,7 +34,7 @@ class Owner(NamedTuple):
     user: str = ""
 
 
-NOBODY = Owner()
+UNKNOWN_OWNER = Owner()
 """The owner of values without a known owner."""
 
 Problem = tuple[str, str]
@@ -117,13 +117,13 @@ def attribute(
             owner = owner._replace(user=users.pop() if len(users) == 1 else "")
         shares.append(Share(owner, tuple(mine), sum(reported) if complete and mine else None))
     if unknown and not shares:
-        shares.append(Share(NOBODY, tuple(unknown), None))
+        shares.append(Share(UNKNOWN_OWNER, tuple(unknown), None))
     remaining = sum(memory[pid] or 0 for pid in unknown)
     if occupancy.memory_used is not None:
         shares = _at_most(occupancy.memory_used, shares)
         free = occupancy.memory_used - sum(share.memory or 0 for share in shares)
         # An owner whose memory is unknown may hold all that no other process holds.
-        holds_unknown = any(share.pids and share.memory is None and share.owner != NOBODY for share in shares)
+        holds_unknown = any(share.pids and share.memory is None and share.owner != UNKNOWN_OWNER for share in shares)
         remaining = min(remaining, free) if holds_unknown else free
     return Attribution(tuple(shares), remaining if remaining >= _TOLERANCE else None, frozenset(problems))
 
@@ -161,7 +161,7 @@ def _owner(
     if process.slurm_job:
         return Owner(slurm_job=process.slurm_job, user=process.user)
     owner = Owner(container=process.container[:_SHORT_ID], user=process.user)
-    return None if owner == NOBODY else owner
+    return None if owner == UNKNOWN_OWNER else owner
 
 
 def _of_pod(containers: Sequence[Container]) -> Owner:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stallscope.node.drivers.occupancy import Occupancy
-from stallscope.node.owners.attribution import NOBODY, Attribution, Owner
+from stallscope.node.owners.attribution import UNKNOWN_OWNER, Attribution, Owner
 
 _REMEMBERED_SECONDS = 300.0
 
@@ -16,7 +16,7 @@ class _Account:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.owner = NOBODY
+        self.owner = UNKNOWN_OWNER
         self.seen_at = 0.0
 
 
@@ -53,7 +53,7 @@ class BusyAccounts:
             self._readings[uuid, pid] = _Reading(seconds, now)
             # A counter that fell was restarted: for another process with this pid, or by a reloaded driver.
             growth = seconds - before.seconds if before is not None and seconds >= before.seconds else seconds
-            owner = owners.get(pid, NOBODY)
+            owner = owners.get(pid, UNKNOWN_OWNER)
             account = self._accounts.setdefault((uuid, _key(owner)), _Account())
             account.seconds += growth
             account.owner, account.seen_at = owner, now

@@ -25,7 +25,7 @@ class Host:
     memory_available: int | None
 
 
-def processor_time(root: Path = Path("/")) -> tuple[float, float]:
+def cpu_time(root: Path = Path("/")) -> tuple[float, float]:
     """Return the total time of all cores and their idle time, in the kernel's ticks."""
     try:
         first = (root / "proc/stat").read_text().partition("\n")[0].split()[1:]
@@ -39,8 +39,8 @@ def host(before: tuple[float, float], after: tuple[float, float], root: Path = P
     """The host between two times; a limit of our own control group counts where it is lower.
 
     Args:
-        before: `processor_time` some seconds ago.
-        after: `processor_time` now.
+        before: `cpu_time` some seconds ago.
+        after: `cpu_time` now.
         root: folder that contains `proc` and `sys`.
     """
     all_cores = os.cpu_count() or 1

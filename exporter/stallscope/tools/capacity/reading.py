@@ -210,14 +210,14 @@ def _mean(samples: Sequence[TimedSample], since_us: int) -> float | None:
     return busy / span if span else None
 
 
-def _reported(ask: Callable[[], _Answer]) -> _Answer | None:
+def _reported(query: Callable[[], _Answer]) -> _Answer | None:
     """The answer, or None where this GPU has none now.
 
     Raises:
         DeviceLost, DriverUnavailable: the GPU, or the driver, is gone.
     """
     try:
-        return ask()
+        return query()
     except (DeviceLost, DriverUnavailable):
         raise
     except DriverError:

@@ -20,7 +20,7 @@ from stallscope.tools.capacity.choice import Wanted, choose, host_against, judge
 from stallscope.tools.capacity.claims import Claims, ClaimsFailed, shared_folder
 from stallscope.tools.capacity.exporter import WANTED, with_exporter
 from stallscope.tools.capacity.gpu import GpuNow
-from stallscope.tools.capacity.host import host, processor_time
+from stallscope.tools.capacity.host import cpu_time, host
 from stallscope.tools.capacity.reading import read
 from stallscope.tools.capacity.visible import visible
 from stallscope.tools.cli._picked import Picked, refusal
@@ -136,9 +136,9 @@ class Picker:
             ClaimsFailed: the GPUs cannot be claimed.
             ValueError: the environment is contradictory.
         """
-        before = processor_time()
+        before = cpu_time()
         gpus = self._gpus()
-        machine = host(before, processor_time())
+        machine = host(before, cpu_time())
         allowed = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), gpus, os.environ.get("CUDA_DEVICE_ORDER"))
         host_problems = host_against(machine, self.wanted)
         with self._claims.choosing():

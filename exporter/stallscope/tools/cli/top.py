@@ -164,7 +164,7 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
     screen = Screen(seen, None)
     if watch is not None and has_data:
         watch.look(screen.run_names, screen.gpu_names)
-        watch.ask()
+        watch.poll()
         screen = Screen(seen, watch.look(screen.run_names, screen.gpu_names))
     screen = screen.of(parsed.owner)
     if parsed.json:
@@ -190,7 +190,7 @@ def _poll_all(feeds: Sequence[Feed]) -> None:
     """Poll all exporters concurrently, so that the wait for several hanging ones does not add up."""
     from stallscope.common.concurrency import run_concurrently
 
-    run_concurrently({str(place): feed.ask for place, feed in enumerate(feeds)}, _RESPONSE_LIMIT, "feed")
+    run_concurrently({str(place): feed.poll for place, feed in enumerate(feeds)}, _RESPONSE_LIMIT, "feed")
 
 
 def _printed(lines: Sequence[Line]) -> str:

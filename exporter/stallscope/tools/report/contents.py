@@ -69,11 +69,11 @@ def build(
     queries = Queries(server, subject, options or Options())
     failures: list[missing.Failure] = []
 
-    def attempt(title: str, ask: Callable[[], _Answer], otherwise: Callable[[str], _Answer]) -> _Answer:
+    def attempt(title: str, query: Callable[[], _Answer], otherwise: Callable[[str], _Answer]) -> _Answer:
         """Run a query; on failure, record the error and return a placeholder."""
         progress(title)
         try:
-            return ask()
+            return query()
         except PrometheusError as problem:
             server.query("vector(1)")  # fail now if the server is gone, rather than once per section
             failures.append(missing.Failure(title, str(problem)))

@@ -162,6 +162,6 @@ def verdicts_of(runs: list[RunTime], prometheus: str) -> tuple[dict[str, Verdict
         return {}, f'the address of Prometheus must be http://HOST:PORT or https://HOST:PORT, got "{shown}"'
     names = {run.name: RunName(run.name, run.first.info.get("namespace", "")) for run in runs}
     watch.look(names.values(), ())
-    watch.ask()
+    watch.poll()
     found = watch.look(names.values(), ())
     return {run: found.runs[name] for run, name in names.items() if name in found.runs}, found.problem

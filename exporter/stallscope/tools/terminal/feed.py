@@ -45,7 +45,7 @@ class _LatestPoll(NamedTuple):
 
 
 class Feed:
-    """Polls an exporter. `start` starts the thread; `ask` polls once in the calling thread."""
+    """Polls an exporter. `start` starts the thread; `poll` polls once in the calling thread."""
 
     def __init__(self, pages: Pages, interval: float, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Prepare; nothing is requested yet."""
@@ -66,7 +66,7 @@ class Feed:
         """Stop the thread, without waiting for a pending poll."""
         self._stopping.set()
 
-    def ask(self) -> None:
+    def poll(self) -> None:
         """Poll once, and store the node or the error."""
         began = self._pending_since = self._monotonic()
         try:
@@ -92,7 +92,7 @@ class Feed:
     def _run(self, changed: Callable[[], object]) -> None:
         while not self._stopping.is_set():
             began = self._monotonic()
-            self.ask()
+            self.poll()
             if not self._stopping.is_set():
                 changed()
             self._stopping.wait(max(0.0, self._interval - (self._monotonic() - began)))

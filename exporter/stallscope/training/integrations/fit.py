@@ -10,7 +10,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any, TypeVar
 
-from stallscope.training.integrations.pytorch_device import tell_allocator
+from stallscope.training.integrations.pytorch_device import report_allocator
 from stallscope.training.shim.run import Run, open_run
 from stallscope.training.shim.timeline import Phase
 from stallscope.training.shim.tolerance import number, tolerate
@@ -41,7 +41,7 @@ class Fit:
             framework: as `rank_info` names it.
             settings: further arguments of `Run`; they take precedence over the trainer's values.
         """
-        self._told = run
+        self._given_run = run
         self.integration = integration
         self.framework = framework
         self._settings = dict(settings)
@@ -56,7 +56,7 @@ class Fit:
 
     def __reduce__(self) -> tuple[type[Fit], tuple[Run | str | None, str, str, dict[str, Any]]]:
         # In another process it starts again; a given run is silent there.
-        return Fit, (self._told, self.integration, self.framework, self._settings)
+        return Fit, (self._given_run, self.integration, self.framework, self._settings)
 
     @property
     def open_run(self) -> Run | None:
@@ -75,11 +75,11 @@ class Fit:
         settings = {**found, **self._settings}
         run = self.open_run
         if run is None:
-            told = self._told
-            run = told if isinstance(told, Run) else open_run(told)
+            given = self._given_run
+            run = given if isinstance(given, Run) else open_run(given)
             self._owned = run is None
             if run is None:
-                run = Run(told if isinstance(told, str) else None, **settings)
+                run = Run(given if isinstance(given, str) else None, **settings)
             self.run = run
         run.claimed_by = self.integration
         run.describe(framework=self.framework, precision=settings.get("precision") or None)
@@ -88,7 +88,7 @@ class Fit:
         if (run, refresh) != self._refreshed:
             self._refreshed = run, refresh
             self.counts_samples = run.batch_size is None
-            run.watch(self._tell_allocator)
+            run.watch(self._report_allocator)
             if refresh is not None:
                 run.watch(refresh)
         return run
@@ -102,13 +102,13 @@ class Fit:
         **_: Any,
     ) -> None:
         """Set what a step is worth and how many are planned, unless the program has set them."""
-        told = self._settings
+        given = self._settings
         if self.run is not None:
             self.run.plan(
-                told.get("samples_per_step", samples_per_step),
-                told.get("tokens_per_step", tokens_per_step),
-                told.get("flops_per_step", flops_per_step),
-                told.get("steps_planned", steps_planned),
+                given.get("samples_per_step", samples_per_step),
+                given.get("tokens_per_step", tokens_per_step),
+                given.get("flops_per_step", flops_per_step),
+                given.get("steps_planned", steps_planned),
             )
 
     def begin_loop(self) -> None:
@@ -176,10 +176,10 @@ class Fit:
         if self._owned:
             self.run.fail(error)
 
-    def _tell_allocator(self) -> None:
+    def _report_allocator(self) -> None:
         torch = sys.modules.get("torch")
         if self.run is not None and torch is not None and torch.cuda.is_initialized():
-            tell_allocator(torch.cuda, self.run)
+            report_allocator(torch.cuda, self.run)
 
 
 def tolerant(method: Method) -> Method:

@@ -218,7 +218,7 @@ def _listen(jax: Any) -> None:
         return
     _listening = True
 
-    def heard(event: str, duration: float, **_: Any) -> None:
+    def count_compilation(event: str, duration: float, **_: Any) -> None:
         if event != _COMPILED:
             return
         for step in tuple(_steps):
@@ -226,7 +226,7 @@ def _listen(jax: Any) -> None:
             if step._calling and step._calls and run is not None:  # noqa: SLF001
                 run.add("recompilations", 1)
 
-    register(heard)
+    register(count_compilation)
 
 
 def __getattr__(name: str) -> Any:

@@ -149,7 +149,7 @@ class TrainerEvents:
         self._restore()
         phases = self._phases = {}
 
-        def heard_start(start: Callable[[str], Any]) -> Callable[[str], Any]:
+        def observed_start(start: Callable[[str], Any]) -> Callable[[str], Any]:
             def begin(action_name: str) -> Any:
                 result = start(action_name)
                 if action_name not in phases:
@@ -160,7 +160,7 @@ class TrainerEvents:
 
             return begin
 
-        def heard_stop(stop: Callable[[str], Any]) -> Callable[[str], Any]:
+        def observed_stop(stop: Callable[[str], Any]) -> Callable[[str], Any]:
             def end(action_name: str) -> Any:
                 if (phase := phases.get(action_name)) is not None:
                     phase.__exit__()
@@ -188,8 +188,8 @@ class TrainerEvents:
 
             return reading
 
-        self._replace(trainer.profiler, "start", heard_start)
-        self._replace(trainer.profiler, "stop", heard_stop)
+        self._replace(trainer.profiler, "start", observed_start)
+        self._replace(trainer.profiler, "stop", observed_stop)
         self._replace(getattr(trainer, "_logger_connector", None), "log_metrics", timed("logging"))
         for name in ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict"):
             self._replace(trainer.strategy, name, timed("restore"))

@@ -202,13 +202,13 @@ def _is_worker() -> bool:
     return lifetime.importing_for_parent()
 
 
-def _several(told: Any, kind: type) -> list[Any]:
+def _several(given: Any, kind: type) -> list[Any]:
     """One or several of a kind, as a list.
 
     Raises:
         TypeError: an argument has another type.
     """
-    found = [told] if isinstance(told, kind) else [] if told is None else list(told)
+    found = [given] if isinstance(given, kind) else [] if given is None else list(given)
     for each in found:
         if not isinstance(each, kind):
             raise TypeError(f"watch() was given a {type(each).__name__} where it expected a {kind.__name__}")

@@ -83,11 +83,11 @@ class DeviceClock:
             if self._broken or self._cuda.is_current_stream_capturing():
                 return
             while self._queued and self._queued[0].ended.query():
-                self._tell(self._queued.popleft())
+                self._report_span(self._queued.popleft())
         except Exception as error:
             self._give_up(error)
 
-    def _tell(self, span: Span) -> None:
+    def _report_span(self, span: Span) -> None:
         elapsed = span.began.elapsed_time(span.ended) / 1e3
         self._free += (span.began, span.ended)
         if span.outer is not None:
@@ -138,7 +138,7 @@ class DeviceClock:
         tolerate(error, "timing the GPU")
 
 
-def tell_allocator(cuda: Any, run: Run) -> None:
+def report_allocator(cuda: Any, run: Run) -> None:
     """Report the memory of PyTorch's allocator on the current GPU; it reads only the allocator's statistics."""
     statistics = cuda.memory_stats_as_nested_dict()
     if not statistics:

@@ -20,7 +20,7 @@ from torch.nn.modules.loss import _Loss
 
 from stallscope.training.integrations.pytorch_batches import Pass, unobserved
 from stallscope.training.integrations.pytorch_cost import TimedLoop
-from stallscope.training.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
+from stallscope.training.integrations.pytorch_device import DeviceClock, ReducerClock, Span, report_allocator
 from stallscope.training.integrations.pytorch_forward import ModuleCalls
 from stallscope.training.integrations.pytorch_input import LoopInput
 from stallscope.training.integrations.pytorch_steady import SHORT, SteadyLoop
@@ -1191,7 +1191,7 @@ class Loop:
             self._add_overhead(self._timed, self._steady)
         if self.device is not None:
             self.device.read()
-            tell_allocator(torch.cuda, self.run)
+            report_allocator(torch.cuda, self.run)
             for model in self._reduced:
                 if waited := self._reducers.setdefault(model, ReducerClock()).read(model):
                     self.device.move("backward", "communication", waited)

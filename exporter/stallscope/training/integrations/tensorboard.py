@@ -62,7 +62,7 @@ class _Bridge:
 
     def scalar(self, _writer: object, tag: str, scalar_value: object, global_step: object = None, *_: object) -> None:
         """`SummaryWriter.add_scalar`."""
-        self.tell(tag, scalar_value, global_step)
+        self.report_value(tag, scalar_value, global_step)
 
     def scalars(
         self,
@@ -74,13 +74,13 @@ class _Bridge:
     ) -> None:
         """`SummaryWriter.add_scalars`."""
         for tag, value in tag_scalar_dict.items():
-            self.tell(f"{main_tag}/{tag}", value, global_step)
+            self.report_value(f"{main_tag}/{tag}", value, global_step)
 
     def summary(self, name: str, data: object, step: object = None, *_: object) -> None:
         """`tf.summary.scalar`."""
-        self.tell(name, data, step)
+        self.report_value(name, data, step)
 
-    def tell(self, tag: object, value: object, step: object) -> None:
+    def report_value(self, tag: object, value: object, step: object) -> None:
         run = self._run
         if run is None or run.silent or not isinstance(tag, str):
             return
@@ -95,7 +95,7 @@ class _Bridge:
         name = label(tag, MAX_LABEL_LENGTH)
         known = next((key for key, tags in _KNOWN.items() if tags.fullmatch(name.lower())), None)
         if known == "loss":
-            self._tell_step(run, step)
+            self._report_step(run, step)
             run.report(loss=found)
         elif isfinite(found):
             if known == "epoch":
@@ -106,11 +106,11 @@ class _Bridge:
                 run.value(name, found)
             run.report()  # which sends what is due
 
-    def _tell_step(self, run: Run, step: object) -> None:
+    def _report_step(self, run: Run, step: object) -> None:
         """Take the writer's step where it is ahead, as after a checkpoint; epochs, or what lags, are behind."""
-        told = number(step)
-        if told is not None and isfinite(told) and told > run.steps_done:
-            run.report(step=int(told))
+        given = number(step)
+        if given is not None and isfinite(given) and given > run.steps_done:
+            run.report(step=int(given))
 
     def _has_room(self, name: str) -> bool:
         if name in self._names:
@@ -145,23 +145,23 @@ def sync_tensorboard(run: Run | None = None) -> None:
         tolerate(error, "listening to TensorBoard")
 
 
-def _wrap(owner: Any, name: str, hear: Callable[..., None]) -> None:
+def _wrap(owner: Any, name: str, observe: Callable[..., None]) -> None:
     original = getattr(owner, name)
-    if getattr(original, "heard_by_stallscope", False):
+    if getattr(original, "observed_by_stallscope", False):
         return
 
     @wraps(original)
-    def heard(*arguments: Any, **named: Any) -> Any:
+    def observed(*arguments: Any, **named: Any) -> Any:
         result = original(*arguments, **named)
         try:
-            hear(*arguments, **{key: value for key, value in named.items() if key in _HEARD})
+            observe(*arguments, **{key: value for key, value in named.items() if key in _OBSERVED})
         except Exception as error:
             tolerate(error, "listening to TensorBoard")
         return result
 
-    heard.heard_by_stallscope = True  # type: ignore[attr-defined]
-    setattr(owner, name, heard)
+    observed.observed_by_stallscope = True  # type: ignore[attr-defined]
+    setattr(owner, name, observed)
 
 
-_HEARD = ("tag", "scalar_value", "global_step", "main_tag", "tag_scalar_dict", "name", "data", "step")
+_OBSERVED = ("tag", "scalar_value", "global_step", "main_tag", "tag_scalar_dict", "name", "data", "step")
 """Keywords that the methods above have; a writer's further ones concern it alone."""

@@ -170,17 +170,17 @@ def _known(environment: Mapping[str, str], root: str) -> list[Known]:
     with suppress(OSError):
         for address in sorted(os.listdir(folder)):
             with open(os.path.join(folder, address, "information"), encoding="utf-8", errors="replace") as file:
-                told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in file)}
-            if told.get("GPU Excluded") == "Yes":
+                properties = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in file)}
+            if properties.get("GPU Excluded") == "Yes":
                 continue
-            uuid = told.get("GPU UUID", "")
+            uuid = properties.get("GPU UUID", "")
             found.append(
                 Known(
                     uuid="" if "?" in uuid else uuid,  # not used since the driver was loaded
-                    model=told.get("Model", ""),
+                    model=properties.get("Model", ""),
                     place=str(len(found)) if whole_machine else "",
                     # Checks the device cgroup as well; opening the file would wake the GPU.
-                    usable=os.access(_device(root, told.get("Device Minor", "?")), os.R_OK | os.W_OK),
+                    usable=os.access(_device(root, properties.get("Device Minor", "?")), os.R_OK | os.W_OK),
                 )
             )
     return found

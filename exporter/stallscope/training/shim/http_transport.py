@@ -71,7 +71,7 @@ class Post:
             "Connection: close\r\nContent-Length: "
         )
         self.interval = _HTTP_INTERVAL
-        self.hear: Callable[[bytes], None] | None = None
+        self.on_answer: Callable[[bytes], None] | None = None
         """Called with the exporter's response to an accepted report: a request for traces."""
 
     def __call__(self, payload: bytes) -> str | None:
@@ -89,8 +89,8 @@ class Post:
         self.interval = _HTTP_INTERVAL
         body = answer.partition(b"\r\n\r\n")[2]
         if status < 300:
-            if body and self.hear is not None:
-                self.hear(body)
+            if body and self.on_answer is not None:
+                self.on_answer(body)
             return None
         text = body[:300].decode(errors="replace")
         warn(f"the exporter answered {status} to a report: {text!r}", f"http: {status}")

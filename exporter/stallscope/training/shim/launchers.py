@@ -128,8 +128,8 @@ def restarts(environment: Environment) -> int:
 
 def pod_name(environment: Environment, root: str = "/") -> str:
     """Name the pod that this process runs in, empty where that is not certain."""
-    if told := environment.get("POD_NAME", "").strip():
-        return told
+    if given := environment.get("POD_NAME", "").strip():
+        return given
     host = environment.get("HOSTNAME", "")
     if not in_pod(environment) or len(host) >= 63:  # a longer pod's name is cut for its host
         return ""
@@ -202,9 +202,9 @@ def _ranks_of_node(environment: Environment, world: int, node: int, local: int) 
         return size > local and world % size == 0 and world // size > node
 
     nodes = _hint(environment, _NODES)
-    told = _hint(environment, _RANKS_OF_NODE) or (world // nodes if nodes else 0)
-    if is_possible(told):
-        return told
+    given = _hint(environment, _RANKS_OF_NODE) or (world // nodes if nodes else 0)
+    if is_possible(given):
+        return given
     possible = [size for size in range(1, world + 1) if is_possible(size)]
     visible = len(environment.get("CUDA_VISIBLE_DEVICES", "").split(","))
     size = visible if visible > 1 and visible in possible else max(possible, default=world)

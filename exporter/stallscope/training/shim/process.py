@@ -104,7 +104,7 @@ class ProcessProbe:
 
     def _look_at_children(self, ended: float) -> None:
         # Loader workers live as long as an epoch or the run, and os.times() knows only children that ended.
-        processor, pages = ended, 0
+        cpu_time, pages = ended, 0
         waiting = [child for thread in _threads() for child in self._bytes(f"proc/self/task/{thread}/children").split()]
         seen = 0
         while waiting and seen < _MAX_CHILDREN:
@@ -114,10 +114,10 @@ class ProcessProbe:
             # 24 its resident pages.
             fields = self._bytes(f"proc/{child}/stat").rpartition(b")")[2].split(None, 22)
             if len(fields) > 21:
-                processor += (int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])) * self._tick
+                cpu_time += (int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])) * self._tick
                 pages += int(fields[21])
                 waiting += self._bytes(f"proc/{child}/task/{child}/children").split()
-        self._children_cpu = max(self._children_cpu, processor)  # one may end between two readings
+        self._children_cpu = max(self._children_cpu, cpu_time)  # one may end between two readings
         self._children_pages = pages
 
     def _look_at_cgroup(self, now: float) -> None:

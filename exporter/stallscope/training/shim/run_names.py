@@ -57,8 +57,8 @@ def run_name(environment: Environment, world_size: int, script: str, start: floa
     where they meet; and only for a process that is alone, its start and number, which are the same for every run that
     this process begins.
     """
-    if told := label(environment.get("STALLSCOPE_RUN", ""), MAX_NAME_LENGTH):
-        return told
+    if given := label(environment.get("STALLSCOPE_RUN", ""), MAX_NAME_LENGTH):
+        return given
     name = _program(environment, script)
     launch = launch_of(environment)
     alone = world_size <= 1 and (launch is None or launch.world_size is not None)

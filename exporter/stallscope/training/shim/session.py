@@ -145,14 +145,14 @@ class Session:
         self._sequence = 0
         self._state = "starting"
         self._dropped: dict[str, int] = {}
-        self._heard = False
+        self._delivered = False
         self._overhead = 0.0
         self._gauges: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self._nonfinite = 0
         self._pass = -1
         self._pass_began = 0
-        self._epoch_told = False
+        self._epoch_reported = False
         self._step_offset = 0
         self._per_step: dict[str, float] = {}
         self._counters: dict[str, float] = {}
@@ -254,7 +254,7 @@ class Session:
             if gradient_norm is not None:
                 self.gauge("gradient_norm", gradient_norm)
             if epoch is not None:
-                self._epoch_told = True
+                self._epoch_reported = True
                 self.gauge("epoch", epoch)
             if step is not None and (done := amount("step", step)) is not None:
                 self.timeline.settle()
@@ -344,8 +344,8 @@ class Session:
         """Set what each step from now on is worth, and how many steps there will be; None leaves as it is."""
         if self.silent:
             return
-        told = (("samples", samples_per_step), ("tokens", tokens_per_step), ("flops", flops_per_step))
-        for key, value in told:
+        amounts = (("samples", samples_per_step), ("tokens", tokens_per_step), ("flops", flops_per_step))
+        for key, value in amounts:
             if value is not None and (each := amount(f"{key} per step", value)) is not None:
                 self._settle_work()
                 self._per_step[key] = each
@@ -414,7 +414,7 @@ class Session:
         if not self.silent:
             self._listeners = [*self._listeners, listener]
             self.timeline.settle()
-            self.timeline.listener = self._hear
+            self.timeline.listener = self._call_listeners
 
     def describe(
         self,
@@ -485,7 +485,7 @@ class Session:
             return  # the pass before was only for a look at the first batch, or is another loader of the same loop
         self._pass += 1
         self._pass_began = self.timeline.steps
-        if not self._epoch_told:
+        if not self._epoch_reported:
             self._gauges["epoch"] = self._pass
 
     def loop_over(self) -> None:
@@ -603,7 +603,7 @@ class Session:
                 self._watchers.remove(watcher)
                 tolerate(error, "reading the values of a report")
 
-    def _hear(self) -> None:
+    def _call_listeners(self) -> None:
         """Notify the listeners of a boundary."""
         steps = self.steps_done
         for listener in self._listeners:
@@ -691,7 +691,7 @@ class Session:
             cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and cause is not None:
                 cause = self._sent_again(payload, cause)
-            self._heard = self._heard or cause is None
+            self._delivered = self._delivered or cause is None
             if cause is None and not last:
                 self._notify("accepted")
             timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
@@ -707,7 +707,7 @@ class Session:
         """Send the last report again while the exporter is busy or starts again; return the cause if it is dropped."""
         for _ in range(_LAST_TRIES):
             # An exporter that was there and is not may be on its way back.
-            if cause != "queue_full" and not (cause == "absent" and self._heard):
+            if cause != "queue_full" and not (cause == "absent" and self._delivered):
                 break
             time.sleep(_LAST_PAUSE)
             cause = self._sender(payload)
@@ -788,13 +788,13 @@ class Session:
 
     def _headed(self) -> str:
         """Encode the values that rarely change, and cache them."""
-        told = (
+        optional = (
             f'"failure":{quoted(self._failure)},' if self._failure else "",
             f'"restarts":{self._restarts},' if self._restarts else "",
         )
         self._heading = (
             f'{{"version":{vocabulary.VERSION},"run":{quoted(self.name)},"rank":{self.rank},'
-            f'"session":{quoted(self._session)},"pid":{self._pid},{"".join(told)}"info":{texts(self._info)},'
+            f'"session":{quoted(self._session)},"pid":{self._pid},{"".join(optional)}"info":{texts(self._info)},'
             f'"gpus":[{",".join([texts(gpu) for gpu in self._gpus])}],"precision":{words(self._precision)}'
         )
         return self._heading
@@ -818,16 +818,16 @@ def _is_countable(key: str) -> bool:
     return False
 
 
-def gpu_labels(told: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+def gpu_labels(given: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
     """Return the GPUs with labels of limited length, without those that have neither index nor UUID."""
     keys = ("gpu", "uuid")
-    found = [{key: label(gpu.get(key, ""), vocabulary.MAX_LABEL_LENGTH) for key in keys} for gpu in told]
+    found = [{key: label(gpu.get(key, ""), vocabulary.MAX_LABEL_LENGTH) for key in keys} for gpu in given]
     return [gpu for gpu in found if gpu["gpu"] or gpu["uuid"]][: vocabulary.MAX_GPUS]
 
 
-def precision_names(told: str | Sequence[str]) -> list[str]:
+def precision_names(given: str | Sequence[str]) -> list[str]:
     """Return the valid precisions; complain of the others."""
-    names = tuple(told) if isinstance(told, (list, tuple, set, frozenset)) else (told,)
+    names = tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (given,)
     found = [name for name in names if type(name) is str and name in vocabulary.PRECISIONS]
     if len(found) < len(names):
         wrong = next(name for name in names if name not in found)

@@ -31,10 +31,10 @@ class StepRequests(Observer):
         self._run = run
         self._handlers: dict[str, Callable[[StepRequest], object]] = {}
         self._files: list[RequestFile] = []
-        self._heard: frozenset[bytes] = frozenset()
+        self._seen: frozenset[bytes] = frozenset()
         sender: Any = run.sender
-        if hasattr(sender, "hear"):
-            sender.hear = self.hear
+        if hasattr(sender, "on_answer"):
+            sender.on_answer = self.take_answer
 
     def handle(self, action: str, handler: Callable[[StepRequest], object]) -> None:
         """Call this with each new request of an action to this rank."""
@@ -49,10 +49,10 @@ class StepRequests(Observer):
             if data := file.read():
                 self._take(data)
 
-    def hear(self, answer: bytes) -> None:
+    def take_answer(self, answer: bytes) -> None:
         """Handle new requests in the response to a report."""
         lines = frozenset(answer.split(b"\n"))
-        new, self._heard = lines - self._heard, lines
+        new, self._seen = lines - self._seen, lines
         for line in new:
             self._take(line)
 

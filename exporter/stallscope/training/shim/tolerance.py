@@ -9,7 +9,7 @@ from math import inf, isfinite
 
 from stallscope.common.standard_library import standard_library
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def switched_on(variable: str) -> bool:
@@ -36,9 +36,9 @@ def complain(message: str, cause: str = "", error: Exception | None = None) -> N
 def warn(message: str, cause: str = "") -> None:
     """Log a warning once for each cause (the message where none is given)."""
     cause = cause or message
-    if cause in _told or len(_told) >= 100:
+    if cause in _logged or len(_logged) >= 100:
         return
-    _told.add(cause)
+    _logged.add(cause)
     with suppress(Exception):  # of a handler or a filter of the program
         with standard_library():
             import logging  # only where there is something to say: it costs more than the rest of the shim to import
@@ -149,4 +149,4 @@ def is_same_file(descriptor: int, inode: int) -> bool:
 
 def forget_warnings() -> None:
     """Log again what was logged before."""
-    _told.clear()
+    _logged.clear()

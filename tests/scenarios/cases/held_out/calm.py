@@ -76,10 +76,10 @@ def _runs() -> Iterator[Case]:
         forbidden=frozenset({"gpu_mem_near_oom", "gpu_mem_leak", "gpu_mem_fragmented"}),
     )
     draw = Draw("seldom_validation")
-    seldom = pausing(A2.work, "evaluation", draw.between(0.05, 0.08), every=draw.between(480, 620, 0), busy=0.92)
+    rarely = pausing(A2.work, "evaluation", draw.between(0.05, 0.08), every=draw.between(480, 620, 0), busy=0.92)
     yield negative(
         "validation_now_and_then",
-        scene(A2, {**draw.dress(), "start": -60.0}, before=seldom),
+        scene(A2, {**draw.dress(), "start": -60.0}, before=rarely),
         acceptable=WELL | {"evaluation_overhead"},
         forbidden=INPUT | {"stalled", "periodic_host_work", "underused", "small_batch"},
         lost=None,
@@ -241,7 +241,7 @@ def _gpus() -> Iterator[Case]:
 
 
 def _unknowns() -> Iterator[Case]:
-    told: dict[str, Any] = {"length": 37.0}
+    common: dict[str, Any] = {"length": 37.0}
     # The wait is measured; what the machine does meanwhile is not.
     draw = Draw("no_host")
     share = draw.between(0.2, 0.4)
@@ -253,7 +253,7 @@ def _unknowns() -> Iterator[Case]:
         alerts=frozenset({"TrainingInputBound"}),
         forbidden=INPUT_CHILDREN,
         lost=share,
-        **told,
+        **common,
     )
     # An exporter that sees no GPU at all: whether anything waits for the wait can't be known.
     draw = Draw("no_gpu")
@@ -269,7 +269,7 @@ def _unknowns() -> Iterator[Case]:
         allowed=frozenset({"TrainingInputBound", "TrainingTelemetryMissing", "StallscopeSourceFailing"}),
         forbidden=frozenset({"healthy", "compute_bound", "small_batch", "sync_stall"}) | INPUT_CHILDREN,
         onset=0.0,
-        **told,
+        **common,
     )
     draw = Draw("early")
     start = draw.between(1, 2, 1)
@@ -293,7 +293,7 @@ def _unknowns() -> Iterator[Case]:
         alerts=frozenset({"TrainingTelemetryMissing"}),
         forbidden=frozenset({"straggler_rank", "straggler_hw", "straggler_input", "scaling_inefficient", "stalled"}),
         onset=0.0,
-        **told,
+        **common,
     )
     draw = Draw("unreachable")
     minute = draw.between(8, 12, 1)
@@ -306,7 +306,7 @@ def _unknowns() -> Iterator[Case]:
         forbidden=frozenset({"stalled", "lost", "hang_io", "straggler_rank", "comm_bound"}),
         onset=minute,
         verdict_expected=False,
-        **told,
+        **common,
     )
 
 

@@ -94,9 +94,9 @@ class Events:
         self._listener, self._offered, self._listened = None, frozenset(), frozenset()
         if well:
             self._listener = self._driver.listen(list(well.values()))
-            heard = {id(device) for device in self._listener.devices}
+            accepted = {id(device) for device in self._listener.devices}
             self._offered = frozenset(well)
-            self._listened = frozenset(uuid for uuid, device in well.items() if id(device) in heard)
+            self._listened = frozenset(uuid for uuid, device in well.items() if id(device) in accepted)
         self._retry.answered(_ALL, *self._listened)
         for uuid in self._offered - self._listened:
             self._retry.refused(uuid, now)

@@ -262,11 +262,11 @@ class AmdDevice(Device):
         limit = found.get(signal.most) if isinstance(signal.most, str) else signal.most
         if not isinstance(limit, (int, float)):
             raise Unsupported(f"{signal.name} is unknown without {signal.most}")
-        least = 0 if file.zero_is_none else signal.least
+        least = 0 if file.zero_is_missing else signal.least
         name, number = self._files.number_of(
             self._paths(file), limit * file.per_unit, least * file.per_unit, file.parse
         )
-        if file.zero_is_none and not number:
+        if file.zero_is_missing and not number:
             return None
         self._served[signal.name] = name.rpartition("/")[2]
         return number / file.per_unit if file.per_unit > 1 else number
@@ -334,10 +334,10 @@ class AmdDevice(Device):
         self._files.stay_asleep()
         self._implausible, self._refusal, self._link = False, "", ""
 
-    def _if_reported(self, ask: Callable[..., _Answer], *arguments: object) -> _Answer | None:
+    def _if_reported(self, call: Callable[..., _Answer], *arguments: object) -> _Answer | None:
         """Return the value; None if it is missing or implausible; other values stay valid."""
         try:
-            return ask(*arguments)
+            return call(*arguments)
         except Unsupported as refusal:
             self._refusal = str(refusal)
             return None

@@ -22,13 +22,13 @@ class File:
     per_unit: int = 1
     """The file's number for one base unit."""
     folder: Folder = "device"
-    zero_is_none: bool = False
+    zero_is_missing: bool = False
     parse: Callable[[bytes], int] = int
     """Extracts the number from the file's text; raises ValueError without one."""
 
 
-def _sensor(*names: str, per_unit: int = 1, zero_is_none: bool = False) -> File:
-    return File(names, per_unit, "sensors", zero_is_none)
+def _sensor(*names: str, per_unit: int = 1, zero_is_missing: bool = False) -> File:
+    return File(names, per_unit, "sensors", zero_is_missing)
 
 
 def _highest_level(text: bytes) -> int:
@@ -58,8 +58,8 @@ FILES: Mapping[str, Mapping[str, File | Mapping[str, File]]] = {
     # The mean of the last milliseconds, where the firmware makes one, else the newest value.
     "power": {"power_watts": _sensor("power1_average", "power1_input", per_unit=_MICRO)},
     "power_limits": {  # partitions show a limit of zero
-        "power_limit_watts": _sensor("power1_cap", per_unit=_MICRO, zero_is_none=True),
-        "power_limit_default_watts": _sensor("power1_cap_default", per_unit=_MICRO, zero_is_none=True),
+        "power_limit_watts": _sensor("power1_cap", per_unit=_MICRO, zero_is_missing=True),
+        "power_limit_default_watts": _sensor("power1_cap_default", per_unit=_MICRO, zero_is_missing=True),
     },
     # The hottest spot of the chip (junction), which is what clocks are held down for; else its edge.
     "temperature": {"temperature_celsius": {"gpu": _sensor("temp2_input", "temp1_input", per_unit=_MILLI)}},
@@ -67,9 +67,9 @@ FILES: Mapping[str, Mapping[str, File | Mapping[str, File]]] = {
     "health": {"pcie_replays_total": File(("pcie_replay_count",))},
     "temperature_limits": {
         "temperature_limit_celsius": {
-            "slowdown": _sensor("temp2_crit", "temp1_crit", per_unit=_MILLI, zero_is_none=True),
-            "shutdown": _sensor("temp2_emergency", "temp1_emergency", per_unit=_MILLI, zero_is_none=True),
-            "memory_max": _sensor("temp3_crit", per_unit=_MILLI, zero_is_none=True),
+            "slowdown": _sensor("temp2_crit", "temp1_crit", per_unit=_MILLI, zero_is_missing=True),
+            "shutdown": _sensor("temp2_emergency", "temp1_emergency", per_unit=_MILLI, zero_is_missing=True),
+            "memory_max": _sensor("temp3_crit", per_unit=_MILLI, zero_is_missing=True),
         }
     },
     "clocks_max": {

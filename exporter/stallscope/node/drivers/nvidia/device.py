@@ -81,7 +81,7 @@ _MOST_FANS = 64
 _MOST_FAN_PERCENT = 200
 _MOST_KILOBYTES = 5 * 10**8
 _MOST_PID = 1 << 30
-_NO_MEMORY_TOLD = (1 << 64) - 1
+_MEMORY_UNAVAILABLE = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE, which nvmlProcessInfo_t.usedGpuMemory is documented to hold."""
 _LINKS: Mapping[str, type[LinkTraffic | LinkHealth]] = {"counters": LinkTraffic, "health": LinkHealth}
 """Readers of the fields of NVLinks, by query."""
@@ -146,7 +146,7 @@ class NvmlDevice(Device):
 
     def identity(self) -> Identity:
         """Return the GPU's identity; each part of it is queried until it is known."""
-        self._identity = self._ask_identity()
+        self._identity = self._query_identity()
         return self._identity
 
     @property
@@ -235,7 +235,7 @@ class NvmlDevice(Device):
             for pid, used in entries or ():
                 if self._plausibility.number(pid, _MOST_PID, least=1) is None:
                     continue
-                memory = None if used in (None, _NO_MEMORY_TOLD) else self._plausibility.number(used, _MOST_BYTES)
+                memory = None if used in (None, _MEMORY_UNAVAILABLE) else self._plausibility.number(used, _MOST_BYTES)
                 found.append(GpuProcess(pid, memory, kind))
         return found
 
@@ -326,7 +326,7 @@ class NvmlDevice(Device):
         self._calls += 1
         return self._session.call(name, *arguments)
 
-    def _ask_identity(self) -> Identity:
+    def _query_identity(self) -> Identity:
         text, part = self._plausibility.text, self._text
         found = Identity(
             index=self._index,
@@ -377,12 +377,12 @@ class NvmlDevice(Device):
         for signal, label, limit, origins in rows(query):
             if limit and limit not in found:
                 continue
-            for key, call, (times, over), zero_is_none, least, most, source in origins:
+            for key, call, (times, over), zero_is_missing, least, most, source in origins:
                 answer = fields.get(key) if call is None else self._answer(call, key, answers)
                 if answer is None:
                     continue  # an older driver may know it by the next source
                 value = number(answer, found[limit] if limit else most, least)
-                if value is None or (zero_is_none and not value):
+                if value is None or (zero_is_missing and not value):
                     break
                 if call is not None and call.lasting:
                     self._lasting[key] = value

@@ -66,7 +66,7 @@ class NvmlListener:
                 if self._set is None:
                     raise DriverUnavailable("uninitialized", "the listener is closed")
                 try:
-                    heard = self._query("nvmlEventSetWait", self._set, milliseconds)
+                    received = self._query("nvmlEventSetWait", self._set, milliseconds)
                 except DriverError as problem:
                     if problem.reason == TIMEOUT:
                         break
@@ -74,7 +74,7 @@ class NvmlListener:
                     self._free()
                     break
                 milliseconds = 0
-                event = self._event(*heard)
+                event = self._event(*received)
                 if event is not None:
                     found.append(event)
             if self._failure is not None and not found:

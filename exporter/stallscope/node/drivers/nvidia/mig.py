@@ -159,7 +159,7 @@ class NvmlInstance(NvmlDevice):
             raise Unsupported("several compute instances share one GPU instance: its activity can't be attributed")
         return super().activity()
 
-    def _ask_identity(self) -> Identity:
+    def _query_identity(self) -> Identity:
         parent = self._parent.known_identity
         uuid = self._text("nvmlDeviceGetUUID", self._plausibility.text, needed=True)
         if not uuid:
@@ -181,10 +181,10 @@ class NvmlInstance(NvmlDevice):
     def _known_profile(self) -> str:
         """Return the profile, queried until it is known."""
         if self._profile in {"", _UNKNOWN}:
-            self._profile = self._ask_profile()
+            self._profile = self._query_profile()
         return self._profile
 
-    def _ask_profile(self) -> str:
+    def _query_profile(self) -> str:
         """Return a profile such as `1g.10gb`: the end of the name, or computed in NVIDIA's way."""
         name = self._plausibility.text(self._optional("nvmlDeviceGetName"))
         reported = _PROFILE.search(name)

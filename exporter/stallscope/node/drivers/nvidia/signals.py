@@ -43,7 +43,7 @@ class Call:
     """Extracts the number from the result."""
     lasting: bool = False
     """True if the value is constant while the driver is loaded; it is read once."""
-    zero_is_none: bool = False
+    zero_is_missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Field:
 
     constant: str
     unit: Unit = ONE
-    zero_is_none: bool = False
+    zero_is_missing: bool = False
 
 
 Source = Call | Field
@@ -67,7 +67,7 @@ def _clocks(function: str) -> Mapping[str, Sources]:
 
 def _threshold(name: str) -> Call:
     threshold = f"NVML_TEMPERATURE_THRESHOLD_{name}"
-    return Call("nvmlDeviceGetTemperatureThreshold", (threshold,), zero_is_none=True)
+    return Call("nvmlDeviceGetTemperatureThreshold", (threshold,), zero_is_missing=True)
 
 
 def _ecc(kind: str) -> Call:
@@ -98,7 +98,7 @@ SOURCES: Mapping[str, Mapping[str, Sources | Mapping[str, Sources]]] = {
             "power_brake": Field(_THROTTLED + "HW_POWER_BRAKE_SLOWDOWN", NANO),
         },
         # GPUs without that sensor were seen to answer 0 instead of "not supported".
-        "temperature_celsius": {"memory": Field("NVML_FI_DEV_MEMORY_TEMP", zero_is_none=True)},
+        "temperature_celsius": {"memory": Field("NVML_FI_DEV_MEMORY_TEMP", zero_is_missing=True)},
         # Bytes, going by their names: NVIDIA documents no unit. TX is what the GPU sends, as in GPM.
         "pcie_transmit_bytes_total": Field("NVML_FI_DEV_PCIE_COUNT_TX_BYTES"),
         "pcie_receive_bytes_total": Field("NVML_FI_DEV_PCIE_COUNT_RX_BYTES"),
@@ -174,7 +174,7 @@ class Origin(NamedTuple):
     call: Call | None
     """None for a field."""
     unit: Unit
-    zero_is_none: bool
+    zero_is_missing: bool
     least: float
     most: float
     """Plausible range of the driver's own number."""
@@ -232,7 +232,7 @@ def _origins(signal: Signal, sources: Sources) -> Iterator[Origin]:
             key=(*values, 0) if call is None else (call.function, *values),
             call=call,
             unit=source.unit,
-            zero_is_none=source.zero_is_none,
-            least=0 if source.zero_is_none else signal.least * over / times,
+            zero_is_missing=source.zero_is_missing,
+            least=0 if source.zero_is_missing else signal.least * over / times,
             most=math.inf if isinstance(signal.most, str) else signal.most * over / times,
         )

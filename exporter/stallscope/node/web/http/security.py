@@ -92,7 +92,7 @@ class Security:
         self._users: BasicAuthentication | None = None
         self._rules = _load(file)
         self._set_users(self._rules.configuration.users)
-        self._tell_of_certificate()
+        self._warn_of_certificate()
         self._looked = time.monotonic()
         self.tls: TlsAdapter | None = None
         """For the server; None for plain HTTP."""
@@ -162,7 +162,7 @@ class Security:
         if self.tls is not None and rules.context is not None:
             self.tls.context = rules.context
         _logger.info("web configuration reloaded", extra={"fields": {"file": self._file}})
-        self._tell_of_certificate()
+        self._warn_of_certificate()
 
     def _check_change(self, newer: WebConfiguration) -> None:
         """Refuse what may be a part of a file that is being written.
@@ -194,7 +194,7 @@ class Security:
 
         self._users = BasicAuthentication(users)
 
-    def _tell_of_certificate(self) -> None:
+    def _warn_of_certificate(self) -> None:
         if self._rules.outside_its_time:
             _logger.warning("clients will refuse this exporter: %s", self._rules.outside_its_time)
 

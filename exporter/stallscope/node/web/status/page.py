@@ -104,8 +104,8 @@ class StatusPage:
         selection = select(runs_of(node.ranks), {run: found.odd for run, found in look.stacks.items()})
         verdicts = None
         if self._verdicts is not None:
-            asked_for = [gpu.uuid for gpu in shown_first(node.gpus)[:MAX_GPUS]]
-            verdicts = self._verdicts.look([run.name for run, _ranks in selection.runs], asked_for)
+            shown_uuids = [gpu.uuid for gpu in shown_first(node.gpus)[:MAX_GPUS]]
+            verdicts = self._verdicts.look([run.name for run, _ranks in selection.runs], shown_uuids)
         reasons: dict[RunName, str] = {}
         if choices.explained and self._explanations is not None and verdicts is not None:
             judged = [run.name for run, _ranks in selection.runs if run.name in verdicts.runs][:MAX_EXPLAINED]

@@ -63,15 +63,15 @@ def trace_document(recording: Recording, run: Session, step: int, counters: Mapp
         begin = max(span.began, recording.began)
         events.append(complete(label(span.name, _MAX_NAME_LENGTH), "span", begin, max(begin, end), span.thread))
     events.sort(key=lambda event: (event["ts"], -event["dur"]))  # what contains comes before what it contains
-    asked = _microseconds(run.timeline.now() + zero)
+    read_at = _microseconds(run.timeline.now() + zero)
     for name, value in counters.items():
-        events.append({"name": name, "ph": "C", "ts": asked, "pid": pid, "args": {"value": value}})
+        events.append({"name": name, "ph": "C", "ts": read_at, "pid": pid, "args": {"value": value}})
     titles: list[tuple[str, int, Mapping[str, object]]] = [
         ("process_name", 0, {"name": f"{run.name} rank {run.rank}"}),
         ("process_sort_index", 0, {"sort_index": run.rank}),
     ]
     titles += [("thread_name", thread, {"name": title}) for thread, title in threads.items()]
-    metadata = [{"name": name, "ph": "M", "pid": pid, "tid": thread, "args": told} for name, thread, told in titles]
+    metadata = [{"name": name, "ph": "M", "pid": pid, "tid": thread, "args": args} for name, thread, args in titles]
     return {
         "traceEvents": metadata + events,
         "displayTimeUnit": "ms",

@@ -13,7 +13,7 @@ _PERIOD_MICROSECONDS = 100_000
 
 
 @contextmanager
-def processor_quota(cores: float) -> Iterator[Path]:
+def cpu_quota(cores: float) -> Iterator[Path]:
     """Make the cgroup for the block, and yield its folder; processes join by its file `cgroup.procs`.
 
     Raises:
