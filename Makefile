@@ -31,7 +31,8 @@ LONG := $(addprefix tests/,catalogue/test_new_cause.py cli/test_training_endings
 # Reading only these saves reading all tests again.
 marked = $(shell grep -rl --include='test_*.py' 'mark[.]$(1)' tests)
 # A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever. No tests is no failure.
-IN_PARALLEL = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# Tests that run make share no jobs with this one.
+IN_PARALLEL = env MAKEFLAGS= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 BESIDE = nice $(IN_PARALLEL) --numprocesses $(JOBS) -m "not timed and not alone" $(1) || [ $$? -eq 5 ]
 PAIRS = $(IN_PARALLEL) --numprocesses 2 -m timed $(1) || [ $$? -eq 5 ]
 AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]

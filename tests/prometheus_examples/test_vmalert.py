@@ -184,7 +184,7 @@ def _scores(verdict: str, name: str) -> dict[str, str]:
 
 
 def quick_rules(folder: Path) -> list[Path]:
-    """Return the bundle's files without waits and with one shorter offset, so that minutes of evaluation are enough."""
+    """Return the bundle's files with short waits and one shorter offset, so that minutes of evaluation are enough."""
     written = []
     for path in RULE_FILES:
         content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -192,8 +192,11 @@ def quick_rules(folder: Path) -> list[Path]:
             group.pop("interval", None)
             for rule in group["rules"]:
                 # Before 1.92 vmalert does not support `keep_firing_for`, and fails at texts about missing labels.
-                for timing in ("for", "keep_firing_for", "annotations"):
-                    rule.pop(timing, None)
+                for unsupported in ("keep_firing_for", "annotations"):
+                    rule.pop(unsupported, None)
+                # Long enough for the first evaluations, which lack recorded series: an alert may last once it fires.
+                if "for" in rule:
+                    rule["for"] = f"{4 * INTERVAL}s"
                 # A verdict `healthy` needs ten seconds instead of a minute.
                 rule["expr"] = rule["expr"].replace("rank:judged:info offset 1m", "rank:judged:info offset 10s")
             group["rules"] += [

@@ -398,6 +398,7 @@ def test_without_the_variables_or_switched_off_nothing_is_posted(
 ) -> None:
     for name, value in changes.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("logging.disable", lambda level: None)  # it would last in this process
     store(folder)
     trainjob_commands.main(str(folder))
     finish(folder, {"prometheus": ""})
