@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from stallscope.common.xids import xids_of_hardware
 from stallscope.model.clients.exposition import Page
 from stallscope.node.drivers.device import Identity
-from stallscope.tools.capacity.exporter import WANTED, with_exporter, xids_of_hardware
+from stallscope.tools.capacity.exporter import WANTED, with_exporter
 from stallscope.tools.capacity.gpu import GpuNow
 
 NOW = 1_000_000.0

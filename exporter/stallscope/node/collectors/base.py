@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from stallscope.node.drivers.device import Driver
 from stallscope.node.drivers.occupancy import Occupancies
@@ -21,6 +21,9 @@ from stallscope.node.owners.cluster import Cluster
 from stallscope.node.sampling.clock import Clock, SystemClock
 from stallscope.node.sampling.reader import CollectorState, NotPresent
 from stallscope.node.sampling.reading import Sample
+
+if TYPE_CHECKING:
+    from stallscope.node.owners.kubernetes_api import KubernetesApi
 
 __all__ = ["Collector", "CollectorState", "Environment", "NotPresent", "available", "register"]
 
@@ -58,9 +61,21 @@ class Environment:
     exposed: Callable[[], Iterable[Sample]] = tuple
     """Returns the samples of the newest page, from memory."""
     nccl_inspector_folder: Path | None = None
-    """Folder of NCCL Inspector's files; None if there is none."""
+    """Folder of NCCL Inspector's files; None if it is not set."""
     pcie_throughput: bool = False
     """True to query the throughput of GPUs without a PCIe byte counter, which takes 40 ms each time."""
+
+    def kubernetes_api(self) -> KubernetesApi:
+        """Return access to the Kubernetes API.
+
+        Raises:
+            NotPresent: the exporter was not given the node's name.
+        """
+        if self.kubernetes is None:
+            raise NotPresent("--kubernetes.node is not set")
+        from stallscope.node.owners.kubernetes_api import KubernetesApi  # its ssl takes memory
+
+        return KubernetesApi(self.root, self.kubernetes.address, self.kubernetes.node)
 
 
 class Collector(ABC):

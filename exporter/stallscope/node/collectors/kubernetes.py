@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stallscope.node.collectors.base import Collector, Environment, NotPresent, register
+from stallscope.node.collectors.base import Collector, Environment, register
 from stallscope.node.owners.cluster import KubernetesApiFailed, Pod, Workload
 from stallscope.node.sampling.reading import Sample
 
@@ -49,13 +49,8 @@ class Kubernetes(Collector):
             NotPresent: the exporter was not given the node's name.
             KubernetesApiFailed: the API does not respond, or refuses.
         """
-        settings = self.environment.kubernetes
-        if settings is None:
-            raise NotPresent("--kubernetes.node is not set")
         if self._api is None:
-            from stallscope.node.owners.kubernetes_api import KubernetesApi
-
-            self._api = KubernetesApi(self.environment.root, settings.address, settings.node)
+            self._api = self.environment.kubernetes_api()
         now = self.environment.clock.monotonic()
         if self._problem is not None and now - self._failed_at < _RETRY_SECONDS:
             raise self._problem

@@ -7,14 +7,12 @@ Which Xids are of the hardware, and how long they count, is read from the rules 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from stallscope.common.bundle import bundle_folder
 from stallscope.common.thresholds import default_thresholds
+from stallscope.common.xids import xids_of_hardware
 from stallscope.model.catalogue.gpu_losses import HARDWARE, explained
 from stallscope.model.catalogue.metrics import Family, family
 from stallscope.node.collectors.base import Collector, Environment, NotPresent, register
@@ -40,14 +38,6 @@ _HEARTBEAT_SECONDS = 300.0
 """Seconds after which an unchanged condition is sent again, as node-problem-detector does."""
 _RETRY_SECONDS = 30.0
 _LONGEST_MESSAGE = 1024
-_CLASS = re.compile(r"labels: \{class: hw,[^}]*\}\s+expr: [^\n]*xid=~\"([0-9|]+)\"")
-
-
-@cache
-def hardware_xids() -> frozenset[str]:
-    """Return the Xids that the rules classify as faults of the hardware."""
-    text = (bundle_folder("prometheus") / "rules" / "xid.yml").read_text(encoding="utf-8")
-    return frozenset(xid for codes in _CLASS.findall(text) for xid in codes.split("|"))
 
 
 class _Fault(NamedTuple):
@@ -69,7 +59,7 @@ _FAULTS = (
     _Fault(
         "GpuXidHw",
         XID,
-        lambda xid, at, since: f"It reported Xid {xid}." if at > since and xid in hardware_xids() else "",
+        lambda xid, at, since: f"It reported Xid {xid}." if at > since and xid in xids_of_hardware() else "",
         is_event=True,
     ),
     _Fault(
@@ -121,13 +111,8 @@ class NodeConditions(Collector):
             NotPresent: the exporter was not given the node's name, or has no GPU so far.
             KubernetesApiFailed: the API does not respond, or refuses.
         """
-        settings = self.environment.kubernetes
-        if settings is None:
-            raise NotPresent("--kubernetes.node is not set")
         if self._api is None:
-            from stallscope.node.owners.kubernetes_api import KubernetesApi
-
-            self._api = KubernetesApi(self.environment.root, settings.address, settings.node)
+            self._api = self.environment.kubernetes_api()
         now = self.environment.clock.monotonic()
         if self._due is None:
             self._due = now + _SETTLE_SECONDS

@@ -146,7 +146,7 @@ class KubernetesApi:
         permission: str,
         body: str | None = None,
     ) -> Mapping[str, Any] | None:
-        """Return the object of a response; None if there is none.
+        """Return the object of a response; None if the API has no such object.
 
         Args:
             method: GET or PATCH.

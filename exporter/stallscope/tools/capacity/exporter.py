@@ -5,12 +5,11 @@ Two pages some seconds apart are compared. The exporter is optional.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from stallscope.common.bundle import bundle_folder
 from stallscope.common.formatting import ago, readable
+from stallscope.common.xids import xids_of_hardware
 from stallscope.model.catalogue.metrics import Family, family
 from stallscope.model.clients.exposition import Page
 from stallscope.tools.capacity.gpu import GpuNow
@@ -26,7 +25,6 @@ WANTED = frozenset(each.name for each in (*_NUMBERS, _XID_LAST, _RANK_GPU))
 """Names of the samples that a page is read for."""
 _XID_SECONDS = 3600.0
 """How long a GPU is avoided after an error of its hardware: as long as the error is its verdict."""
-_XID_CLASS = re.compile(r'class: hw, action: "([^"]*)"\}\n +expr: .*\{xid=~"([0-9|]+)"')
 
 
 @dataclass
@@ -74,12 +72,6 @@ def with_exporter(gpus: Sequence[GpuNow], earlier: Page, later: Page, now: float
             )
         )
     return found
-
-
-def xids_of_hardware() -> Mapping[str, str]:
-    """Return the action for each Xid caused by hardware, by number, from the alerting rules."""
-    rules = (bundle_folder("prometheus") / "rules/xid.yml").read_text(encoding="utf-8")
-    return {xid: action for action, xids in _XID_CLASS.findall(rules) for xid in xids.split("|")}
 
 
 def _reported(page: Page) -> dict[str, _PageValues]:

@@ -415,22 +415,23 @@ class LoopInput(InputCalls):
         return other.seconds + (timeline.now() - timeline.mark if timeline.current is other else 0.0)
 
     def _move(self, seconds: float) -> None:
-        timeline = self._timeline
-        timeline.settle()
-        timeline.book(timeline.now())
-        seconds = min(seconds, self._other.seconds)
-        if seconds > 0.0:
-            timeline.move(self._other, self._wait, seconds)
-            self._moved += seconds
+        moved = self._move_to(self._wait, seconds)
+        if moved > 0.0:
+            self._moved += moved
             self.moves += 1
 
     def _compute(self, seconds: float) -> None:
+        self._move_to(self._forward, seconds)
+
+    def _move_to(self, phase: Phase, seconds: float) -> float:
+        """Book seconds of `other` as a phase; return how many `other` had of them."""
         timeline = self._timeline
         timeline.settle()
         timeline.book(timeline.now())
         seconds = min(seconds, self._other.seconds)
         if seconds > 0.0:
-            timeline.move(self._other, self._forward, seconds)
+            timeline.move(self._other, phase, seconds)
+        return seconds
 
     def _settle(self, ended_by: str) -> None:
         """Learn from an interval that was observed; estimate what another one held."""
