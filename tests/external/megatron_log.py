@@ -20,6 +20,8 @@ SOURCE = "timers of Megatron-LM"
 _ITERATION = re.compile(r"iteration +(\d+)/ *\d+ *\|.*?elapsed time per iteration \(ms\): ([-+0-9.eE]+)")
 _TIMER = re.compile(r" {2}([\w-]+):\s*")
 _RANK = re.compile(r" {4,}rank +(\d+): ([-+0-9.eE]+)\s*")
+_PREFIX = re.compile(r"\A(?:\[\w+\]:|\d+: )")
+"""Before each line: the rank by torchrun, as in `[default7]:`, or the task by `srun --label`."""
 _LOSSY = re.compile(r"\(min, max\) time across ranks \(ms\):|max time across ranks \(ms\):")
 _PHASES = {"forward-compute": "forward", "backward-compute": "backward", "optimizer": "optimizer"}
 _DATA = "batch-generator"
@@ -73,6 +75,7 @@ def _iterations(path: Path) -> Iterator[tuple[int, float, Timers]]:
     count = 0
     with opened(path) as file:
         while line := file.readline(_LONGEST_LINE):
+            line = _PREFIX.sub("", line)
             if (found := _ITERATION.search(line)) is not None:
                 if timers and iteration >= 0:
                     yield iteration, elapsed, timers

@@ -1,7 +1,8 @@
 """Step logs with `time` and `data_time`: mmcv, mmengine and detectron2, as JSON lines or as text.
 
 Both values are means over the steps since the line before, in seconds; `time` includes `data_time`. A line is one step
-of the recording. The time without `data_time` is the phase `other`.
+of the recording. The time without `data_time` is the phase `other`. In the text of detectron2, `time` is the mean of
+the whole training, so `data_time` can be longer; the step then has the length of `data_time`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ SOURCE = "step log with time and data_time"
 _NUMBER = r"([-+0-9.eE]+)"
 _TIME = re.compile(rf"(?<!\w)time: {_NUMBER}")
 _DATA = re.compile(rf"(?<!\w)(?:data_time|data): {_NUMBER}")
+_EVALUATION = re.compile(r"(?:Epoch|Iter)\((?:val|test)\)")
+_STEP_KEYS = {"iter", "epoch", "iteration"}
+"""Keys of a line about training steps in JSON without `mode`: in mmengine, evaluations have none of them."""
 _LONGEST_LINE = 1 << 16
 
 
@@ -49,11 +53,10 @@ def _steps(path: Path) -> Iterator[Mapping[str, float]]:
                 continue
             whole, data = times
             where = f"{path.name}: line {number}"
-            checked_duration(where, data)
-            checked_duration(where, whole - data)
+            checked_duration(where, min(whole, data))
             found += 1
-            if whole > 0 and found <= MAX_RANK_STEPS:
-                yield {"data_wait": data, "other": whole - data}
+            if max(whole, data) > 0 and found <= MAX_RANK_STEPS:
+                yield {"data_wait": data, "other": max(whole - data, 0.0)}
 
 
 def _times(line: str) -> tuple[float, float] | None:
@@ -65,9 +68,11 @@ def _times(line: str) -> tuple[float, float] | None:
             return None  # the last line of a log that is being written
         if not isinstance(entry, dict) or entry.get("mode", "train") != "train":
             return None
+        if "mode" not in entry and not _STEP_KEYS & entry.keys():
+            return None
         whole, data = _seconds(entry.get("time")), _seconds(entry.get("data_time"))
         return None if whole is None or data is None else (whole, data)
-    if "Epoch(val)" in line or "Epoch(test)" in line:
+    if _EVALUATION.search(line):
         return None
     found = _TIME.search(line), _DATA.search(line)
     if found[0] is None or found[1] is None:

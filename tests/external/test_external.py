@@ -184,6 +184,10 @@ def test_operations_are_summed_and_the_rest_of_the_step_is_communication() -> No
     [
         ['{"env": "a"}', *['{"mode": "train", "iter": 50, "data_time": 0.5, "time": 2.0}'] * 2, '{"mode": "val", "ti'],
         ["INFO - Epoch [1][50/100] lr: 1e-3, eta: 5:23:15, time: 2.000, data_time: 0.500, memory: 9"] * 2,
+        ['{"lr": 1e-3, "data_time": 0.5, "time": 2.0, "iter": 50, "step": 50}'] * 2
+        + ['{"mIoU": 0.5, "data_time": 9.0, "time": 9.5, "step": 100}'],
+        ["mmengine - INFO - Iter(train) [  50/900]  lr: 1e-3  time: 2.0000  data_time: 0.5000  loss: 1"] * 2
+        + ["mmengine - INFO - Iter(val) [ 50/500]    eta: 0:00:20  time: 9.5000  data_time: 9.0000  memory: 9"],
         ["d2.utils.events: eta: 0:01 iter: 9 time: 2.0 last_time: 3.0 data_time: 0.5 last_data_time: 0.9 lr: 1"] * 2,
     ],
 )
@@ -191,6 +195,15 @@ def test_a_step_log_has_the_wait_for_data_and_the_rest(tmp_path: Path, lines: li
     path = tmp_path / "a.log"
     path.write_text("\n".join(lines))
     assert list(step_log.converted([path]).steps) == [[{"data_wait": 0.5, "other": 1.5}]] * 2
+
+
+def test_a_wait_that_is_longer_than_the_mean_step_of_the_training_is_the_whole_step(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    line = "d2.utils.events:  eta: 0:01  iter: {}  total_loss: 1  time: 0.5000  data_time: {}  lr: 1"
+    path.write_text("\n".join((line.format(19, 0.1), line.format(39, 0.8))))
+    first, second = step_log.converted([path]).steps
+    assert dict(first[0]) == pytest.approx({"data_wait": 0.1, "other": 0.4})
+    assert dict(second[0]) == {"data_wait": 0.8, "other": 0.0}
 
 
 def test_output_of_mlperf_storage_has_a_file_for_each_rank(tmp_path: Path) -> None:
@@ -215,9 +228,11 @@ times across ranks (ms):
 """
 
 
-def test_timers_of_megatron_are_phases_of_each_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["", "[default7]:", "7: "])
+def test_timers_of_megatron_are_phases_of_each_rank(tmp_path: Path, prefix: str) -> None:
     path = tmp_path / "a.log"
-    path.write_text(LOG.format(n=10) + LOG.format(n=20))
+    lines = (LOG.format(n=10) + LOG.format(n=20)).splitlines(keepends=True)
+    path.write_text("".join(prefix + line for line in lines))
     first = megatron_log.converted([path]).steps[0]
     assert dict(first[0]) == pytest.approx({"data_wait": 0.1, "forward": 0.2, "backward": 0.4, "communication": 0.3})
     assert dict(first[1]) == pytest.approx({"data_wait": 0.1, "forward": 0.3, "backward": 0.5, "communication": 0.1})
