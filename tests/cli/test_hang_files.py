@@ -217,6 +217,29 @@ def test_a_transfer_whose_sizes_differ_names_both_ranks(tmp_path: Path, capsys: 
     )
 
 
+def test_sizes_of_operations_that_are_launched_together_are_compared(tmp_path: Path, capsys: Shown) -> None:
+    # PyTorch launches an all_gather of unequal sizes as broadcasts, and an empty entry after them.
+    for rank in job(4):
+        rank.collective("_broadcast_oop", hang=True)
+        rank.entries.append({**rank.entries[-1], "input_sizes": [[5 if rank.number == 2 else 4]]})
+        rank.entries.append({**rank.entries[-1], "profiling_name": "nccl:ALLGATHER_coalesced", "input_sizes": [[]]})
+        rank.write(tmp_path)
+    assert concluded(tmp_path, capsys).startswith(
+        "Rank 2 launched _broadcast_oop 3 of process group world (world_pg) with 1,029 elements of type Float, the"
+    )
+
+
+def test_the_few_ranks_with_another_size_are_named_as_in_a_published_report(tmp_path: Path, capsys: Shown) -> None:
+    # pytorch/pytorch 140563: 128 ranks, all_reduce of 1,025 elements; ranks 22 and 110 have 262,144.
+    ranks = job(128)
+    for rank in ranks:
+        rank.collective(size=262_144 if rank.number in (22, 110) else 1025, hang=True)
+    assert concluded(tmp_path, capsys, ranks) == (
+        "Ranks 22 and 110 launched all_reduce 3 of process group world (world_pg) with 262,144 elements of type Float, "
+        "the other 126 ranks with 1,025 elements of type Float"
+    )
+
+
 def test_sizes_of_an_all_to_all_may_differ(tmp_path: Path, capsys: Shown) -> None:
     ranks = job(4)
     for rank in ranks:
@@ -296,6 +319,47 @@ def test_a_rank_that_died_is_known_from_another_list_of_ranks_with_gloo(tmp_path
         document["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1, 2, 3]" if number else "[]"}}
         (tmp_path / f"rank_{number}").write_bytes(pickle.dumps(document))
     assert concluded(tmp_path, capsys) == "Rank 3 left no dump; the other 3 ranks wait for it"
+
+
+def gloo(number: int, group: str = "0", *, hang: bool) -> Rank:
+    """Return a rank as PyTorch 2.13 records Gloo: without the members of subgroups, and with one mark for all ends."""
+    rank = Rank(number, {group: [0, 1, 2, 3]}, backend="gloo").collective(group=group, hang=True)
+    for entry in rank.collective(group=group, hang=True).entries:
+        entry.update(process_group=(group, "default_pg" if group == "0" else group))
+        entry["retired"] = entry["collective_seq_id"] == 1 or not hang
+    return rank
+
+
+def written(folder: Path, ranks: Iterable[Rank], members: str = "[0, 1, 2, 3]") -> Path:
+    for rank in ranks:
+        config = {"": {"name": "", "desc": "", "ranks": members}}
+        (folder / f"rank_{rank.number}").write_bytes(pickle.dumps({**rank.document(), "pg_config": config}))
+    return folder
+
+
+def test_an_operation_of_gloo_that_ended_with_an_error_is_not_taken_for_completed(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    # Rank 1 exits. Its connections to ranks 0 and 2 close; rank 3 waits for data of rank 0.
+    written(tmp_path, [gloo(0, hang=False), gloo(2, hang=False), gloo(3, hang=True)])
+    assert concluded(tmp_path, capsys) == "Rank 1 left no dump; 1 rank waits for it"
+
+
+def test_a_rank_of_gloo_in_which_alone_an_operation_ended_is_named(tmp_path: Path, capsys: Shown) -> None:
+    written(tmp_path, [gloo(number, hang=number != 1) for number in range(4)])
+    assert stacks.main(["--flight-recorder", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first == "Rank 1 is behind or silent in the process group that it belongs to; the other 3 ranks wait for it"
+    assert second.startswith("  rank 1: all_reduce 2 of process group 0 (default_pg) has ended, probably with an error")
+
+
+def test_groups_of_unknown_members_are_not_said_to_be_complete(tmp_path: Path, capsys: Shown) -> None:
+    # With Gloo, rank 2 waits in one of two groups of all ranks, and the other ranks in the other one.
+    written(tmp_path, [gloo(number, "b" if number == 2 else "a", hang=True) for number in range(4)], "[]")
+    assert concluded(tmp_path, capsys, status=1) == (
+        "no rank stands out: 4 ranks wait in 2 operations such as all_reduce 2 of process group a (a), "
+        "whose ranks no dump lists"
+    )
 
 
 def test_a_rank_that_is_behind_is_named_before_one_without_a_dump(tmp_path: Path, capsys: Shown) -> None:
@@ -398,7 +462,11 @@ def test_the_newest_file_of_a_rank_counts_in_all_subfolders(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize(
-    "name", ["{}", "_dump_{}_attempt_7", "host9.pci3_rank_{}", "trace-7_rank{}.pkl", "dump_{}.1", "20261127_{}.pickle"]
+    "name",
+    [
+        *("{}", "_dump_{}_attempt_7", "host9.pci3_rank_{}", "trace-7_rank{}.pkl", "dump_{}.1", "20261127_{}.pickle"),
+        "trace_rank_job-worker-7_{}",
+    ],
 )
 def test_the_rank_is_found_in_the_name_of_a_file(name: str, tmp_path: Path, capsys: Shown) -> None:
     for rank in job(4):
@@ -521,6 +589,21 @@ def test_stack_files_name_the_rank_that_is_elsewhere(form: Any, place: str, tmp_
     assert stacks.main(["--json", "--stack-files", str(tmp_path)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["conclusion"]["ranks"], document["odd_ranks"]) == ([2], [2])
+
+
+def test_a_rank_that_waits_in_another_operation_is_not_the_one_that_the_others_wait_for(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    # A pipeline: rank 1 computes, ranks 2 and 3 wait for its activations, rank 0 for its gradients.
+    wait = HANDLER.replace('in wait\n  File "/job', 'in {call}\n  File "/job')
+    for rank, (call, line) in enumerate((("recv", 50), ("", 7), ("recv", 40), ("recv", 40))):
+        form = wait if call else wait.replace("torch/distributed/distributed_c10d.py", "torch/nn/modules/module.py")
+        (tmp_path / f"rank{rank}.log").write_text(form.format(rank=rank, line=line, function="step", call=call))
+    assert stacks.main(["--json", "--stack-files", str(tmp_path)]) == 0
+    conclusion = json.loads(capsys.readouterr().out)["conclusion"]
+    assert (conclusion["ranks"], conclusion["waiting"]) == ([1], [0, 2, 3])
+    assert conclusion["sentence"].startswith("2 ranks wait in recv at job/train.py:40; rank 1 is in ")
+    assert conclusion["sentence"].endswith("; rank 0 waits in recv at job/train.py:50")
 
 
 def test_a_rank_without_a_stack_is_named_if_the_others_wait_for_ranks(tmp_path: Path, capsys: Shown) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stallscope.common.formatting import readable, several
-from stallscope.model.view.stack_groups import Grouping, is_waiting, named, sentence
+from stallscope.model.view.stack_groups import Grouping, culprits, is_waiting, named, sentence
 
 BEHIND, MISMATCH, DEADLOCK, NO_DUMP, STUCK, ALONE = "behind", "mismatch", "deadlock", "no_dump", "stuck", "alone"
 ELSEWHERE = "elsewhere"
@@ -89,6 +89,8 @@ class Progress:
     """The newest completed collective operations, by number."""
     transfers: list[Launch] = field(default_factory=list)
     """Pending transfers."""
+    ended: int = -1
+    """Number of the newest collective operation if it is completed or has failed: Gloo records no difference."""
 
     def has_completed(self, number: int) -> bool:
         """Return whether the rank has completed a collective operation."""
@@ -150,7 +152,8 @@ def by_stacks(found: Grouping) -> Conclusion | None:
         text = f"{_listed(missing)} left no stack; {sentence(found)}"
         return _concluded(text, NO_DUMP, missing, sorted(present))
     if found.waiting is not None and 2 * len(found.odd) <= ranks:
-        return _concluded(sentence(found), ELSEWHERE, found.odd, found.waiting.ranks)
+        ranks_elsewhere = culprits(found)
+        return _concluded(sentence(found), ELSEWHERE, ranks_elsewhere, sorted(present - {*ranks_elsewhere}))
     reason = f"the stacks of {several(ranks, 'rank')} form {several(len(found.groups), 'group')}"
     if len(found.groups) == 1:
         reason = f"the stacks of all {several(ranks, 'rank')} are equal" if ranks > 1 else "there is only one stack"
@@ -166,6 +169,8 @@ class _Step(NamedTuple):
     """Ranks without a dump."""
     completed: tuple[int, ...]
     pending: tuple[int, ...]
+    ended: tuple[int, ...]
+    """Ranks that have completed it, or in which it has failed."""
     started: tuple[int, ...]
     """Ranks that have started it, if few of the pending ranks have not."""
     waiting: tuple[int, ...]
@@ -246,12 +251,13 @@ class _Hang:
                     absent.append(rank)
                 else:
                     (pending if number in progress.pending else completed).append(rank)
+            ended = [rank for rank in completed if self._operations[rank].progress(group).ended == number]
             launches = {rank: self._operations[rank].progress(group).pending[number] for rank in pending}
             started = [rank for rank in pending if launches[rank].is_started]
             waiting = [rank for rank in pending if not launches[rank].is_started]
             if len(waiting) > len(started) or any(not self._waits_in(rank, (group, number)) for rank in waiting):
                 started, waiting = [], []
-            groups = (absent, unknown, completed, pending, started, waiting)
+            groups = (absent, unknown, completed, pending, ended, started, waiting)
             found = _Step(*(tuple(ranks) for ranks in groups))
             self._steps[group, number] = found
         return found
@@ -260,7 +266,8 @@ class _Hang:
         group, number = launch.group, launch.number
         step = self._step(group, number)
         most = len(step.completed) - (launch.name in _ONE_WAY)
-        if not step.absent and step.completed and len(step.pending) <= most:
+        can_be_failed = bool(step.ended and step.unknown)
+        if not step.absent and step.completed and len(step.pending) <= most and not can_be_failed:
             have = "has" if len(step.completed) == 1 else "have"
             self._failed[rank] = f"{launch} is pending, but {_listed(step.completed)} {have} completed it"
             return
@@ -271,9 +278,10 @@ class _Hang:
         key = (group, number)
         if key not in self._edges:
             elsewhere = [each for each in step.pending if not self._waits_in(each, key)]
-            self._edges[key] = {*step.absent} or {*elsewhere, *step.unknown} or {*step.waiting}
-            for absent in step.absent:
-                self._missed.setdefault(absent, {})[launch] = list(step.pending)
+            left = step.ended if len(step.ended) < len(step.pending) else ()
+            self._edges[key] = {*step.absent} or {*elsewhere, *step.unknown} or {*left} or {*step.waiting}
+            for rank_behind in step.absent or left:
+                self._missed.setdefault(rank_behind, {})[launch] = list(step.pending)
         if self._edges[key]:
             self._edges[rank] = {key}
 
@@ -409,8 +417,10 @@ class _Hang:
                 yield f"rank {rank}: {self._failed[rank]}"
             elif rank in self._missed:
                 launch, waiting = max(self._missed[rank].items(), key=lambda item: len(item[1]))
-                what = f"an operation that matches {launch}" if launch.transfers else f"{launch}"
-                yield f"rank {rank}: has not launched {what}; {_listed(waiting)} {_verb(waiting, 'wait')} in it"
+                what = f"has not launched {'an operation that matches ' if launch.transfers else ''}{launch}"
+                if rank in self._step(launch.group, launch.number).ended and not launch.transfers:
+                    what = f"{launch} has ended, probably with an error"
+                yield f"rank {rank}: {what}; {_listed(waiting)} {_verb(waiting, 'wait')} in it"
         if len(ranks) > _MAX_REASONS:
             yield f"… {several(len(ranks) - _MAX_REASONS, 'more rank')}"
 
@@ -432,7 +442,7 @@ class _Hang:
                     kind for launch in progress.transfers for kind, peer in launch.transfers if peer == rank
                 )
                 is_involved |= bool(progress.pending or transfers)
-                is_behind |= any(number > own.launched for number in progress.pending)
+                is_behind |= any(number > own.launched or number == own.ended for number in progress.pending)
                 is_behind |= any(progress.has_completed(number) for number in own.pending)
                 is_behind |= (
                     transfers[SEND] > own_transfers[RECV, other] or transfers[RECV] > own_transfers[SEND, other]
@@ -498,6 +508,9 @@ class _Hang:
         where = f"{launches[0]}, which all its ranks have launched"
         if len(places) > 1:
             where = f"{several(len(places), 'operation')} such as {launches[0]}, which all their ranks have launched"
+        if not all(launch.group.ranks for launch in launches):
+            where = f"{several(len(places), 'operation')} such as {launches[0]}, whose ranks no dump lists"
+            return Conclusion(f"{_NOTHING}: {several(len(ranks), 'rank')} wait in {where}")
         if 2 * len(ranks) <= len(self._ranks) and waiting and len(places) == 1:
             sentence = f"{_listed(ranks)} are stuck in {where}{_waits_for(ranks, waiting, len(self._ranks))}"
             return _concluded(sentence, STUCK, ranks, waiting)

@@ -16,6 +16,8 @@ from stallscope.training.protocol.stacks import Place, Stack, place_of, user_fra
 
 _COLLECTIVES = ("/torch/distributed/", "/horovod/", "/mpi4py/", "/deepspeed/comm/", "/jax/experimental/multihost_utils")
 """Parts of the paths of code that waits for other ranks."""
+_WAITS = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py", *_COLLECTIVES[1:])
+"""Parts of the paths of code that waits for other ranks itself: other code of torch.distributed also computes."""
 _MIN_LEAD = 2
 """If no rank differs in most samples, a rank is mentioned if it differs this many times as often as any other."""
 _MAX_SHOWN = 3
@@ -86,14 +88,17 @@ def sentence(grouping: Grouping) -> str:
         return _over_samples(grouping)
     waiting = grouping.waiting
     others = [group for group in grouping.groups if group is not waiting]
+    has_culprit = waiting is not None and not all(_waits_elsewhere(group) for group in others)
+    if has_culprit:
+        others.sort(key=_waits_elsewhere)
     parts = []
     if waiting is not None:
         verb = "wait" if len(waiting.ranks) > 1 else "waits"
         parts.append(f"{several(len(waiting.ranks), 'rank')} {verb} {at(waiting.place)}")
-    parts += [
-        f"{named(group.ranks)} {'are' if len(group.ranks) > 1 else 'is'} {at(group.place)}"
-        for group in others[:_MAX_SHOWN]
-    ]
+    for group in others[:_MAX_SHOWN]:
+        is_one = len(group.ranks) == 1
+        verb = ("waits" if is_one else "wait") if has_culprit and _waits_elsewhere(group) else "is" if is_one else "are"
+        parts.append(f"{named(group.ranks)} {verb} {at(group.place)}")
     if len(others) > _MAX_SHOWN:
         parts.append(f"{len(others) - _MAX_SHOWN} more groups")
     return "; ".join(parts)
@@ -150,6 +155,17 @@ def _waiting(groups: Sequence[Group]) -> Group | None:
 def is_waiting(stack: Stack) -> bool:
     """Return whether a rank with this stack waits for other ranks, in a library for collective operations."""
     return any(part in frame.file for frame in stack for part in _COLLECTIVES)
+
+
+def culprits(grouping: Grouping) -> tuple[int, ...]:
+    """Return the odd ranks without those that wait in another operation, if any other rank is odd."""
+    waiting = {rank for group in grouping.groups if _waits_elsewhere(group) for rank in group.ranks}
+    return tuple(rank for rank in grouping.odd if rank not in waiting) or grouping.odd
+
+
+def _waits_elsewhere(group: Group) -> bool:
+    """Return whether the innermost frame of the ranks is a function that waits for other ranks."""
+    return any(part in group.stack[0].file for part in _WAITS)
 
 
 def at(place: Place) -> str:

@@ -36,6 +36,8 @@ _MAX_RANKS_LENGTH = 8 << 20
 """Maximum length of the list of a group's ranks."""
 _MAX_RANK = 1 << 16
 """The default group is not completed up to a rank that is implausible."""
+_MAX_TENSORS = 4096
+"""Operations with more tensors are not compared."""
 _MAX_DIMENSIONS = 16
 """Tensors with more dimensions are not compared."""
 _OTHER_HANG = 3600.0
@@ -218,6 +220,7 @@ class _Reader:
                     del newest_completed[min(newest_completed)]
             if _sequence(first) >= progress.launched:
                 progress.launched, progress.last = _sequence(first), _operation(first)
+                progress.ended = progress.launched if not is_pending and _may_have_failed(last) else -1
         for group, by_number in completed.items():
             found.groups[group].completed = {number: _launch(each, group) for number, each in by_number.items()}
         statuses = {
@@ -329,9 +332,11 @@ def _launch(entries: list[dict[str, Any]], group: Group) -> Launch:
             direction, peer = transfer
             transfers.append((direction, group.ranks[peer] if peer < len(group.ranks) else peer))
     number = _sequence(first) + (_number(first.get("p2p_seq_id", 0)) if transfers else 0)
-    sizes = first.get("input_sizes") or []
-    is_known = len(sizes) == len(entries) == 1 and len(sizes[0]) <= _MAX_DIMENSIONS
-    elements = prod([_number(size) for size in sizes[0]]) if is_known else None
+    tensors = [entry for entry in entries if entry is first or "coalesced" not in entry["profiling_name"]]
+    sizes = [size for entry in tensors for size in entry.get("input_sizes") or []]
+    is_known = 0 < len(sizes) <= _MAX_TENSORS and all(len(size) <= _MAX_DIMENSIONS for size in sizes)
+    is_known &= len(entries) == 1 or not transfers
+    elements = sum(prod(map(_number, size)) for size in sizes) if is_known else None
     types = first.get("input_dtypes") or [""]
     is_started = any(entry.get("state") == "started" for entry in entries)
     return Launch(group, number, _operation(first), tuple(transfers), elements, _text(types[0]), is_started)
@@ -341,6 +346,11 @@ def _is_completed(entry: dict[str, Any]) -> bool:
     """Return whether an operation is completed. Gloo only sets `retired`, which NCCL sets at a timeout too."""
     is_retired = entry.get("retired") is True and entry["profiling_name"].startswith("gloo:")
     return entry.get("state") == "completed" or bool(entry.get("time_discovered_completed_ns")) or is_retired
+
+
+def _may_have_failed(entry: dict[str, Any]) -> bool:
+    """Return whether an operation that is not pending may have failed: Gloo sets `retired` then too."""
+    return entry.get("state") != "completed" and not entry.get("time_discovered_completed_ns")
 
 
 def _is_transfer(entry: dict[str, Any]) -> bool:

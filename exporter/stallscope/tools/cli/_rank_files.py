@@ -19,10 +19,16 @@ _MAX_DEPTH = 5
 _MAX_FILES = 100_000
 _MAX_PROBLEMS = 8
 """Maximum number of files with a message."""
-_WORDS = [re.compile(rf"(?:{words})[-_.=]?(\d{{1,7}})(?!\d)") for words in ("rank", "dump|trace|stacks?|worker")]
-"""Words before the rank; numbers after it can be those of an attempt or a time."""
-_LAST = re.compile(r"(?<!\d)(\d{1,7})(?:\.[a-z]{2,7})?")
+_END = r"(?<!\d)(\d{1,7})(?:\.[a-z]{2,7})?$"
 """A number at the end of the name, before a suffix such as .json."""
+_PLACES = [
+    re.compile(r"rank[-_.=]?(\d{1,7})(?!\d)"),
+    re.compile(rf"rank[-_.=]\D.*{_END}"),
+    re.compile(r"(?:dump|trace|stacks?|worker)[-_.=]?(\d{1,7})(?!\d)"),
+    re.compile(_END),
+]
+"""Places of the rank, best first. After a word, further numbers can be those of an attempt or a time. A name between
+`rank` and the number is that of a host, which can contain a word and a number too, as in `rank_job-worker-0_12`."""
 
 
 class Unreadable(Exception):
@@ -122,8 +128,7 @@ def _can_be_read(file: Path) -> bool:
 
 
 def _rank(name: str) -> int | None:
-    for word in _WORDS:
-        if found := word.findall(name):
+    for place in _PLACES:
+        if found := place.findall(name):
             return int(found[-1])
-    last = re.search(_LAST.pattern + "$", name)
-    return int(last[1]) if last else None
+    return None
