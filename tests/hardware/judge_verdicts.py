@@ -71,8 +71,8 @@ def judged(programs: Sequence[Program], answers: Answers, start: float) -> list[
         start: Unix time of the recording's start.
     """
     ran = sorted((each for each in programs if not each.skipped), key=lambda each: each.begin)
-    following = [*(each.begin for each in ran[1:]), float("inf")]
-    return [_judged(each, answers, start, until) for each, until in zip(ran, following, strict=True)]
+    following = (*(each.begin for each in ran[1:]), float("inf"))
+    return [_judged(each, answers, start, following[place]) for place, each in enumerate(ran)]
 
 
 def _judged(program: Program, answers: Answers, start: float, until: float) -> Judgement:

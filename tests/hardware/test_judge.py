@@ -151,6 +151,15 @@ def test_each_program_is_judged_by_its_planted_cause_and_a_stand_in_writes_nothi
     assert contents(root) == before
 
 
+def test_a_day_without_pytorch_has_the_reason_for_each_program(day: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pages(day, ['stallscope_gpu_up{gpu="0"} 1\n'] * 4)
+    write_programs(day, program("none", ["small_batch"], skipped="no PyTorch", started=None, ended=None))
+    assert judge.main([str(day)]) == 0
+    said = capsys.readouterr().out
+    assert row(said, "none")[2] == "skipped: no PyTorch"
+    assert "Right verdicts: 0 of 0; false alerts: 0" in said
+
+
 def test_signals_are_compared_with_their_truth(day: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # 100 W for ten seconds, and then 300 W, of GPU 0.
     watts = [100.0] * 10 + [300.0] * 11

@@ -40,6 +40,7 @@ class Machine:
         self._steps: list[dict[str, Any]] = []
         self._entry: dict[str, Any] = {}
         self._is_working = False
+        self._is_unwritten = False
         self.content: dict[str, Any] = {
             "gpu": None,
             "driver": None,
@@ -88,7 +89,7 @@ class Machine:
         except StepError as problem:
             entry.update(status="failed", message=str(problem))
         except OSError as problem:
-            what = f"{name}: {problem.filename or 'a file'}: {problem.strerror or problem}"
+            what = ": ".join(filter(None, (name, problem.filename, problem.strerror or str(problem))))
             entry.update(status="failed", message=f"{what}; free space on the disk or name another folder")
         except Exception as problem:
             what = f"{name}: unexpected {type(problem).__name__}: {problem}"
@@ -114,11 +115,15 @@ class Machine:
         self._entry["message"] = text
 
     def write(self) -> None:
-        """Write the file; a full disk is no reason to stop."""
+        """Write the file; a full disk is no reason to stop, and shown once."""
         try:
             write_json(self._file, self.content)
         except OSError as problem:
-            self._show(f"{self._file}: cannot write: {problem.strerror}; free space on the disk, the day continues")
+            if not self._is_unwritten:
+                self._show(f"{self._file}: cannot write: {problem.strerror}; free space on the disk, the day continues")
+            self._is_unwritten = True
+        else:
+            self._is_unwritten = False
 
     @property
     def failed(self) -> list[str]:

@@ -79,7 +79,7 @@ class Node:
             )
         if others := self.gpu["processes"]:
             found.append(
-                f"{name}: {len(others)} other processes use it (PID {', '.join(map(str, others[:5]))}); signals "
+                f"{name}: others use it (PID {', '.join(map(str, others[:5]))}, {len(others)} in all); signals "
                 "include their load: end them for a day that is comparable"
             )
         if not self.gpu["gpm"]:

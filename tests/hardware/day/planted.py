@@ -73,7 +73,7 @@ PROGRAMS = (
     ),
     Program(
         "single_process_loader",
-        ("input_single_thread", "input_bound"),
+        ("input_few_workers", "input_bound"),
         Load(busy=0.2, sm=0.17, tensor=0.1, dram=0.08, watts=180, memory=30),
         few_cores=("input_cpu_saturated",),
     ),

@@ -105,5 +105,5 @@ class Recording:
         """
         self.child.end(signal.SIGINT, _STOP_SECONDS)
         if self.child.status:
-            raise self.child.failure("`stallscope replay` reads the file up to there")
+            raise self.child.failure("free space on the disk, and run the day again")
         return self.child.last_line().replace(str(self._output), self._output.name)

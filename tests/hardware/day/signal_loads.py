@@ -1,4 +1,4 @@
-"""Loads of known value, on a real GPU: `python -m tests.hardware.day.signal_loads SECONDS PEAK_BYTES GPM`.
+"""Loads of known value, on a real GPU: `python -m tests.hardware.day.signal_loads SECONDS PEAK_BYTES GPM UUID`.
 
 Prints a line of JSON for each signal of each load: what the exporter should report for that time.
 """
@@ -6,17 +6,20 @@ Prints a line of JSON for each signal of each load: what the exporter should rep
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import pynvml
 import torch
 
 _SETTLE_SECONDS = 1.5
 """The exporter's polls are a second apart; a window begins when the load has lasted longer than one."""
-_BF16_PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
-"""Dense bfloat16 FLOP/s of the tensor cores, from the data sheets; at most, as clocks fall under this load."""
+_BF16_FLOPS = {(8, 0): 2048, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
+"""Dense bfloat16 FLOPs of a multiprocessor in each cycle, by compute capability: a data sheet's FLOP/s divided by its
+clock and number of multiprocessors. The clock falls under this load, so that the data sheet's FLOP/s is no truth."""
 _SIDE = 8192
 _COPIED = 1 << 30
 _GROUP = 4
@@ -26,8 +29,11 @@ _GROUP = 4
 def main() -> None:
     """Run the loads one after the other."""
     seconds, peak_bytes, has_gpm = float(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "1"
-    model = torch.cuda.get_device_properties(0).name
-    flops = next((peak for name, peak in _BF16_PEAK.items() if name in model), 0.0)
+    properties = torch.cuda.get_device_properties(0)
+    flops_per_cycle = _BF16_FLOPS.get((properties.major, properties.minor), 0) * properties.multi_processor_count
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(sys.argv[4])
+    clocks: list[int] = []
     left = torch.randn(_SIDE, _SIDE, device="cuda", dtype=torch.bfloat16)
     right = torch.randn(_SIDE, _SIDE, device="cuda", dtype=torch.bfloat16)
     product = left @ right
@@ -45,10 +51,13 @@ def main() -> None:
     began, share, _ = run(multiply, seconds, duty=0.5)
     show("matrix products, half of the time", began, [{**busy, "truth": share, "tolerance": 0.06}])
 
-    began, share, each = run(multiply, seconds)
+    began, share, each = run(
+        multiply, seconds, meanwhile=lambda: clocks.append(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    )
     found = [{**busy, "truth": share, "tolerance": 0.03}]
-    if has_gpm and flops:
-        found.append(pipe("tensor", 2 * _SIDE**3 * each / flops, 0.15))
+    if has_gpm and flops_per_cycle:
+        peak = flops_per_cycle * 1e6 * statistics.fmean(clocks)
+        found.append(pipe("tensor", 2 * _SIDE**3 * each / peak, 0.1))
     show("bf16 matrix products", began, found)
 
     single, other = left.float()[:4096, :4096].contiguous(), right.float()[:4096, :4096].contiguous()
@@ -95,8 +104,16 @@ def main() -> None:
     side_effects(multiply, seconds)
 
 
-def run(work: Callable[[], Any], seconds: float, duty: float = 1.0) -> tuple[float, float, float]:
+def run(
+    work: Callable[[], Any], seconds: float, duty: float = 1.0, meanwhile: Callable[[], None] = lambda: None
+) -> tuple[float, float, float]:
     """Repeat the work.
+
+    Args:
+        work: enqueues a kernel or a copy.
+        seconds: duration after the load has settled.
+        duty: share of the time.
+        meanwhile: called while the GPU works.
 
     Returns:
         The start in Unix time, the share of time in which the GPU worked by CUDA events, and repetitions a second.
@@ -113,6 +130,7 @@ def run(work: Callable[[], Any], seconds: float, duty: float = 1.0) -> tuple[flo
             work()
         last.record()
         groups.append((first, last))
+        meanwhile()
         if duty < 1:
             torch.cuda.synchronize()
             time.sleep((time.perf_counter() - piece) * (1 / duty - 1))

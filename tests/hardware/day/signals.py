@@ -55,7 +55,7 @@ def measured(seconds: float, node: Node, folder: Path) -> tuple[list[dict[str, A
     """
     log = folder / "loads.log"
     arguments = ["-m", "tests.hardware.day.signal_loads", f"{seconds:g}"]
-    arguments += [str(node.gpu["memory_bytes_per_second"] or 0), str(int(node.gpu["gpm"]))]
+    arguments += [str(node.gpu["memory_bytes_per_second"] or 0), str(int(node.gpu["gpm"])), node.gpu["uuid"]]
     readings = folder / "nvidia-smi.csv"
     smi = _nvidia_smi(node, readings)
     try:

@@ -23,8 +23,12 @@ _WARM_UP = 0.2
 _PROFILED_SECONDS = 1.0
 _PROFILED_STEPS = 3
 _MOST_PROFILED_SECONDS = 3.0
-_SPANS = ("Optimizer.", "ProfilerStep", "DistributedDataParallel.", "Iteration", "enumerate(")
-"""Names that PyTorch gives to parts of a step, which span kernels and the gaps between them."""
+_NO_WORK = (
+    *("Optimizer.", "ProfilerStep", "DistributedDataParallel.", "Iteration", "enumerate("),
+    *("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event"),
+)
+"""Beginnings of the names of events that PyTorch shows among the kernels, but in which the GPU may idle: parts of a
+step, and the CPU's waits for the GPU."""
 
 
 class Truth:
@@ -167,7 +171,7 @@ class Truth:
             spans = sorted(
                 (event.start_ns(), event.start_ns() + event.duration_ns())
                 for event in self._profiler.profiler.kineto_results.events()
-                if event.device_type() == on_gpu and not event.name().startswith(_SPANS)
+                if event.device_type() == on_gpu and not event.name().startswith(_NO_WORK)
             )
         except Exception as problem:
             self.more["profiler"] = f"torch.profiler: {problem}; gpu_busy is unknown"
