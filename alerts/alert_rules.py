@@ -407,16 +407,18 @@ and on ({labels})
   {firing(cause)}"""
 
 
-def on_gpu(value: str, pairs: str) -> str:
-    """Return the PromQL that adds the labels of the runs on a GPU to a value of that GPU."""
-    return f"{block(pairs)}\n* on ({GPU}) group_left ()\n  (\n{block(value, 4)}\n  )"
+def on_gpu(value: str, pairs: str, labels: str = "") -> str:
+    """Return the PromQL that adds the labels of the runs on a GPU to a value of that GPU, which keeps `labels`."""
+    return f"{block(pairs)}\n* on ({GPU}) group_left ({labels})\n  (\n{block(value, 4)}\n  )"
 
 
 def under_first_run(cause: Cause, alert: Alert) -> str:
     """Return the PromQL of the pairs of an alert that keeps the run with which it began for as long as the fault lasts.
 
     Otherwise every run that starts on a faulty GPU would be another notification. Such a run gets an alert with the
-    label `later_run`, which is muted and mutes the alerts that the fault explains.
+    label `later_run`, which is muted and mutes the alerts that the fault explains. Once the rank of the first run has
+    lived on another GPU for 15 minutes, the alert no longer names that run, whose other alerts it would mute. A GPU
+    that nothing uses has become unused by then.
     """
     pairs = block(pairs_of(cause, alert), 4)
     began = firing(cause)[:-1] + ', later_run="", unused=""}'
@@ -429,6 +431,12 @@ def under_first_run(cause: Cause, alert: Alert) -> str:
     max by ({PAIR}) ({began})
   and on ({GPU})
 {pairs}
+  unless on ({RUN}, rank)
+    (
+        gpu_rank:pair:info{{gpu!="", run!=""}} offset 15m
+      unless on ({RUN}, rank)
+        (gpu_rank:pair:info offset 15m and on ({GPU}) {began})
+    )
   or
     label_replace(
 {block(pairs_of(cause, alert, 'run!=""'), 8)}
@@ -497,7 +505,7 @@ and
     if isinstance(shape, Evidence):
         return f"{block(pairs)}\n* on ({GPU}) group_left ()\n  {shape.value}" if shape.value else block(pairs)
     if isinstance(shape, Value):
-        return on_gpu(promql(shape.promql, cause), pairs)
+        return on_gpu(promql(shape.promql, cause), pairs, shape.labels)
     return promql(shape.promql, cause)
 
 
@@ -505,7 +513,7 @@ def pairs_of(cause: Cause, alert: Alert, matcher: str = "") -> str:
     """Return the PromQL of the pairs of GPU and rank that an alert on a GPU is about; empty if its shape has none."""
     shape = alert.shape
     if isinstance(shape, Evidence):
-        matchers = ", ".join(filter(None, (f'cause="{cause.name}"', matcher)))
+        matchers = ", ".join(filter(None, (f'cause="{cause.name}", domain="{cause.domain}"', matcher)))
         lost = f"pair_cause:time_lost:ratio5m{{{matchers}}}"
         return f"max by ({PAIR}) (\n  {lost} >= bool 0\n)"
     series = getattr(shape, "of", "gpu_rank:unhealthy:info")

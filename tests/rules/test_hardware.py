@@ -403,25 +403,49 @@ def test_a_fault_of_a_gpu_is_a_page_unless_it_is_known_to_be_unused(rulebook: Ru
 PENDING = gpu_signal("row_remap_pending", steady(1))
 
 
-def in_turn(fault: tuple[str, str, int, dict[str, str]]) -> Story:
+def life(run: str, instance: str, running: str, finished: str) -> list[tuple[str, str]]:
+    """A rank that is in these states."""
+    states = {'state="running"': running, 'state="finished"': finished}
+    found = rank(run=run, instance=instance)
+    return [(name, next((each for state, each in states.items() if state in name), values)) for name, values in found]
+
+
+UNTIL_20 = until(20, 1, 0), until(20, 0, 1)
+FROM_25 = f"0+0x{scrapes(25)} 1+0x{LENGTH - scrapes(25)}", steady(0)
+
+
+def in_turn(faulty: Story) -> Story:
     """A GPU with a fault, run `a` on it until minute 20, and run `b` from minute 25 on."""
-    lives = {"a": (until(20, 1, 0), until(20, 0, 1)), "b": (f"0+0x{scrapes(25)} 1+0x{LENGTH - scrapes(25)}", steady(0))}
-    story = node("node", gpu(), fault)
-    for run, (running, finished) in lives.items():
-        states = {'state="running"': running, 'state="finished"': finished}
-        for name, values in rank(run=run, instance="node"):
-            story.append((name, next((each for state, each in states.items() if state in name), values)))
-    return story
+    return [*faulty, *life("a", "node", *UNTIL_20), *life("b", "node", *FROM_25)]
 
 
-@pytest.mark.parametrize("fault", [FAILED, PENDING], ids=["critical", "warning"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        node("node", gpu(), FAILED),
+        node("node", gpu(), PENDING),
+        node("node", gpu(), gpu_signal(XID, first_at(10, 600), xid="119")),
+        node("node", gpu(up=until(10), idle=None)),
+    ],
+    ids=["critical", "warning", "xid", "lost"],
+)
 @pytest.mark.parametrize(("minute", "runs"), [("15m", "a"), ("23m", "a"), ("40m", "ab")])
 def test_the_alert_on_a_faulty_gpu_keeps_its_run_when_another_run_starts(
-    rulebook: Rulebook, fault: tuple[str, str, int, dict[str, str]], minute: str, runs: str
+    rulebook: Rulebook, fault: Story, minute: str, runs: str
 ) -> None:
     """Another alert would be another notification; the alert of the later run is muted."""
     expected = [{"run": "a"}, {"run": "b", "later_run": "true"}][: len(runs)]
     rulebook.check_firing(in_turn(fault), expected, at=minute, by="run, later_run", rule_files=FILES)
+
+
+@pytest.mark.parametrize(("minute", "run"), [("35m", {"run": "a"}), ("50m", {})])
+def test_the_alert_on_a_faulty_gpu_names_no_run_that_has_gone_on_elsewhere_for_a_quarter_of_an_hour(
+    rulebook: Rulebook, minute: str, run: Labels
+) -> None:
+    """Otherwise it would mute the run's alerts there until the GPU is repaired."""
+    first, again = life("a", "node", *UNTIL_20), life("a", "other", *FROM_25)
+    story = [*node("node", gpu(), FAILED), *node("other", gpu()), *first, *again]
+    rulebook.check_firing(story, [run], at=minute, by="run", rule_files=FILES)
 
 
 @pytest.mark.parametrize(("used", "severity"), [(0, "warning"), (1, "critical")])

@@ -66,14 +66,17 @@ class Evidence:
     """Fire if the rules find the cause on a GPU; the value is that of the series `value`, where there is one."""
 
     value: str = ""
+    loses: bool = False
+    """True if the value is a share of GPU time."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """Fire on a value of a GPU, with the labels of its pairs in `of`."""
+    """Fire on a value of a GPU, with the labels of its pairs in `of`, and with those of the value in `labels`."""
 
     promql: str
     of: str = "gpu_rank:unhealthy:info"
+    labels: str = ""
     loses: bool = False
     """True if the value is a share of GPU time."""
 
@@ -1152,20 +1155,10 @@ CAUSES: dict[str, Cause] = {
             # as the alert on a lost GPU, which mutes this one where the GPU is lost with the error.
             Alert(
                 "critical",
-                Expression(
-                    """
-                      time()
-                    -
-                      max by ({pair}) (
-                        pair_cause:time_lost:ratio5m{cause="xid_hw"} >= bool 0
-                      )
-                      * on ({gpu}) group_left (xid, action)
-                        gpu:xid_hw:timestamp_seconds
-                    """,
-                ),
+                Value("time() - gpu:xid_hw:timestamp_seconds", of="gpu_rank:pair:info", labels="xid, action"),
                 "GPU reported a hardware error (Xid).",
                 """{gpu} reported Xid {{ $labels.xid }} {{ $value | humanizeDuration }} ago: the hardware or its
-                firmware is at fault.{used_by}{unused} To do: {{ $labels.action }}. The kernel log (NVRM: Xid) has the
+                firmware is at fault.{since}{unused} To do: {{ $labels.action }}. The kernel log (NVRM: Xid) has the
                 details; let no new job start there until then.""",
                 wait="30s",
                 keep="0m",
@@ -1209,17 +1202,10 @@ CAUSES: dict[str, Cause] = {
             # A driver that is being reloaded is back within seconds; a GPU that fell off the bus is not.
             Alert(
                 "critical",
-                Expression(
-                    """
-                    max by ({pair}) (
-                      pair_cause:time_lost:ratio5m{cause="lost", domain="hardware"}
-                    ) > 0
-                    """,
-                    loses=True,
-                ),
+                Evidence(loses=True),
                 "GPU is lost: it cannot be read any more.",
                 """{gpu} can no longer be read: all of its time ({share}) is lost{{ if $labels.run }}, and run
-                {run}, which has rank {rank} on it, cannot continue{{ end }}.{unused}{began} Drain the node, read the
+                {run}, which had rank {rank} on it, cannot continue{{ end }}.{unused}{began} Drain the node, read the
                 kernel log for Xid 79, and reboot; if the GPU is lost again, reseat or replace it.""",
                 wait="30s",
                 keep="2m",
