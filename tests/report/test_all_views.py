@@ -19,6 +19,7 @@ import pytest
 from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.model.analysis.run_figures import read_figures
 from stallscope.model.analysis.runs import find_run
+from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.clients.prometheus import Prometheus
 from stallscope.model.view.model import Run, runs_of
 from stallscope.model.view.observer import Observer, wanted
@@ -41,7 +42,8 @@ from tests.simulation.verdicts import series_in
 pytestmark = pytest.mark.timeout(900)  # two real programs import PyTorch
 _LABELS = {"cluster": "east", "job": "stallscope", "instance": "node:19400"}
 _START = 1.0
-_AFTER_SECONDS = 120
+_AFTER_SECONDS = 480
+"""Seconds after the end of a program at which it is reported: longer than the window of the rules."""
 _TIMES = ("start", "sent", "first_step", "last_step")
 ROOT = Path(__file__).parents[2]
 
@@ -96,6 +98,7 @@ class SampledLine(Burst):
 
 def short(run: SimulatedRun, watch: Stopwatch) -> None:
     run.sample(SampledLine)
+    watch.spend(20)  # before the loop, in no phase
     steps(run, watch, 40, 1.06, 0.09)
     run.finish()
 
@@ -298,5 +301,10 @@ def test_a_run_without_verdict_has_its_largest_phase_in_front(views: tuple[str, 
         (lead, *_) = found.report.sections[0].blocks
         assert isinstance(lead, Notice)
         assert f"Data wait: {line}." in lead.text
+        assert "It was short: most causes are judged two minutes after the first step." in lead.text
+        (advice,) = found.report.sections[1].blocks
+        assert isinstance(advice, Notice)
+        largest = "There is no verdict. The largest phase apart from the work is data wait: "
+        assert advice.text == largest + CAUSES["input_bound"].remedy
     elif name == "hanging":
         assert (first.name, first.value) == ("Main verdict", "stalled")

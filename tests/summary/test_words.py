@@ -15,14 +15,16 @@ from stallscope.model.catalogue.general_causes import PHASE_CAUSES
 from stallscope.model.catalogue.metrics import OUTSIDE_PHASES, PHASES
 from stallscope.model.clients.exposition import Page
 from stallscope.model.view.observer import GPU_UP, LOST_INFO, PROCESSES, RANK_GPU, RANK_STATE
+from stallscope.model.view.phase_shares import LEAST_STEPS, WORK
 from stallscope.model.view.verdicts import Culprit, Verdict
 from stallscope.tools.summary.conditions import EXCEEDED, parse
 from stallscope.tools.summary.document import document_of
 from stallscope.tools.summary.evidence import FAMILIES, Evidence, gather, gpus_of
 from stallscope.tools.summary.findings import gpu_findings, main_finding
 from stallscope.tools.summary.main import judge
-from stallscope.tools.summary.measured import WORK, RankTime, RunTime
+from stallscope.tools.summary.measured import RankTime, RunTime
 from stallscope.tools.summary.text import lines_of, unmeasured
+from stallscope.training.shim.slow_steps import FEWEST, WARM_UP
 from tests.free_ports import free_port
 from tests.handled import handled, reply
 from tests.summary.reports import START, rank
@@ -69,6 +71,10 @@ def test_a_malformed_address_of_prometheus_is_named(url: str) -> None:
     assert "secret" not in "".join(unknown)
 
 
+def test_report_and_summary_advise_from_the_same_number_of_steps_on() -> None:
+    assert LEAST_STEPS == WARM_UP + FEWEST
+
+
 def test_every_known_phase_apart_from_the_work_has_a_cause_of_the_catalogue() -> None:
     known = {*PHASES, *OUTSIDE_PHASES} - {*WORK, "initialization", "paused"}
     assert set(PHASE_CAUSES) == known
@@ -112,6 +118,12 @@ def test_time_that_no_phase_explains_has_no_second_line_and_none_if_it_is_little
     phases: Mapping[str, float],
 ) -> None:
     assert "other" not in shown(a_run(rank(phases)))
+
+
+def test_a_share_is_rounded_alike_in_all_lines() -> None:
+    lines = shown(a_run(rank({"data_wait": 44.4, "forward": 22.4, "backward": 31.4, "other": 1.8})))
+    assert lines["time"] == "data wait 45 %, forward 22 %, backward 31 %, other 2 %"
+    assert lines["largest"] == "Waiting for data: 45 % of the time"
 
 
 def test_a_run_that_only_works_has_nothing_to_name() -> None:

@@ -102,10 +102,11 @@ def read_figures(server: Server, run: Run) -> RunFigures:
         PrometheusError: the server gave no valid response.
     """
     run_matchers = matchers_of(run)
-    start, end = _steps(server, run_matchers, run.start, run.end)
-    young = end - start < LEAST_SECONDS
-    start = start if young else start + WINDOW_SECONDS
     first, last = lived(server, run)
+    recorded = _steps(server, run_matchers, run.start, run.end)
+    start, end = recorded or (first, last)
+    young = recorded is None or end - start < LEAST_SECONDS
+    start = start if young else start + WINDOW_SECONDS
     found = [
         each
         for query, at in (
@@ -144,15 +145,15 @@ def with_distinct_names(runs: Sequence[RunFigures]) -> list[RunFigures]:
     return [replace(run, name=names.get(id(run), run.name)) for run in runs]
 
 
-def _steps(server: Server, run: str, start: float, end: float) -> tuple[float, float]:
-    """Return the first and the last Unix time with recorded steps; the whole range if there are none."""
+def _steps(server: Server, run: str, start: float, end: float) -> tuple[float, float] | None:
+    """Return the first and the last Unix time with recorded steps; None without any, as for a short run."""
     moments = f"timestamp(run:step:seconds5m{{{run}}})[{_window(end - start)}:1m]"
     found = [
         each.value
         for function in ("min_over_time", "max_over_time")
         for each in server.query(f"{function}({moments})", at=end)
     ]
-    return (min(found), max(found)) if found else (start, end)
+    return (min(found), max(found)) if found else None
 
 
 def _of_training(run: str, ranks: str, seconds: float, *, young: bool) -> str:

@@ -14,9 +14,8 @@ from math import inf
 from stallscope.common.percentiles import Bucket, buckets_of, relative_error
 from stallscope.model.analysis.over_time import FIRST_SCRAPE_SECONDS, Server
 from stallscope.model.analysis.runs import Run
+from stallscope.model.catalogue.metrics import NOT_OF_THE_LOOP
 
-NOT_OF_THE_LOOP = frozenset({"initialization", "paused"})
-"""Phases before, between and after loops."""
 _RANK = "cluster, job, instance, run, rank"
 
 

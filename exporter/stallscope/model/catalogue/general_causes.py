@@ -28,3 +28,8 @@ THROTTLE_CAUSES: Mapping[str, str] = {
     "power_brake": "power_brake",
 }
 """Causes by the reasons of throttling that are faults. A GPU at its power limit has none."""
+
+
+def cause_of_phase(phase: str) -> str:
+    """Return the general cause of time in a phase; phases of the program's own are callbacks."""
+    return PHASE_CAUSES.get(phase, "callback_stall")

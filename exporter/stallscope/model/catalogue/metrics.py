@@ -113,6 +113,8 @@ PHASES = (
 """Phases that rules know by name; users may name more."""
 OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
 """Phases outside of steps; with the phases inside steps they sum to the loop's wall time."""
+NOT_OF_THE_LOOP = frozenset({"initialization", "paused"})
+"""Phases before, between and after loops."""
 
 
 def _gpu(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stallscope.common.formatting import duration
-from stallscope.model.catalogue.metrics import GONE_STATES, OUTSIDE_PHASES, OWNER_LABELS
+from stallscope.model.catalogue.metrics import GONE_STATES, NOT_OF_THE_LOOP, OUTSIDE_PHASES, OWNER_LABELS
 from stallscope.model.view.verdicts import RunName
 from stallscope.training.protocol.stacks import Place
 
@@ -115,9 +115,15 @@ class Recent:
     """Length of the time in seconds; None if it is the whole time since the process started."""
 
     @property
+    def loop(self) -> Mapping[str, float]:
+        """Seconds by phase of the loop, as summary and report count them; of all phases if no step ended."""
+        inside = {name: spent for name, spent in self.phases.items() if name not in NOT_OF_THE_LOOP}
+        return inside if self.steps > 0 else self.phases
+
+    @property
     def total(self) -> float:
         """Wall time of the loop in seconds."""
-        return sum(self.phases.values())
+        return sum(self.loop.values())
 
     def rate(self, work: float | None) -> float | None:
         """Return the work per second of wall time, excluding time outside of steps; steps are never counted in part.
@@ -126,7 +132,7 @@ class Recent:
         """
         if work is None or self.steps <= 0 or self.step_seconds <= 0:
             return None
-        outside = sum(self.phases.get(name, 0.0) for name in OUTSIDE_PHASES)
+        outside = sum(self.loop.get(name, 0.0) for name in OUTSIDE_PHASES)
         inside = 1.0 if self.total <= 0 else max(0.0, 1.0 - outside / self.total)
         return work / self.step_seconds * inside
 
@@ -253,7 +259,7 @@ class Run:
         """Seconds by phase, summed over all ranks."""
         seconds: dict[str, float] = {}
         for rank in self.ranks:
-            for name, amount in rank.recent.phases.items():
+            for name, amount in rank.recent.loop.items():
                 seconds[name] = seconds.get(name, 0.0) + amount
         return seconds
 

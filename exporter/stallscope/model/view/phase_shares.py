@@ -15,6 +15,11 @@ _NAMED_FROM = 0.01
 _MAX_NAMED = 10
 _MIN_REMAINDER = 0.005
 _LONGEST = 24
+WORK = ("forward", "backward", "optimizer")
+REMAINDER = "other"
+"""Phase of a step with the time that no other phase has."""
+LEAST_STEPS = 26
+"""Steps of a rank from which there is advice on its largest phase: the first ones are slow."""
 _COMPUTING = ("forward", "backward")
 """Phases of integrations, which find evaluations too."""
 
@@ -44,6 +49,16 @@ def phase_shares(seconds: Mapping[str, float]) -> list[PhaseShare]:
     if remainder >= _MIN_REMAINDER:
         exact[""] = remainder
     return [PhaseShare(name, whole / 100) for name, whole in whole_percents(exact).items()]
+
+
+def largest_loss(shares: Mapping[str, float]) -> str:
+    """Return the phase with the largest share apart from the work; empty if none has a share worth naming.
+
+    The remainder of the steps counts if the work is measured as phases of its own.
+    """
+    work = WORK if WORK[0] in shares else (*WORK, REMAINDER)
+    named = [each.name for each in phase_shares(shares) if each.name and each.name not in work]
+    return max(named, key=lambda name: shares[name], default="")
 
 
 def step_contents(seconds: Mapping[str, float]) -> str:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from stallscope.model.clients.prometheus import PrometheusError
+from stallscope.model.view.phase_shares import LEAST_STEPS, largest_loss
 from stallscope.model.view.verdicts import CodeLine, OddRank
 from stallscope.tools.report import alerts as alerts_of
 from stallscope.tools.report import (
@@ -99,7 +100,9 @@ def build(
         lines = attempt("Lines of code", lambda: code_lines(queries), lambda _: {})
         odd = attempt("Places of ranks", lambda: odd_ranks(queries), lambda _: {})
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))
-    advice = recommendations.Evidence(lost, fired, where, verdicts, number, blamed, lines, odd)
+    is_known = run is not None and queries.totals.steps >= LEAST_STEPS * queries.totals.ranks
+    largest = largest_loss(queries.totals.shares) if is_known else ""
+    advice = recommendations.Evidence(lost, fired, where, verdicts, number, blamed, lines, odd, largest)
 
     sections = [
         Section(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stallscope.model.analysis.run_totals import NOT_OF_THE_LOOP
+from stallscope.model.catalogue.metrics import NOT_OF_THE_LOOP
 from stallscope.model.clients.expressions import quoted
 from stallscope.tools.report.document import Areas, Block, Column, Figure, Notice, Series, Table, Value
 from stallscope.tools.report.queries import Queries

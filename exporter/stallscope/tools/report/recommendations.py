@@ -11,6 +11,7 @@ from typing import NamedTuple
 from stallscope.common.formatting import capitalised, duration
 from stallscope.model.catalogue.causes import CAUSES, EVERYTHING, REMAINDERS
 from stallscope.model.catalogue.conditions import GENERAL
+from stallscope.model.catalogue.general_causes import cause_of_phase
 from stallscope.model.view.verdict_words import line_sentence, odd_sentence
 from stallscope.model.view.verdicts import CodeLine, OddRank
 from stallscope.tools.report.affected import listed
@@ -49,6 +50,8 @@ class Evidence(NamedTuple):
     """The line of code of a run by verdict."""
     odd: Mapping[str, tuple[OddRank, ...]] = {}
     """By verdict, the ranks whose place in the code differed from most ranks'."""
+    largest: str = ""
+    """Phase with the largest share apart from the work, by the run's own counters; empty if there are few steps."""
 
 
 def recommendations(queries: Queries, found: Evidence) -> tuple[Recommendation, ...]:
@@ -108,7 +111,7 @@ def blocks(found: Evidence, advised: tuple[Recommendation, ...]) -> list[Block]:
         if rest := remainder(found.lost, {each.cause for each in advised}):
             shown.append(Paragraph(rest))
     else:
-        shown.append(_nothing(found.lost))
+        shown.append(_nothing(found.lost, found.largest))
     return shown
 
 
@@ -143,9 +146,11 @@ def _broken(found: Evidence) -> set[str]:
     return {cause for cause in found.alerts.causes("critical") if cause in CAUSES and CAUSES[cause].tier == "hardware"}
 
 
-def _nothing(lost: LostTime) -> Block:
+def _nothing(lost: LostTime, largest: str) -> Block:
     if lost.lost is None:
-        return Notice("warning", "There is no verdict, so there is no advice. The summary has the reason.")
+        advice = f"The largest phase apart from the work is {title_of(largest).lower()}: " if largest else ""
+        advice += CAUSES[cause_of_phase(largest)].remedy if largest else "The summary has the reason."
+        return Notice("warning", f"There is no verdict. {advice}")
     verdict = lost.most_under_verdict
     if verdict == "insufficient_data":
         return Notice(

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from stallscope.common.formatting import capitalised, percent, readable, several
 from stallscope.model.catalogue.causes import CAUSES
-from stallscope.model.catalogue.general_causes import PHASE_CAUSES, THROTTLE_CAUSES
-from stallscope.model.view.phase_shares import phase_shares
+from stallscope.model.catalogue.general_causes import PHASE_CAUSES, THROTTLE_CAUSES, cause_of_phase
+from stallscope.model.view.phase_shares import largest_loss, phase_shares
 from stallscope.model.view.verdict_words import words_of
 from stallscope.tools.summary.evidence import Evidence, GpuEvidence
-from stallscope.tools.summary.measured import COMMUNICATION, DATA_WAIT, REMAINDER, LineOfCode, RunTime
+from stallscope.tools.summary.measured import COMMUNICATION, DATA_WAIT, LineOfCode, RunTime
 
 VERDICT_SECONDS = 300.0
 """Time that a verdict covers."""
@@ -54,21 +54,15 @@ def main_finding(run: RunTime, evidence: Evidence) -> Finding | None:
 
 
 def largest_share(run: RunTime) -> Finding | None:
-    """Return the phase with the largest share apart from the work, or the rank for which the others wait.
-
-    The remainder of the steps counts if the work is measured as phases of its own.
-    """
-    candidates = dict(run.losses)
-    if run.separates_work and REMAINDER in run.shares:
-        candidates[REMAINDER] = run.shares[REMAINDER]
-    named = {each.name for each in phase_shares(run.shares)}
-    phase = max((name for name in candidates if name in named), key=lambda name: candidates[name], default="")
+    """Return the phase with the largest share apart from the work, or the rank for which the others wait."""
+    candidates = run.shares | run.losses
+    phase = largest_loss(candidates)
     share = candidates.get(phase, 0.0)
-    if run.delay > share and COMMUNICATION in named:
+    if run.delay > share and COMMUNICATION in {each.name for each in phase_shares(run.shares)}:
         return _straggler(run)
     if share <= 0:
         return None
-    cause = CAUSES[PHASE_CAUSES.get(phase, "callback_stall")]
+    cause = CAUSES[cause_of_phase(phase)]
     title = cause.title if phase in PHASE_CAUSES else capitalised(readable(phase))
     return Finding("largest_share", cause.name, title, share, cause.remedy, phase, run.line_of(phase))
 

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stallscope.common.percentiles import buckets_of, relative_error
+from stallscope.model.catalogue.metrics import NOT_OF_THE_LOOP
+from stallscope.model.view.phase_shares import REMAINDER, WORK
 from stallscope.training.protocol.report import Report, ReportError, StepSeconds, parse
 from stallscope.training.shim.slow_steps import FEWEST
 from stallscope.training.shim.stored_reports import NEWEST, WARMED_UP, is_alive
 from stallscope.training.shim.timeline import STEP_BUCKETS
 
-_NOT_OF_THE_LOOP = ("initialization", "paused")
-WORK = ("forward", "backward", "optimizer")
-REMAINDER = "other"
-"""Phase of a step with the time that no other phase has."""
 DATA_WAIT = "data_wait"
 COMMUNICATION = "communication"
 _NO_STEPS = StepSeconds((), 0.0, 0)
@@ -50,7 +48,7 @@ class RankTime:
         times = {
             name: phase.seconds - (before[name].seconds if name in before else 0.0)
             for name, phase in self.report.phases.items()
-            if name not in _NOT_OF_THE_LOOP
+            if name not in NOT_OF_THE_LOOP
         }
         return {name: max(0.0, seconds) for name, seconds in times.items()}
 

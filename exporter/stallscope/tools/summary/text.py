@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stallscope.common.formatting import duration, percent, rate, readable, several
-from stallscope.model.view.phase_shares import phase_shares, step_contents, title_of_share
+from stallscope.model.view.phase_shares import REMAINDER, phase_shares, step_contents, title_of_share
 from stallscope.model.view.verdict_words import line_words
 from stallscope.tools.summary.evidence import Evidence, GpuEvidence
 from stallscope.tools.summary.findings import VERDICT_SECONDS, Finding, gpu_findings, main_finding
-from stallscope.tools.summary.measured import DATA_WAIT, REMAINDER, RunTime
+from stallscope.tools.summary.measured import DATA_WAIT, RunTime
 from stallscope.training.shim.slow_steps import FEWEST, WARM_UP
 
 _MOST_RUNS = 4
@@ -109,7 +109,7 @@ def _ranks(run: RunTime) -> str:
 
 
 def _said(finding: Finding, run: RunTime) -> str:
-    share = "" if finding.share is None else f": {percent(finding.share)} of the time"
+    share = "" if finding.share is None else f": {_shown(run, finding.phase, finding.share)} of the time"
     if finding.source == "prometheus":
         is_whole = run.seconds < VERDICT_SECONDS
         return f"{finding.title}{share}{'' if is_whole else ', in the last five minutes'}"
@@ -124,7 +124,14 @@ def _remainder(run: RunTime) -> str:
     if not run.separates_work or share < _LEAST_REMAINDER:
         return ""
     line = run.line_of(REMAINDER)
-    return f"{percent(share)} of the time" + (f", {line_words(*line, name=readable)}" if line is not None else "")
+    where = "" if line is None else f", {line_words(*line, name=readable)}"
+    return f"{_shown(run, REMAINDER, share)} of the time{where}"
+
+
+def _shown(run: RunTime, phase: str, share: float) -> str:
+    """Return a share as the line `time` rounds it, where it is that of the whole phase."""
+    rounded = {each.name: each.share for each in phase_shares(run.shares)}
+    return percent(rounded[phase] if phase in rounded and share == run.shares[phase] else share)
 
 
 def _line(finding: Finding) -> str:
@@ -188,7 +195,9 @@ def unmeasured(run: RunTime) -> list[str]:
                 'Evaluation in the loop: its time is part of the steps, except inside run.phase("evaluation").'
             )
     if DATA_WAIT not in run.shares:
-        sentences.append("Wait for data: wrap the loader in stallscope.track().")
+        sentences.append(
+            'Wait for data: no loader and no call that makes a batch was found. Time it with run.phase("data_wait").'
+        )
     if any(rank.report.gpus for rank in run.ranks) and run.idle_while_waiting is None:
         sentences.append("Time by the GPU's clock: a wait for the GPU counts in the phase that waits.")
     if run.world_size > len(run.ranks):

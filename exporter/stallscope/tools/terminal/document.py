@@ -143,7 +143,7 @@ def _rank(rank: Rank) -> dict[str, Any]:
         "last_step": rank.last_step,
         "last_report": rank.last_push,
         "since_seconds": rank.recent.since,
-        "phases_ratio": _ratios(rank.recent.phases),
+        "phases_ratio": _ratios(rank.recent.loop),
         **{name: rank.info.get(name) or None for name in ("user", "namespace", "pod", "slurm_job", "hostname")},
     }
 

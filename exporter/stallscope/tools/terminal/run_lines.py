@@ -139,7 +139,7 @@ def rank_table(run: Run, now: float, verdicts: Verdicts | None, width: int) -> l
 
 def _rank_row(row: RankRow, now: float, is_standstill: bool) -> tuple[Line, ...]:
     rank = row.rank
-    shares = phase_shares(rank.recent.phases)
+    shares = phase_shares(rank.recent.loop)
     most = max(shares, key=lambda each: each.share, default=None)
     if is_standstill:
         where = or_dash(None if rank.place is None else readable(at(rank.place), _PLACE))

@@ -186,7 +186,7 @@ def _rank_row(row: RankRow, look: ExporterState, node: Node, is_standstill: bool
 
 
 def _time(rank: Rank) -> str:
-    shares = _shares(rank.recent.phases)
+    shares = _shares(rank.recent.loop)
     most = max(shares, key=lambda share: share.share, default=None)
     return UNKNOWN_TEXT if most is None else f"{_bar_of(shares)}{foreign(most.name)} {percent(most.share)}"
 
