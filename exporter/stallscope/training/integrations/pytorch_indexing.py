@@ -1,8 +1,9 @@
-"""Find the indexing in the code of a loop that made a batch, and how long it took.
+"""Find the indexing and the calls in the code of a loop whose results became a batch, and how long they took.
 
 Indexing is an operator: Python's profiling hook is not called for it. The hook is called at the calls before and after
 it, where the position in the code is known. So the code between two calls counts if it has a subscript in a statement
-that the model's input depends on.
+that the model's input depends on. A call counts if it returned an object, such as bytes that were received, and such a
+statement contains it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 
 _MAX_PIECES = 512
 _MAX_FRAMES = 32
+_RETURNED = -1
+"""Stands for the end of a piece that is a call."""
 _MUTATES = frozenset({"append", "extend", "insert"})
 """Methods of lists after which a list depends on what the statement reads."""
 _CACHES = frozenset({"CACHE", "NOP", "PRECALL", "PUSH_NULL", "RESUME"})
@@ -34,7 +37,7 @@ class Statement(NamedTuple):
 
 class _Code(NamedTuple):
     statements: dict[int, Statement]
-    """By the offset of each instruction."""
+    """By the offset of each instruction and of its caches: the position during a call of Python code may be a cache."""
     subscripts: list[int]
     """Offsets of the instructions that index."""
     loops: list[tuple[int, int]]
@@ -46,12 +49,26 @@ class Indexing:
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[CodeType, int, int], float] = {}
+        self._calls: dict[tuple[CodeType, int], float] = {}
+        self._called: dict[tuple[CodeType, int], CodeType] = {}
+        self.receivers: set[CodeType] = set()
+        """Functions whose results became batches."""
         self._position: tuple[CodeType, int] | None = None
 
     def begin(self) -> None:
         """Begin an interval."""
         self._seconds.clear()
+        self._calls.clear()
+        self._called.clear()
         self._position = None
+
+    def add_call(self, frame: FrameType, seconds: float) -> None:
+        """Note a call that returned an object to the code that called it."""
+        caller = frame.f_back
+        if caller is not None and len(self._calls) < _MAX_PIECES:
+            place = caller.f_code, caller.f_lasti
+            self._calls[place] = self._calls.get(place, 0.0) + seconds
+            self._called[place] = frame.f_code
 
     def reach(self, frame: FrameType | None, seconds: float) -> None:
         """Note the position of a call, and the seconds since the newest event."""
@@ -68,7 +85,7 @@ class Indexing:
         self._position = None if frame is None else (frame.f_code, frame.f_lasti)
 
     def seconds_of(self, inputs: list[Any], *, is_made: bool) -> float:
-        """Return the seconds in which the code on the stack indexed what the call under way received.
+        """Return the seconds in which the code on the stack indexed or received what the call under way is given.
 
         Args:
             inputs: tensors without a gradient, which a module is called with.
@@ -78,6 +95,8 @@ class Indexing:
         pieces: dict[CodeType, list[tuple[int, int, float]]] = {}
         for (source, begin, end), seconds in self._seconds.items():
             pieces.setdefault(source, []).append((begin, end, seconds))
+        for (source, place), seconds in self._calls.items() if is_made else ():
+            pieces.setdefault(source, []).append((place, _RETURNED, seconds))
         if not pieces or not (is_made or any(not tensor._is_view() for tensor in inputs)):  # noqa: SLF001
             return 0.0
         found = 0.0
@@ -95,7 +114,11 @@ class Indexing:
                     and (is_made or _has_array(frame, statement, inputs))
                 ]
                 for begin, end, seconds in pieces.pop(frame.f_code):
-                    if any(_contains(code, begin, end, offset) for offset in offsets):
+                    if end == _RETURNED:
+                        if code.statements.get(begin) in needed:
+                            found += seconds
+                            self.receivers.add(self._called[frame.f_code, begin])
+                    elif any(_contains(code, begin, end, offset) for offset in offsets):
                         found += seconds
             frame = frame.f_back
         return found
@@ -106,7 +129,7 @@ def _needed(code: _Code, call: int) -> list[Statement]:
     first = code.statements.get(call)
     needed = [] if first is None else [first]
     for statement in needed:  # which becomes longer
-        for other in code.statements.values():
+        for other in {id(each): each for each in code.statements.values()}.values():
             if other not in needed and other.assigns & statement.reads:
                 needed.append(other)
     return needed
@@ -178,6 +201,8 @@ def _code(source: CodeType) -> _Code:
         if name not in _CACHES:
             read = [each for each in names if isinstance(each, str)] if name.startswith("LOAD") else []
             last.append(("." if is_attribute else "") + read[-1] if read and "CONST" not in name else "")
+    for offset in range(2, len(source.co_code), 2):
+        statements.setdefault(offset, statements[offset - 2])
     return _Code(statements, subscripts, sorted(loops, key=lambda loop: loop[1] - loop[0]))
 
 

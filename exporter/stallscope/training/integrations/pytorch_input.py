@@ -6,7 +6,8 @@ a module is called afterwards. So Python's own profiling hook is set between the
 values, and is gone before the next phase. Where no function drew the batch, yet the module is called with tensors that
 did not exist before, the code of the loop itself may have made them. Evidence is then a call that makes or copies
 tensors or arrays, or that reads: the time from that call on counts, until the code calls something else, such as a
-pause, a log or a wait for the device. That, and what precedes the evidence, remains `other`. After a checkpoint, what
+pause, a log or a wait for the device. Calls count too whose results the batch depends on, such as a download. What else
+precedes the evidence remains `other`. After a checkpoint, what
 exceeds the usual `other` of a step is the rest of the checkpoint: an upload, for example.
 """
 
@@ -99,6 +100,8 @@ class InputCalls:
         self._hook = self._profile
         self.functions: set[CodeType] = set()
         """Functions that draw batches."""
+        self.sampled: set[CodeType] = set()
+        """These, and functions whose results became batches: their lines of code are of the wait for data."""
         self._returned: list[_Returned] = []
         self._newest: weakref.ref[Any] | None = None
         """The first input of the newest call of a module."""
@@ -168,6 +171,7 @@ class InputCalls:
         for returned in self._returned if not self._has_batch else ():
             if returned.is_own:
                 self.functions.add(returned.code)
+                self.sampled.add(returned.code)
                 self._move(returned.seconds)
         self._returned.clear()
         self._compute(self._computed)
@@ -292,6 +296,8 @@ class InputCalls:
             return
         values = None if result is None else _values(result)
         if values is None:  # it may have kept what it drew
+            if len(self._open) <= _DEEPEST_LOOP and result is not None and type(result) not in SCALARS:
+                self._indexing.add_call(frame, seconds)
             return
         if not values and self._computing_since is not None:  # all of it computed, waits included
             self._computed = call.computed + now - max(call.began, self._computing_since)
@@ -316,6 +322,7 @@ class InputCalls:
             sizes = set().union(*(call.sizes for call in found))
             found += [call for call in self._returned if call.is_own and call.sizes & sizes and call not in found]
             self.functions.update(call.code for call in found)
+            self.sampled |= self.functions
             self._move(sum(call.seconds for call in found))
         return bool(found)
 
@@ -326,6 +333,7 @@ class InputCalls:
         if self._makes:
             self._inline += self._seconds() - self._mark
         indexing = self._indexing.seconds_of(inputs, is_made=self._makes or self._inline > 0.0)
+        self.sampled |= self._indexing.receivers
         # What a function returned may have been copied since, to the device or to another type.
         sizes = _sizes(inputs)
         copied = [returned for returned in self._returned if returned.is_copied or returned.sizes & sizes]

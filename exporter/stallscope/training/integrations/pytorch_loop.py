@@ -194,8 +194,9 @@ class Loop:
         self._callers: dict[tuple[int, ...], tuple[int, int]] = {}
         self._before = before
         self._input = LoopInput(run)
-        run.timeline.input_functions = self._input.functions
+        run.timeline.input_functions = self._input.sampled
         self._input.functions |= before.functions
+        self._input.sampled |= before.functions
         # Optimizers
         self._cycle: set[int] = set()  # that stepped since the boundary
         self._of_one_batch = 0  # boundaries since the loop fetched a batch
