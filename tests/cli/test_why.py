@@ -284,7 +284,7 @@ def test_a_healthy_run_has_what_it_loses_below_the_threshold(
 def test_a_run_without_verdict_has_the_reason(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
     shown = squeezed(said(capsys, server, "young"))
     assert "run young: insufficient_data since" in shown
-    assert "missing warmup (1 of 2 ranks): The run is young: most causes are judged once steps get no shorter" in shown
+    assert "missing warmup (1 of 2 ranks): A run has no verdict in its first minutes: most causes" in shown
     assert "another verdict" not in shown
 
 

@@ -1639,7 +1639,10 @@ REMAINDERS: dict[str, tuple[str, str]] = {
 MISSING: dict[str, str] = {
     "reports": "No report for five minutes: check that the process lives, and where STALLSCOPE_ADDRESS leads.",
     "steps": "Fewer than 6 steps yet.",
-    "warmup": "The run is young: most causes are judged once steps get no shorter, the others five minutes later.",
+    "warmup": (
+        "A run has no verdict in its first minutes: most causes are judged once steps get no shorter, the others five "
+        "minutes later."
+    ),
     "late_step": "A step takes longer than usual: it is a standstill once it has taken a minute, and five usual steps.",
     "standstill": "The rank was at a standstill: it is judged again five minutes later.",
     "data_wait": 'Phase data_wait is not reported: wrap the loader, or use phase("data_wait").',

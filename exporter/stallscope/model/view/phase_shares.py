@@ -48,7 +48,7 @@ def phase_shares(seconds: Mapping[str, float]) -> list[PhaseShare]:
     remainder = 1 - sum(exact.values())
     if remainder >= _MIN_REMAINDER:
         exact[""] = remainder
-    return [PhaseShare(name, whole / 100) for name, whole in whole_percents(exact).items()]
+    return [PhaseShare(name, whole / 100) for name, whole in whole_percents(exact).items() if name or whole]
 
 
 def largest_loss(shares: Mapping[str, float]) -> str:

@@ -107,8 +107,6 @@ def _without_verdict(queries: Queries) -> list[Block]:
     missing = f"last_over_time(rank:missing:info{{{queries.subject.run_matchers}}}[{_LAST}])"
     reasons = queries.by("missing", f"count by (missing) ({missing})")
     why = " ".join(words for reason, words in MISSING.items() if reason in reasons)
-    if "warmup" in reasons and _has_ended(queries.subject.run):
-        why = "It was short: most causes are judged two minutes after the first step."
     why = why or f"It was live for {duration(queries.subject.seconds)}. See the last section for missing data."
     shares = named_shares(queries.totals.loop)
     said = f" By its own counters, the loop took: {shares}." if shares else ""
