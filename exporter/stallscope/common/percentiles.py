@@ -84,9 +84,9 @@ def _among(buckets: Sequence[Bucket], number: float) -> list[tuple[Bucket, float
     """Return the first values of buckets as numbers of each bucket."""
     found = []
     for bucket in buckets:
-        taken = min(bucket.number, number)
-        if taken <= 0:
+        if number <= 0:
             break
+        taken = min(bucket.number, number)
         found.append((bucket, taken))
         number -= taken
     return found
