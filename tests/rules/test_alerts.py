@@ -448,7 +448,7 @@ def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops_and_the_alert_before
             "summary": "GPU is lost: it cannot be read any more.",
             "description": (
                 "GPU 0 (GPU-0) of node1:19400 can no longer be read: all of its time (100 %) is lost, and run train, "
-                f"which has rank 3 on it, cannot continue.{began} Drain the node, read the kernel log for Xid 79, and "
+                f"which had rank 3 on it, cannot continue.{began} Drain the node, read the kernel log for Xid 79, and "
                 "reboot; if the GPU is lost again, reseat or replace it."
             ),
             "lost": "24.0 GPU-hours a day",
