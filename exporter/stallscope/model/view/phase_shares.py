@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stallscope.common.formatting import readable, whole_percents
+from stallscope.common.formatting import percent, readable, whole_percents
 from stallscope.model.catalogue.metrics import OUTSIDE_PHASES, PHASES
 
 KNOWN: Mapping[str, int] = {name: place for place, name in enumerate(dict.fromkeys((*PHASES, *OUTSIDE_PHASES)))}
@@ -49,6 +49,12 @@ def phase_shares(seconds: Mapping[str, float]) -> list[PhaseShare]:
     if remainder >= _MIN_REMAINDER:
         exact[""] = remainder
     return [PhaseShare(name, whole / 100) for name, whole in whole_percents(exact).items() if name or whole]
+
+
+def rounded_share(shares: Mapping[str, float], phase: str, share: float) -> str:
+    """Return a share in a phase as per cent; that of the whole phase as `phase_shares` rounds it."""
+    whole = {each.name: each.share for each in phase_shares(shares)}
+    return percent(whole[phase] if phase in whole and share == shares[phase] else share)
 
 
 def largest_loss(shares: Mapping[str, float]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stallscope.common.formatting import duration, percent, rate, readable, several
-from stallscope.model.view.phase_shares import REMAINDER, phase_shares, step_contents, title_of_share
+from stallscope.model.view.phase_shares import REMAINDER, phase_shares, rounded_share, step_contents, title_of_share
 from stallscope.model.view.verdict_words import line_words
 from stallscope.tools.summary.evidence import Evidence, GpuEvidence
 from stallscope.tools.summary.findings import VERDICT_SECONDS, Finding, gpu_findings, main_finding
@@ -109,7 +109,7 @@ def _ranks(run: RunTime) -> str:
 
 
 def _said(finding: Finding, run: RunTime) -> str:
-    share = "" if finding.share is None else f": {_shown(run, finding.phase, finding.share)} of the time"
+    share = "" if finding.share is None else f": {rounded_share(run.shares, finding.phase, finding.share)} of the time"
     if finding.source == "prometheus":
         is_whole = run.seconds < VERDICT_SECONDS
         return f"{finding.title}{share}{'' if is_whole else ', in the last five minutes'}"
@@ -125,13 +125,7 @@ def _remainder(run: RunTime) -> str:
         return ""
     line = run.line_of(REMAINDER)
     where = "" if line is None else f", {line_words(*line, name=readable)}"
-    return f"{_shown(run, REMAINDER, share)} of the time{where}"
-
-
-def _shown(run: RunTime, phase: str, share: float) -> str:
-    """Return a share as the line `time` rounds it, where it is that of the whole phase."""
-    rounded = {each.name: each.share for each in phase_shares(run.shares)}
-    return percent(rounded[phase] if phase in rounded and share == run.shares[phase] else share)
+    return f"{rounded_share(run.shares, REMAINDER, share)} of the time{where}"
 
 
 def _line(finding: Finding) -> str:
