@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 
 from tests.external.errors import ExternalError
 from tests.external.recording import MAX_RANK_STEPS, Recording
@@ -57,8 +58,10 @@ def checked_duration(where: str, seconds: float) -> float:
     """Return a duration unchanged.
 
     Raises:
-        ExternalError: it is negative.
+        ExternalError: it is negative or no finite number.
     """
+    if not isfinite(seconds):
+        raise ExternalError(f"{where}: {seconds} is no duration; leave the step out")
     if seconds < 0:
         raise ExternalError(f"{where}: {seconds:g} s is negative, the clock went back; leave the step out")
     return seconds

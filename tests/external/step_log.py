@@ -54,9 +54,11 @@ def _steps(path: Path) -> Iterator[Mapping[str, float]]:
             whole, data = times
             where = f"{path.name}: line {number}"
             checked_duration(where, min(whole, data))
-            found += 1
-            if max(whole, data) > 0 and found <= MAX_RANK_STEPS:
+            if max(whole, data) > 0:
                 yield {"data_wait": data, "other": max(whole - data, 0.0)}
+                found += 1
+            if found > MAX_RANK_STEPS:
+                return
 
 
 def _times(line: str) -> tuple[float, float] | None:

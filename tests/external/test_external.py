@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.external import hangs, kineto, megatron_log, mlperf_storage, operation_trace, step_log, synthetic
+from tests.external import aligned, hangs, kineto, megatron_log, mlperf_storage, operation_trace, step_log, synthetic
 from tests.external.__main__ import CASES, main
 from tests.external.errors import ExternalError
 from tests.external.judge import judged, trials
@@ -197,6 +197,17 @@ def test_a_step_log_has_the_wait_for_data_and_the_rest(tmp_path: Path, lines: li
     assert list(step_log.converted([path]).steps) == [[{"data_wait": 0.5, "other": 1.5}]] * 2
 
 
+def test_of_a_long_step_log_the_first_steps_are_read_and_the_rest_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("\n".join(["Epoch [1][50/100] time: 2.000, data_time: 0.500"] * 5 + ["time: -1, data_time: -2"]))
+    for module in (step_log, aligned):
+        monkeypatch.setattr(module, "MAX_RANK_STEPS", 4)
+    recording = step_log.converted([path])
+    assert (len(recording.steps), recording.notes) == (4, ("only the first 4 steps are used",))
+
+
 def test_a_wait_that_is_longer_than_the_mean_step_of_the_training_is_the_whole_step(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     line = "d2.utils.events:  eta: 0:01  iter: {}  total_loss: 1  time: 0.5000  data_time: {}  lr: 1"
@@ -210,6 +221,10 @@ def test_output_of_mlperf_storage_has_a_file_for_each_rank(tmp_path: Path) -> No
     output = {"1": {"load": {"block1": [0.2, 0.1], "eval": [9]}, "compute": {"block1": [1.0, 1.0], "eval": [9]}}}
     paths = [saved(tmp_path, output, f"{rank}_output.json") for rank in (0, 1)]
     assert mlperf_storage.converted(paths).steps[0] == [{"data_wait": 0.2, "other": 1.0}] * 2
+    for seconds, problem in ((float("nan"), "no duration"), (-0.5, "negative")):
+        damaged = {"1": {"load": {"block1": [0.2, seconds]}, "compute": {"block1": [1.0, 1.0]}}}
+        with pytest.raises(ExternalError, match=rf"0_output.json: epoch 1: block1\[1\]: .*{problem}"):
+            mlperf_storage.converted([saved(tmp_path, damaged, "0_output.json")])
     with pytest.raises(ExternalError, match="RANK_output"):
         mlperf_storage.converted([saved(tmp_path, output, "summary.json")])
 
