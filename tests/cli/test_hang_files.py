@@ -734,6 +734,22 @@ def test_stacks_and_dumps_are_read_together_and_a_conclusion_comes_first(tmp_pat
     assert second.startswith("no rank stands out: 4 ranks wait in all_reduce 3")
 
 
+def test_stacks_that_name_fewer_ranks_than_dumps_come_first(tmp_path: Path, capsys: Shown) -> None:
+    # Rank 0 waits for rank 1 in a send, which Gloo does not record; both have not launched the next operation.
+    for rank in job(5):
+        (rank.collective(hang=True) if rank.number > 1 else rank).write(tmp_path / "dumps")
+        place = {0: ("send", 30), 1: ("load", 7)}.get(rank.number, ("all_reduce", 40))
+        code = "torch/nn/modules/module.py" if rank.number == 1 else "torch/distributed/distributed_c10d.py"
+        text = HANDLER.replace("torch/distributed/distributed_c10d.py", code)
+        text = text.format(rank=rank.number, line=place[1], function=place[0])
+        (tmp_path / f"stack_{rank.number}.txt").write_text(text)
+    assert stacks.main(["--flight-recorder", str(tmp_path / "dumps"), "--stack-files", str(tmp_path / "stack_")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "; rank 1 is in " in shown[0]
+    assert "; rank 0 waits in " in shown[0]
+    assert shown[1].startswith("Ranks 0 and 1 are behind or silent")
+
+
 def test_stack_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "rank_0").write_text(SPY.format(rank=0, line=4, function="step"))
     (tmp_path / "rank_1").write_text("Process 7: python\n")

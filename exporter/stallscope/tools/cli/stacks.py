@@ -192,7 +192,10 @@ def _show_files(parsed: argparse.Namespace) -> int:
     except _rank_files.Unreadable as problem:
         problems.append(f"--stack-files: {problem}")
     conclusions = [collective_counts.concluded(each) for each in evidence] + [by_stacks(found)]
-    shown = sorted([each for each in conclusions if each is not None], key=lambda each: not each.kind)
+    # Of two conclusions, the one that names fewer ranks comes first: a rank that waits for another one is behind as well.
+    shown = sorted(
+        [each for each in conclusions if each is not None], key=lambda each: (not each.kind, len(each.ranks))
+    )
     if parsed.json:
         document = _document("", found, [], evidence)
         del document["run"], document["exporters"]
