@@ -202,7 +202,7 @@ class _Reader:
             group = self._group(name, description, configured.get(name, ""))
             pg_ids[group] = str(first.get("pg_id"))
             progress = found.groups.setdefault(group, Progress())
-            is_pending = not any(_is_completed(entry) for entry in entries)
+            is_pending = not any(map(_has_ended, entries))
             if is_pending or any(_transfer(_operation(entry)) for entry in entries):
                 launch = _launch(entries, group)
                 if is_pending and found.oldest is None:
@@ -220,7 +220,7 @@ class _Reader:
                     del newest_completed[min(newest_completed)]
             if _sequence(first) >= progress.launched:
                 progress.launched, progress.last = _sequence(first), _operation(first)
-                progress.ended = progress.launched if not is_pending and _may_have_failed(last) else -1
+                progress.ended = -1 if is_pending or any(map(_is_completed, entries)) else progress.launched
         for group, by_number in completed.items():
             found.groups[group].completed = {number: _launch(each, group) for number, each in by_number.items()}
         statuses = {
@@ -343,14 +343,12 @@ def _launch(entries: list[dict[str, Any]], group: Group) -> Launch:
 
 
 def _is_completed(entry: dict[str, Any]) -> bool:
-    """Return whether an operation is completed. Gloo only sets `retired`, which NCCL sets at a timeout too."""
-    is_retired = entry.get("retired") is True and entry["profiling_name"].startswith("gloo:")
-    return entry.get("state") == "completed" or bool(entry.get("time_discovered_completed_ns")) or is_retired
+    return entry.get("state") == "completed" or bool(entry.get("time_discovered_completed_ns"))
 
 
-def _may_have_failed(entry: dict[str, Any]) -> bool:
-    """Return whether an operation that is not pending may have failed: Gloo sets `retired` then too."""
-    return entry.get("state") != "completed" and not entry.get("time_discovered_completed_ns")
+def _has_ended(entry: dict[str, Any]) -> bool:
+    """Return whether an operation succeeded or failed. Gloo only sets `retired`, which NCCL sets at a timeout too."""
+    return _is_completed(entry) or (entry.get("retired") is True and entry["profiling_name"].startswith("gloo:"))
 
 
 def _is_transfer(entry: dict[str, Any]) -> bool:

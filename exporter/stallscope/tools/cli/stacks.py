@@ -193,8 +193,7 @@ def _show_files(parsed: argparse.Namespace) -> int:
         problems.append(f"--stack-files: {problem}")
     conclusions = [collective_counts.concluded(each) for each in evidence] + [by_stacks(found)]
     # The conclusion that names fewer ranks comes first: a rank that waits for another one is behind as well.
-    known = [each for each in conclusions if each is not None]
-    shown = sorted(known, key=lambda each: (not each.kind, len(each.ranks)))
+    shown = sorted(filter(None, conclusions), key=lambda each: (not each.kind, len(each.ranks)))
     if parsed.json:
         document = _document("", found, [], evidence)
         del document["run"], document["exporters"]
