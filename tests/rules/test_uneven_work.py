@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -112,7 +113,7 @@ def _counted(own: Floats, run: str) -> Story:
     """Return what the shim counts of steps with this own work of each rank."""
     length = own.max(axis=1) + 0.05
     rate = 1 / float(length.mean())
-    slow = SlowSteps()
+    slow = SlowSteps(deque())
     for place, seconds in enumerate(length):
         slow.durations.append(float(seconds))
         if place % 10 == 9:

@@ -120,6 +120,7 @@ def test_a_report_has_the_stage_unless_the_user_sets_another(
     variable: str, expected: str, monkeypatch: pytest.MonkeyPatch, clock: ScriptedClock, desk: Desk
 ) -> None:
     monkeypatch.setenv("STALLSCOPE_PIPELINE_STAGE", variable)
+    module(monkeypatch, "torch.distributed.distributed_c10d")  # the stage is one of its groups
     run = SimulatedRun("job", clock=clock, sender=desk)
     pipeline.note(SimpleNamespace(group_rank=2, group_size=4))
     run.finish()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from stallscope.training.shim.slow_steps import FEWEST, WARM_UP, WINDOW, SlowSte
 
 
 def steps_of(*durations: float) -> SlowSteps:
-    slow = SlowSteps()
+    slow = SlowSteps(deque(maxlen=4096))
     slow.durations.extend(durations)
     slow.judge()
     return slow
@@ -69,7 +70,7 @@ def bucketed(*more: tuple[float, float, float], fixed: float = 0.0) -> tuple[tup
 
 
 def test_long_sequences_are_not_slow_where_tokens_are_reported() -> None:
-    slow = SlowSteps()
+    slow = SlowSteps(deque(maxlen=4096))
     slow.durations.extend(bucketed())
     slow.judge()
     assert (slow.count, slow.excess) == (0, 0.0)
@@ -80,14 +81,14 @@ def test_long_sequences_are_slow_where_no_tokens_are_reported() -> None:
 
 
 def test_short_sequences_with_a_fixed_cost_are_not_slow() -> None:
-    slow = SlowSteps()
+    slow = SlowSteps(deque(maxlen=4096))
     slow.durations.extend(bucketed(*[(1.0, 64.0, 8.0)] * 5, fixed=0.5))
     slow.judge()
     assert slow.count == 0
 
 
 def test_a_step_that_is_slow_for_its_tokens_is_slow() -> None:
-    slow = SlowSteps()
+    slow = SlowSteps(deque(maxlen=4096))
     slow.durations.extend(bucketed((9.0, 2048.0, 8.0), (4.0, 2048.0, 8.0), (3.0, 512.0, 8.0)))
     slow.judge()
     assert slow.count == 2
@@ -95,7 +96,7 @@ def test_a_step_that_is_slow_for_its_tokens_is_slow() -> None:
 
 
 def test_samples_count_where_tokens_are_reported_in_some_steps_only() -> None:
-    slow = SlowSteps()
+    slow = SlowSteps(deque(maxlen=4096))
     slow.durations.extend(
         (float(number % 3 + 1), 512.0 * (number % 10 == 0), 8.0 * (number % 3 + 1)) for number in range(90)
     )
@@ -107,7 +108,7 @@ def test_samples_count_where_tokens_are_reported_in_some_steps_only() -> None:
 
 
 def test_a_larger_batch_by_plan_is_not_slow_and_a_slow_step_of_it_is() -> None:
-    slow = SlowSteps()
+    slow = SlowSteps(deque(maxlen=4096))
     slow.plan(0.0, 64.0)
     slow.durations.extend([1.0] * 60)
     slow.judge()

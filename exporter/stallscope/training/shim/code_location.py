@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from contextlib import suppress
 from functools import lru_cache
 
@@ -175,7 +174,5 @@ def _module(frame: FrameType) -> str:
 
 @lru_cache(maxsize=1)
 def _standard_library() -> tuple[str, ...]:
-    paths = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
-    found = {os.path.realpath(path) + os.sep for path in paths if path}
-    found |= {os.path.dirname(os.path.abspath(os.__file__)) + os.sep}
-    return tuple(found)
+    # sysconfig has these folders too, and takes 160 kB.
+    return tuple({os.path.dirname(resolve(os.__file__)) + os.sep for resolve in (os.path.abspath, os.path.realpath)})

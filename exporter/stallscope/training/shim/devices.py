@@ -9,8 +9,9 @@ An ambiguous GPU stays unknown: a wrong GPU is worse than none, since its losses
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
+
+from stallscope.training.shim.identity import gpu_framework
 
 _UUID_LENGTH = len("GPU-01234567-89ab-cdef-0123-456789abcdef")
 _CONTAINER_FILES = (".dockerenv", "run/.containerenv")
@@ -46,7 +47,7 @@ def gpus(environment: Mapping[str, str], local_rank: int | None, root: str = "/"
     only one that the container was given.
     """
     position = local_rank
-    if torch := _torch():
+    if torch := gpu_framework():
         position = torch.cuda.current_device()
     if _of_amd(root):
         return _amd(environment, torch, position, root)
@@ -68,12 +69,6 @@ def gpus(environment: Mapping[str, str], local_rank: int | None, root: str = "/"
         return []
     entry = visible[position]
     return _numbered(environment, int(entry), root) if entry.isdecimal() else _named(environment, entry, root)
-
-
-def gpu_position() -> int | None:
-    """Which of its GPUs PyTorch computes on; None until it uses one."""
-    torch = _torch()
-    return None if torch is None else int(torch.cuda.current_device())
 
 
 def _gpu(index: str = "", uuid: str = "") -> Gpus:
@@ -188,13 +183,6 @@ def _known(environment: Mapping[str, str], root: str) -> list[Known]:
 
 def _device(root: str, minor: str) -> str:
     return os.path.join(root, f"dev/nvidia{minor}")
-
-
-def _torch() -> Any:
-    """PyTorch, once it uses a GPU; querying it earlier would make it use one."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)  # absent while it is being imported
-    return torch if cuda is not None and cuda.is_initialized() else None
 
 
 def _torch_uuid(torch: Any, position: int | None) -> str:

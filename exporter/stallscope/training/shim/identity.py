@@ -14,8 +14,15 @@ from stallscope.training.shim.tolerance import complain
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 _FRAMEWORKS = {"torch": "pytorch", "tensorflow": "tensorflow", "jax": "jax"}
+MEGATRON = ("megatron.core.parallel_state", "megatron.mpu.initialize")
+"""The second is Megatron-LM's before Megatron Core."""
+DIVIDING = (*MEGATRON, "deepspeed.utils.groups", "torch.distributed.distributed_c10d")
+"""Modules that divide the ranks into groups; see `pipeline`."""
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Environment variables with the GPUs of a process; see `devices`."""
 _NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -46,6 +53,19 @@ def information(environment: Mapping[str, str], root: str = "/") -> dict[str, st
 def framework() -> str:
     """Return the framework that the program has imported, empty without one."""
     return next((name for module, name in _FRAMEWORKS.items() if module in sys.modules), "")
+
+
+def gpu_framework() -> Any:
+    """Return PyTorch once it uses a GPU, else None. Querying it earlier would make it use one."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)  # absent while it is being imported
+    return torch if cuda is not None and cuda.is_initialized() else None
+
+
+def gpu_position() -> int | None:
+    """Return which of its GPUs PyTorch computes on; None until it uses one."""
+    torch = gpu_framework()
+    return None if torch is None else int(torch.cuda.current_device())
 
 
 def _namespace(environment: Mapping[str, str], root: str) -> str:

@@ -10,7 +10,6 @@ import os
 
 from stallscope.common.standard_library import loaded, standard_library
 from stallscope.training.shim.session import Observer
-from stallscope.training.shim.slow_steps import WARM_UP
 from stallscope.training.shim.tolerance import switched_off, switched_on, tolerate
 from stallscope.training.shim.transport import Datagrams
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from stallscope.training.shim.bursts import Burst
     from stallscope.training.shim.hot_lines import HotLines
     from stallscope.training.shim.session import Session
-    from stallscope.training.shim.stored_reports import StoredReports
     from stallscope.training.shim.timeline import Timeline
     from stallscope.training.shim.transport import Sender
 
@@ -46,6 +44,7 @@ def follow(session: Session, sender: Sender, uses_gpu: Callable[[], bool]) -> No
     if os.environ.get("STALLSCOPE_SUMMARY_DIR"):
         with standard_library():
             from stallscope.training.shim.stored_reports import stored_reports
+            from stallscope.training.shim.storing import Storage
 
         if (stored := stored_reports(os.environ, session.identifier)) is not None:
             session.observe(Storage(session, stored))
@@ -156,29 +155,6 @@ class Notices(Observer):
         """Send no notice from now on."""
         if self._withdraw is not None:
             self._withdraw(self._session.identifier)
-
-
-class Storage(Observer):
-    """The newest report, and the first after the steps that are slow by nature, for the summary."""
-
-    task = "storing a report"
-
-    def __init__(self, session: Session, store: StoredReports) -> None:
-        self._timeline = session.timeline
-        self._store = store
-        session.on_step(self._warm_up)
-
-    def before_sending(self, payload: bytes, _last: bool) -> None:
-        """Store the report."""
-        self._store.store(payload, self._timeline.steps >= WARM_UP)
-
-    def _warm_up(self, _steps: int) -> bool:
-        """Make a report due at the end of the first steps, which the summary leaves out."""
-        timeline = self._timeline
-        if timeline.steps < WARM_UP:
-            return True
-        timeline.due = min(timeline.due, timeline.now())
-        return False
 
 
 def _sample_workers() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
+from stallscope.training.shim.identity import MEGATRON
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,8 +14,6 @@ if TYPE_CHECKING:
 
 KEYS = ("pipeline_stage", "tensor_rank", "data_rank")
 """Keys of a report's `info`, one for each dimension."""
-_MEGATRON = ("megatron.core.parallel_state", "megatron.mpu.initialize")
-"""The second is Megatron-LM's before Megatron Core."""
 _METHODS = {
     "pipeline_stage": ("get_pipe_parallel", "get_pipeline_model_parallel"),
     "tensor_rank": ("get_slice_parallel", "get_tensor_model_parallel"),
@@ -62,7 +62,7 @@ def _known() -> Iterator[tuple[str, int, int]]:
     """Yield the rank of this process in a dimension, and the size of the dimension, by each library."""
     if position is not None:
         yield ("pipeline_stage", *position)
-    grids = [sys.modules.get(name) for name in _MEGATRON]
+    grids = [sys.modules.get(name) for name in MEGATRON]
     grids.append(getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None))
     for grid in grids:
         for key, methods in _METHODS.items():

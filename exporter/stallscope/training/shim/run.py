@@ -7,7 +7,7 @@ import sys
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol import vocabulary
-from stallscope.training.shim import devices, identity, launchers, lifetime, observers, pipeline
+from stallscope.training.shim import identity, launchers, lifetime, observers
 from stallscope.training.shim.process import ProcessProbe
 from stallscope.training.shim.session import Session, gpu_labels, precision_names
 from stallscope.training.shim.tolerance import amount, complain, label, shown, switched_on, tolerate
@@ -164,7 +164,7 @@ class Run(Session):
         self._info = {key: label(known[key], vocabulary.MAX_LABEL_LENGTH) for key in vocabulary.INFO_KEYS}
         self._seeks_positions = True
         self._seeks_gpus = gpus is None
-        self._gpu_position = devices.gpu_position()
+        self._gpu_position = identity.gpu_position()
         self._gpus = gpu_labels(gpus or ())
         if gpus is None:
             self._find_gpus()
@@ -176,7 +176,7 @@ class Run(Session):
             self._heading = ""
         if self._seeks_positions:
             self._find_positions()
-        if self._seeks_gpus and (position := devices.gpu_position()) != self._gpu_position:
+        if self._seeks_gpus and (position := identity.gpu_position()) != self._gpu_position:
             self._gpu_position = position  # the program may only now have chosen its device
             self._find_gpus()
 
@@ -185,14 +185,24 @@ class Run(Session):
 
         By then the program has divided its ranks.
         """
-        for key, position in pipeline.positions().items():
-            if not self._info[key]:
-                self._info[key] = position
-                self._heading = ""
+        if any(module in sys.modules for module in identity.DIVIDING):
+            with standard_library():
+                from stallscope.training.shim import pipeline
+
+            for key, position in pipeline.positions().items():
+                if not self._info[key]:
+                    self._info[key] = position
+                    self._heading = ""
         self._seeks_positions = not self.timeline.steps
 
     def _find_gpus(self) -> None:
+        named = any(variable in os.environ for variable in identity.GPU_VARIABLES)
+        if self._gpu_position is None and self._local_rank is None and not named:
+            return  # it could be any GPU
         try:
+            with standard_library():
+                from stallscope.training.shim import devices
+
             self._gpus = gpu_labels(devices.gpus(os.environ, self._local_rank))
             self._heading = ""
         except Exception as error:

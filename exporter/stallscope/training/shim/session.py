@@ -13,7 +13,6 @@ from math import inf, isfinite
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol import vocabulary
 from stallscope.training.shim import endings
-from stallscope.training.shim.overhead import costs
 from stallscope.training.shim.timeline import NO_PHASE, Phase, Timeline
 from stallscope.training.shim.tolerance import (
     amount,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
     from stallscope.training.shim.hot_lines import HotLines
+    from stallscope.training.shim.slow_steps import SlowSteps
     from stallscope.training.shim.transport import Sender
 
     Kind = TypeVar("Kind", bound="Observer")
@@ -165,6 +165,8 @@ class Session:
         self._followed = 0
         self._failure = ""
         self._heading = ""
+        self._costs: tuple[float, float] | None = None
+        self._judge: SlowSteps | None = None
         self._restarts = 0
         self._info: dict[str, str] = {}
         self._gpus: list[dict[str, str]] = []
@@ -348,8 +350,10 @@ class Session:
         for key, value in amounts:
             if value is not None and (each := amount(f"{key} per step", value)) is not None:
                 self._settle_work()
+                slow_steps = self._slow_steps()
                 self._per_step[key] = each
-                self.timeline.slow_steps.plan(self._per_step.get("tokens", 0.0), self._per_step.get("samples", 0.0))
+                if slow_steps is not None:
+                    slow_steps.plan(*self._planned_work())
                 if key == "samples":
                     self.batch_size = self._gauges["batch_size"] = each
         if steps_planned is not None and (planned := amount("steps_planned", steps_planned)) is not None:
@@ -534,13 +538,20 @@ class Session:
     @property
     def booking_overhead(self) -> float:
         """Seconds that the booking of steps and phases has cost so far, as measured outside of the loop."""
+        if not self.timeline.looping:
+            return 0.0
         step_cost, phase_cost = self._booking_costs()
         occurrences = sum(phase.occurrences for phase in self.timeline.phases.values())
         return self.timeline.steps * step_cost + occurrences * phase_cost
 
     def _booking_costs(self) -> tuple[float, float]:
         """Return the seconds for one step and for one phase."""
-        return costs()
+        if self._costs is None:
+            with standard_library():
+                from stallscope.training.shim.overhead import costs
+
+            self._costs = costs()
+        return self._costs
 
     @property
     def steps_done(self) -> int:
@@ -658,6 +669,19 @@ class Session:
         else:
             complain(f"{key} has grown beyond all numbers; what goes beyond is left out", f"{key}: too large")
 
+    def _planned_work(self) -> tuple[float, float]:
+        """Return tokens and samples of each step; 0 where they are unknown."""
+        return self._per_step.get("tokens", 0.0), self._per_step.get("samples", 0.0)
+
+    def _slow_steps(self) -> SlowSteps | None:
+        """Return the judge of steps; None before there is a step to judge."""
+        if self._judge is None and self.timeline.durations:
+            with standard_library():
+                from stallscope.training.shim.slow_steps import SlowSteps
+
+            self._judge = SlowSteps(self.timeline.durations, *self._planned_work())
+        return self._judge
+
     def _settle_work(self) -> None:
         """Book the work of the steps so far: from now on, each is worth something else."""
         self.timeline.settle()
@@ -736,7 +760,9 @@ class Session:
     def _written(self, now: float) -> str:
         timeline = self.timeline
         timeline.book(now)
-        timeline.slow_steps.judge()
+        slow_steps = self._slow_steps()
+        if slow_steps is not None:
+            slow_steps.judge()
         own_work = timeline.evaluate_own_work()
         self._settle_work()
         if self._state == "starting" and timeline.looping:
@@ -758,8 +784,8 @@ class Session:
         counters = {
             **counters,
             **self._counters,
-            "slow_steps": timeline.slow_steps.count,
-            "slow_step_excess_seconds": timeline.slow_steps.excess,
+            "slow_steps": 0 if slow_steps is None else slow_steps.count,
+            "slow_step_excess_seconds": 0.0 if slow_steps is None else slow_steps.excess,
             **own_work,
             "nonfinite_losses": self._nonfinite,
             "shim_overhead_seconds": self.overhead,

@@ -33,11 +33,12 @@ class SlowSteps:
 
     __slots__ = ("_planned", "_window", "count", "durations", "excess")
 
-    def __init__(self) -> None:
-        self.durations: deque[Step] = deque(maxlen=4096)  # beyond 8000 steps a second, the newest are enough
+    def __init__(self, durations: deque[Step], tokens: float = 0.0, samples: float = 0.0) -> None:
+        """Judge the steps that the loop appends to `durations`; for the other arguments see `plan`."""
+        self.durations = durations
         self.count = 0
         self.excess = 0.0
-        self._planned = (0.0, 0.0)
+        self._planned = (tokens, samples)
         self._window: deque[Step] = deque(maxlen=WINDOW)
 
     def plan(self, tokens: float, samples: float) -> None:

@@ -8,7 +8,6 @@ from math import inf
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_PHASES
-from stallscope.training.shim.slow_steps import SlowSteps
 from stallscope.training.shim.tolerance import complain, is_label, shown, tolerate
 
 TYPE_CHECKING = False  # importing typing takes longer than all of the shim
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from stallscope.training.shim.own_work import OwnWork
+    from stallscope.training.shim.slow_steps import Step
 
     Snapshot = dict["Phase", tuple[float, int, float]]
     """Seconds, occurrences and longest recent occurrence of each phase."""
@@ -220,7 +220,6 @@ class Timeline:
         "_above",
         "_below",
         "_bucket",
-        "_durations",
         "_excused",
         "_explained",
         "_is_long_loop",
@@ -239,6 +238,7 @@ class Timeline:
         "counts",
         "current",
         "due",
+        "durations",
         "first_step",
         "held",
         "initialization",
@@ -254,7 +254,6 @@ class Timeline:
         "pending",
         "phases",
         "rebooked",
-        "slow_steps",
         "step_seconds",
         "steps",
     )
@@ -303,8 +302,8 @@ class Timeline:
         """Steps so far, including the one that ended initialization, whose length is unknown."""
         self.first_step: float | None = None
         self.last_step: float | None = None
-        self.slow_steps = SlowSteps()
-        self._durations = self.slow_steps.durations
+        self.durations: deque[Step] = deque(maxlen=4096)  # beyond 8000 steps a second, the newest are enough
+        """Steps that were not yet judged; see `slow_steps`."""
         self._own_work: OwnWork | None = None
         self._own_steps: deque[tuple[float, ...]] = deque()
         self._own_phases: tuple[Phase, Phase, Phase] | None = None
@@ -373,7 +372,7 @@ class Timeline:
             if self._special:
                 self._end_special_step(duration)
             else:
-                self._durations.append(duration)
+                self.durations.append(duration)
             if self.first_step is None:
                 self.first_step = now
             if opening is not None and not opening.opened:
@@ -637,9 +636,9 @@ class Timeline:
             if self._own_steps:
                 self._own_steps.append((0.0, *self._own_steps.pop()[1:]))
         elif self._tokens or self._samples:
-            self._durations.append((duration - self._explained, self._tokens, self._samples))
+            self.durations.append((duration - self._explained, self._tokens, self._samples))
         else:
-            self._durations.append(duration - self._explained)
+            self.durations.append(duration - self._explained)
         self._explained = self._tokens = self._samples = 0.0
         self._special = self._excused > 0
 
