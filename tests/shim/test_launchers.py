@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stallscope.training.shim import launchers, run_names
+from stallscope.training.shim import identity, launchers, run_names
 
 TORCHRUN = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "TORCHELASTIC_RUN_ID": "none"}
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
@@ -378,15 +378,15 @@ def test_a_pod_s_host_name_is_its_name_unless_it_shares_the_node_s(tmp_path: Pat
     hosts.parent.mkdir()
     hosts.write_text("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n")
     root = str(tmp_path)
-    assert launchers.pod_name(pod("bert-worker-0"), root) == "bert-worker-0"
-    assert launchers.pod_name({"POD_NAME": "from-env", **pod("bert-worker-0")}, root) == "from-env"
-    assert launchers.pod_name({"HOSTNAME": "workstation"}, root) == ""
-    assert launchers.pod_name(pod("bert-3", JOB_COMPLETION_INDEX="3"), root) == ""
-    assert launchers.pod_name(pod("b" * 63), root) == ""
+    assert identity.pod_name(pod("bert-worker-0"), root) == "bert-worker-0"
+    assert identity.pod_name({"POD_NAME": "from-env", **pod("bert-worker-0")}, root) == "from-env"
+    assert identity.pod_name({"HOSTNAME": "workstation"}, root) == ""
+    assert identity.pod_name(pod("bert-3", JOB_COMPLETION_INDEX="3"), root) == ""
+    assert identity.pod_name(pod("b" * 63), root) == ""
     hosts.write_text("# Kubernetes-managed hosts file (host network).\n127.0.0.1\tlocalhost\n")
-    assert launchers.pod_name(pod("node-1"), root) == ""
+    assert identity.pod_name(pod("node-1"), root) == ""
     hosts.unlink()
-    assert launchers.pod_name(pod("node-1"), root) == ""
+    assert identity.pod_name(pod("node-1"), root) == ""
 
 
 def test_restarts_are_the_sum_of_those_that_launchers_count() -> None:

@@ -20,8 +20,9 @@ import pytest
 from stallscope.training.protocol import signature
 from stallscope.training.protocol.vocabulary import MAX_BYTES
 from stallscope.training.shim import transport as shim_transport
+from stallscope.training.shim.address import host_and_port
 from stallscope.training.shim.http_transport import Post
-from stallscope.training.shim.transport import Datagrams, host_and_port, room
+from stallscope.training.shim.transport import Datagrams, room
 from tests.analysis.servers import dripping, talking
 from tests.handled import handled, reply
 from tests.web.certificates import Authority

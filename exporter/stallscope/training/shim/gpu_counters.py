@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stallscope.common.standard_library import standard_library
+from stallscope.training.shim.address import host_and_port
 from stallscope.training.shim.http_transport import connected, wait_until
-from stallscope.training.shim.transport import host_and_port
 
 if TYPE_CHECKING:
-    from stallscope.training.shim.transport import Address
+    from stallscope.training.shim.address import Address
 
 TIMEOUT = 1.0
 """Seconds that one question takes at most."""

@@ -7,7 +7,6 @@ import sys
 from contextlib import suppress
 
 from stallscope.common.standard_library import standard_library
-from stallscope.training.shim.launchers import in_pod, pod_name
 from stallscope.training.shim.repository import commit
 from stallscope.training.shim.tolerance import complain
 
@@ -89,3 +88,23 @@ def _account() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except (ImportError, KeyError):  # a container's user often has no entry
         return ""
+
+
+def pod_name(environment: Mapping[str, str], root: str = "/") -> str:
+    """Name the pod that this process runs in, empty where that is not certain."""
+    if given := environment.get("POD_NAME", "").strip():
+        return given
+    host = environment.get("HOSTNAME", "")
+    if not in_pod(environment) or len(host) >= 63:  # a longer pod's name is cut for its host
+        return ""
+    index = environment.get("JOB_COMPLETION_INDEX", "")
+    if index and host.endswith(f"-{index}"):  # an indexed job gives hosts other names than their pods
+        return ""
+    with suppress(OSError), open(os.path.join(root, "etc/hosts"), encoding="utf-8", errors="replace") as file:
+        return host if file.readline().strip() == "# Kubernetes-managed hosts file." else ""  # the node's says so
+    return ""
+
+
+def in_pod(environment: Mapping[str, str]) -> bool:
+    """Return True if a kubelet started this process."""
+    return bool(environment.get("KUBERNETES_SERVICE_HOST"))

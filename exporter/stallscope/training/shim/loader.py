@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 
+from stallscope.common.standard_library import standard_library
 from stallscope.training.shim.lifetime import loop_left
 from stallscope.training.shim.run import Run, open_run
 from stallscope.training.shim.tolerance import complain, number, shown, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from typing import Any, TypeVar
 
     Batch = TypeVar("Batch")
@@ -178,30 +178,14 @@ class Tracked(WrappedLoader["Batch"]):
             timeline.end_left_step(timeline.phase("data_wait"))
         return False
 
-    async def _async_batches(self) -> AsyncIterator[Batch]:
-        """Measure an asynchronous loader; other tasks may run during its wait."""
-        run, timeline = self._run, self._run.timeline
-        loader: Any = self._loader
-        wait = timeline.phase("data_wait")
-        per_step, batches = self._batches_per_step, 0
-        run.begin_pass()
-        wait.__enter__()
-        try:
-            async for batch in loader:
-                wait.__exit__()
-                before = timeline.steps
-                yield batch
-                batches += 1
-                if batches == per_step:
-                    batches = 0
-                    if timeline.steps == before:
-                        timeline.step()
-                wait.__enter__()
-        finally:
-            wait.__exit__()
-
     def _aiter(self) -> Any:
-        return type(self._loader).__aiter__(self._loader) if self._run.silent else self._async_batches()  # type: ignore[attr-defined]
+        if self._run.silent:
+            return type(self._loader).__aiter__(self._loader)  # type: ignore[attr-defined]
+        with standard_library():
+            from stallscope.training.shim.async_batches import async_batches
+
+        loader: Any = self._loader
+        return async_batches(loader, self._run, self._batches_per_step)
 
 
 Tracked._OWN = {"__next__": Tracked._next, "__aiter__": Tracked._aiter}  # noqa: SLF001

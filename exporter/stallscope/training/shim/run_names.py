@@ -9,14 +9,16 @@ from contextlib import suppress
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.vocabulary import MAX_NAME_LENGTH
-from stallscope.training.shim.launchers import in_pod, json_value, launch_of, ray_context, script_name
+from stallscope.training.shim.identity import in_pod
+from stallscope.training.shim.launchers import launch_of
+from stallscope.training.shim.other_launchers import json_value, ray_context, script_name
 from stallscope.training.shim.tolerance import label
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from stallscope.training.shim.launchers import Environment
+    from stallscope.training.shim.launch import Environment
 
 _JOBS = (
     ("SLURM_JOB_ID_HET_GROUP_0",),  # a job of several components has one number for each

@@ -15,13 +15,11 @@ from stallscope.training.shim.tolerance import above_standard, complain
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
 
+    from stallscope.training.shim.address import Address
     from stallscope.training.shim.http_transport import Post
     from stallscope.training.shim.signing import Signing
 
-    Address = str | tuple[Any, ...]
-    """A socket address as the socket module has it."""
     Sender = Callable[[bytes], str | None]
     """Sends one encoded report without waiting; returns None, or the reason if the report was dropped. May have
     `interval`, the minimum seconds between two reports, `sign`, which makes a report longer, and `close()`."""
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 _PATIENCE = 8
 """Failed datagrams before the sender backs off: a restarted exporter responds again by then."""
 _MAX_DATAGRAM_INTERVAL = 4.0
-_LONGEST_PATH = 107
-"""Maximum bytes of a socket's path in the kernel."""
 
 
 class Datagrams:
@@ -178,39 +174,24 @@ def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagr
     sign = _signing(environment)
     if not address:
         return Datagrams([(socket.AF_UNIX, DEFAULT_SOCKET), (socket.AF_INET, ("127.0.0.1", DEFAULT_PORT))], sign)
-    scheme, separator, rest = address.partition("://")
-    if separator and scheme == "unix" and rest.startswith("/") and len(os.fsencode(rest)) <= _LONGEST_PATH:
-        return Datagrams([(socket.AF_UNIX, rest)], sign)
-    try:
-        if separator and scheme == "udp":
-            host, port = host_and_port(rest, DEFAULT_PORT)
-            return Datagrams(_resolved(host, port), sign)
-        if separator and scheme in ("http", "https"):
-            place, slash, path = rest.partition("/")
-            host, port = host_and_port(place, 443 if scheme == "https" else 80)
-            path = (slash + path).rstrip("/") or "/api/v1/report"
-            if not path.isprintable() or " " in path:
-                raise ValueError(path)
-            authorities = environment.get("STALLSCOPE_CA_FILE", "").strip()
-            try:
-                with standard_library():
-                    from stallscope.training.shim.http_transport import Post
+    with standard_library():
+        from stallscope.training.shim.address import destination
 
-                targets = _resolved(host, port, socket.SOCK_STREAM)
-                return Post(targets, scheme, host, port, path, authorities, sign, timeout=timeout)
-            except OSError as error:
-                complain(
-                    f"STALLSCOPE_CA_FILE names {authorities!r:.200}, which can't be used ({error}); nothing is reported"
-                )
-                return Datagrams([])
-    except ValueError:
-        pass
-    shown = scheme.rpartition("@")[2] + separator + rest.rpartition("@")[2]  # without a password
-    complain(
-        f"STALLSCOPE_ADDRESS is {shown!r:.200}; expected unix:///path (of at most {_LONGEST_PATH} bytes),"
-        " udp://host:port, http://host:port or https://host:port; nothing is reported"
-    )
-    return Datagrams([])
+    found = destination(address)
+    if found is None:
+        return Datagrams([])
+    if not found.path:
+        return Datagrams(found.targets, sign)
+    authorities = environment.get("STALLSCOPE_CA_FILE", "").strip()
+    try:
+        with standard_library():
+            from stallscope.training.shim.http_transport import Post
+
+        place = found.targets, found.scheme, found.host, found.port, found.path
+        return Post(*place, authorities, sign, timeout=timeout)
+    except OSError as error:
+        complain(f"STALLSCOPE_CA_FILE names {authorities!r:.200}, which can't be used ({error}); nothing is reported")
+        return Datagrams([])
 
 
 def datagram_socket(family: int) -> socket.socket:
@@ -238,38 +219,3 @@ def _signing(environment: Mapping[str, str]) -> Signing | None:
         from stallscope.training.shim.signing import Signing  # imports hashlib, which most runs do not need
 
     return Signing(token, "" if token else file)
-
-
-def host_and_port(place: str, default: int) -> tuple[str, int]:
-    """Split host:port or [address]:port.
-
-    Raises:
-        ValueError: the host is missing or impossible, or the port is invalid.
-    """
-    host, colon, port = place.partition(":")
-    if place.startswith("["):
-        host, bracket, rest = place[1:].partition("]")
-        colon, port = rest[:1], rest[1:]
-        try:
-            socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-        except OSError:
-            raise ValueError(place) from None
-        if not bracket or colon not in ("", ":"):
-            raise ValueError(place)
-    number = default
-    if port:
-        number = int(port) if port.isascii() and port.isdecimal() and len(port) < 6 else 0
-    if not host or not 0 < number < 65536 or not host.isprintable() or any(each in " @[]/?#\\" for each in host):
-        raise ValueError(place)
-    return host, number
-
-
-def _resolved(host: str, port: int, kind: int = socket.SOCK_DGRAM) -> list[tuple[int, Address]]:
-    """Resolve the host once, because the training loop must not wait for DNS."""
-    try:
-        with standard_library():  # a codec for names of hosts is imported
-            found = socket.getaddrinfo(host, port, type=kind)
-    except OSError as error:
-        complain(f"STALLSCOPE_ADDRESS names the host {host!r:.200}, which is not found ({error}); nothing is reported")
-        return []
-    return [(family, address) for family, _, _, _, address in found]
