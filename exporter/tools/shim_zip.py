@@ -15,8 +15,10 @@ OUTPUT = EXPORTER.parent / "dist" / "stallscope_shim.zip"
 _PARTS = (
     "__init__.py",
     "common/__init__.py",
+    "common/cluster_tls.py",
     "common/file_trust.py",
     "common/silence.py",
+    "common/standard_error.py",
     "common/standard_library.py",
     "common/version.py",
     "integrations",

@@ -243,7 +243,7 @@ def test_the_time_of_a_phase_is_divided_as_the_newest_burst_has_found(
     seconds = training.timeline.phases["data_wait"].seconds - bursts[0].booked["data_wait"]
     assert seconds == pytest.approx(50, abs=1)
     written = training.hot.written()
-    assert written.startswith(',"code":{"data_wait":[{"location":"a.py:1","function":"slow","seconds":')
+    assert written.startswith('"code":{"data_wait":[{"location":"a.py:1","function":"slow","seconds":')
     assert f"{seconds / 2:.3f}" in written
     assert f"{seconds / 4:.3f}" in written
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from stallscope.common.cluster_tls import client_context
 from stallscope.node.owners.cluster import KubernetesApiFailed, Workload
 from stallscope.node.owners.pod_resources import ClaimedDevice
 
@@ -160,9 +160,7 @@ class KubernetesApi:
         resource = path.partition("?")[0]
         try:
             token = (self._account / "token").read_text(encoding="ascii").strip()
-            context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-            # Python 3.13 rejects certificates without a key usage or an authority key identifier, but many have none.
-            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            context = client_context(str(self._account / "ca.crt"))
         except (OSError, ValueError) as problem:
             raise KubernetesApiFailed(
                 f"service account: {problem}; mount its token (automountServiceAccountToken: true)"

@@ -52,6 +52,12 @@ def add_flags(parser: Parser, *, timeout: float = DEFAULT_TIMEOUT, servers: str 
     _client_certificate.add_flags(parser, servers)
 
 
+def add_run_flags(parser: Parser, runs: str, namesakes: str) -> None:
+    """Add the flags that select among runs of the same name; the other arguments are words of the help texts."""
+    for kind in ("cluster", "namespace"):
+        parser.add_argument(f"--{kind}", help=f"{kind} of {runs}, if several {kind}s have {namesakes}")
+
+
 def client(parsed: argparse.Namespace) -> Prometheus:
     """Return a client for the server that the flags name, without connecting to it.
 

@@ -9,6 +9,7 @@ from binascii import crc32
 from contextlib import suppress
 from pathlib import Path
 
+from stallscope.common.standard_error import show
 from stallscope.model.clients.address import VARIABLE as PROMETHEUS
 from stallscope.model.clients.address import default_exporter
 from stallscope.training.shim import launchers, stored_reports, trainjob_process
@@ -116,17 +117,10 @@ def prepare(options: SummaryOptions, program: str) -> str:
         if is_new:
             _settle(folder, options, program)
     except OSError as problem:
-        say(f"no summary: {problem.filename}: {problem.strerror}")
+        show(f"no summary: {problem.filename}: {problem.strerror}")
         return ""
     os.environ[stored_reports.VARIABLE] = str(folder)
     return str(folder)
-
-
-def say(message: str) -> None:
-    """Print a line on standard error, unless it is closed or the program has replaced it by something that fails."""
-    if sys.stderr is not None:  # else print() would write to standard output
-        with suppress(Exception):
-            print(f"stallscope run: {message}", file=sys.stderr)
 
 
 def discard() -> None:

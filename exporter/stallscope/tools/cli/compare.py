@@ -52,8 +52,7 @@ def parser() -> Parser:
         metavar="RUN",
         help="run to compare the others with (default: the first with the fewest GPUs)",
     )
-    made.add_argument("--cluster", help="cluster of the runs, if several clusters have runs of these names")
-    made.add_argument("--namespace", help="namespace of the runs, if several namespaces have runs of these names")
+    _prometheus.add_run_flags(made, "the runs", "runs of these names")
     made.add_argument("--json", action="store_true", help="print one JSON document: seconds, shares from 0 to 1")
     _times.add_flags(made, since=_SINCE)
     add_flag(made)

@@ -51,8 +51,7 @@ def parser() -> Parser:
         metavar="DURATION",
         help="one row per interval, with means computed by the server (default: one row per scrape)",
     )
-    made.add_argument("--cluster", help="cluster of the run, if several clusters have a run of that name")
-    made.add_argument("--namespace", help="namespace of the run, if several namespaces have a run of that name")
+    _prometheus.add_run_flags(made, "the run", "a run of that name")
     made.add_argument("--json", action="store_true", help="print a summary of the files as one JSON document")
     _times.add_flags(made)
     add_flag(made)

@@ -13,9 +13,10 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from stallscope.common.standard_error import show
 from stallscope.common.standard_library import release
 from stallscope.tools.cli._become import become
-from stallscope.tools.cli._run_summary import FORMS, SummaryOptions, discard, prepare, say
+from stallscope.tools.cli._run_summary import FORMS, SummaryOptions, discard, prepare
 from stallscope.tools.cli._run_summary import VARIABLE as SUMMARY
 from stallscope.tools.cli._supervised import end_as, supervise
 from stallscope.training.shim import automatic, launchers, lifetime, stored_reports
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options.choose(os.environ.get(SUMMARY, "").strip() or FORMS[1])
     except ValueError as problem:  # a variable of the cluster must not keep a training from starting
-        say(f"{SUMMARY}: {problem}; the summary is text")
+        show(f"{SUMMARY}: {problem}; the summary is text")
     flags: dict[str, Callable[[str], object]] = {
         "--name": lambda name: os.environ.update(STALLSCOPE_RUN=name),
         "--summary": options.choose,
@@ -151,7 +152,7 @@ def _judged(folder: str, status: int) -> int:
 
 def _fail(message: str, status: int = _USAGE_ERROR) -> int:
     discard()
-    say(message)
+    show(message)
     return status
 
 
@@ -271,7 +272,7 @@ def _note(main_module: ModuleType, process: int) -> None:
     else:
         return
     program = Path(main_module.__file__ or "the program").name
-    say(f"{program} {problem}")
+    show(f"{program} {problem}")
 
 
 def _show_without_us() -> None:

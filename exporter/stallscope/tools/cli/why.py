@@ -47,8 +47,7 @@ def parser() -> Parser:
         help="time of the verdict: a duration before now (90m, 24h), or a time (2026-11-21T09:30, in this machine's "
         "time zone unless it names one) (default: now)",
     )
-    made.add_argument("--cluster", help="cluster of the runs, if several clusters have runs of these names")
-    made.add_argument("--namespace", help="namespace of the runs, if several namespaces have runs of these names")
+    _prometheus.add_run_flags(made, "the runs", "runs of these names")
     made.add_argument("--all", action="store_true", help="list every cause that was considered, with its values")
     made.add_argument("--json", action="store_true", help="print one JSON document: seconds, shares from 0 to 1")
     add_flag(made)

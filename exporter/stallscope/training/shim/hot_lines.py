@@ -136,7 +136,7 @@ class HotLines:
             self._burst = self._deliver = None
 
     def written(self) -> str:
-        """Return the lines as a JSON field of a report, with a leading comma; empty without lines."""
+        """Return the lines as a JSON field of a report; empty without lines."""
         phases = []
         for phase, seconds in self._seconds.items():
             lines = [
@@ -144,7 +144,7 @@ class HotLines:
                 for (location, function), spent in seconds.items()
             ]
             phases.append(f"{quoted(phase)}:[{','.join(lines)}]")
-        return f',"code":{{{",".join(phases)}}}' if phases else ""
+        return f'"code":{{{",".join(phases)}}}' if phases else ""
 
     def _judge(self, now: float) -> None:
         """Find the phases in which the run has lost much of the last minute, or of the first seconds."""

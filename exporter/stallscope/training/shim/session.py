@@ -64,6 +64,8 @@ OWN_COUNTERS = (
     *("own_work_seconds", "uneven_work_square_seconds", "even_work_square_seconds"),
 )
 """Counters that only the run itself sets."""
+_PHASE = '%s:{"seconds":%.6f,"occurrences":%d,"max":%.6f%s}'
+_STEPS = '"step_seconds":{"counts":%s,"sum":%.6f,"count":%d}'
 _MAX_SECONDS = 1e12
 _MAX_STEP = 2**53
 _FOLLOWED = 64
@@ -540,8 +542,8 @@ class Session:
         """Seconds that the booking of steps and phases has cost so far, as measured outside of the loop."""
         if not self.timeline.looping:
             return 0.0
-        step_cost, phase_cost = self._booking_costs()
-        occurrences = sum(phase.occurrences for phase in self.timeline.phases.values())
+        step_cost, phase_cost = self._costs or self._booking_costs()
+        occurrences = sum([phase.occurrences for phase in self.timeline.phases.values()])
         return self.timeline.steps * step_cost + occurrences * phase_cost
 
     def _booking_costs(self) -> tuple[float, float]:
@@ -760,7 +762,7 @@ class Session:
     def _written(self, now: float) -> str:
         timeline = self.timeline
         timeline.book(now)
-        slow_steps = self._slow_steps()
+        slow_steps = self._judge or self._slow_steps()
         if slow_steps is not None:
             slow_steps.judge()
         own_work = timeline.evaluate_own_work()
@@ -769,18 +771,11 @@ class Session:
             self._state = "running"
         self._update_identity()
         counters, gauges = self._read_process()
+        gauges = {**gauges, **self._gauges, "step": timeline.steps + self._step_offset}
         self._sequence += 1
         sent = self._clock.time()
         if abs((start := sent - (now - self._begun)) - self._start) > _CLOCK_SET:
             self._start = start  # so that all times of one report go by the same clock
-        phases = []
-        for phase in timeline.phases.values():
-            if phase.occurrences or phase.seconds or phase.gpu_seconds is not None:
-                gpu = "" if phase.gpu_seconds is None else f',"gpu_seconds":{phase.gpu_seconds:.6f}'
-                phases.append(
-                    f'{quoted(phase.name)}:{{"seconds":{phase.seconds:.6f},"occurrences":{phase.occurrences},'
-                    f'"max":{phase.longest(now):.6f}{gpu}}}'
-                )
         counters = {
             **counters,
             **self._counters,
@@ -790,39 +785,54 @@ class Session:
             "nonfinite_losses": self._nonfinite,
             "shim_overhead_seconds": self.overhead,
         }
-        steps = ""
+        fields = [
+            self._heading or self._headed(),
+            # The start to the microsecond: runs of one name may follow each other fast.
+            f'"sequence":{self._sequence},"start":{self._start:.6f},"sent":{sent:.3f}',
+            f'"state":"{"finished" if self.is_resting else self._state}","activity":"{timeline.activity}"',
+            f'"phases":{self._written_phases(now)}',
+            f'"counters":{amounts(counters)},"gauges":{values(gauges)}',
+            f'"values":{values(self._values)},"dropped":{amounts(self._dropped)}',
+        ]
         if timeline.first_step is not None and timeline.last_step is not None:
-            # By the wall clock of now, which may have been set since.
-            steps = (
-                f',"first_step":{sent - (now - timeline.first_step):.3f}'
-                f',"last_step":{sent - (now - timeline.last_step):.3f},"step_seconds":{{"counts":{timeline.counts},'
-                f'"sum":{timeline.step_seconds:.6f},"count":{timeline.other.occurrences}}}'
-            )
-        state = "finished" if self.is_resting else self._state
-        # The start to the microsecond: in one process, runs of one name may follow each other fast.
-        return (
-            f'{self._heading or self._headed()},"sequence":{self._sequence},"start":{self._start:.6f},'
-            f'"sent":{sent:.3f},"state":"{state}","activity":"{timeline.activity}",'
-            f'"phases":{{{",".join(phases)}}},"counters":{amounts(counters)},'
-            f'"gauges":{values({**gauges, **self._gauges, "step": timeline.steps + self._step_offset})},'
-            f'"values":{values(self._values)},"dropped":{amounts(self._dropped)}{steps}'
-            f"{'' if self.hot_lines is None else self.hot_lines.written()}}}"
-        )
+            offset = sent - now  # to the wall clock of now, which may have been set since
+            fields += [
+                f'"first_step":{timeline.first_step + offset:.3f}',
+                f'"last_step":{timeline.last_step + offset:.3f}',
+                _STEPS % (timeline.counts, timeline.step_seconds, timeline.other.occurrences),
+            ]
+        if self.hot_lines is not None and (lines := self.hot_lines.written()):
+            fields.append(lines)
+        return f"{{{','.join(fields)}}}"
+
+    def _written_phases(self, now: float) -> str:
+        written = []
+        for phase in self.timeline.phases.values():
+            if phase.occurrences or phase.seconds or phase.gpu_seconds is not None:
+                gpu = "" if phase.gpu_seconds is None else f',"gpu_seconds":{phase.gpu_seconds:.6f}'
+                written.append(_PHASE % (quoted(phase.name), phase.seconds, phase.occurrences, phase.longest(now), gpu))
+        return f"{{{','.join(written)}}}"
 
     def _update_identity(self) -> None:
         """Look for values of the identity that the program has settled by now. Called for each report."""
 
     def _headed(self) -> str:
         """Encode the values that rarely change, and cache them."""
-        optional = (
-            f'"failure":{quoted(self._failure)},' if self._failure else "",
-            f'"restarts":{self._restarts},' if self._restarts else "",
-        )
-        self._heading = (
-            f'{{"version":{vocabulary.VERSION},"run":{quoted(self.name)},"rank":{self.rank},'
-            f'"session":{quoted(self._session)},"pid":{self._pid},{"".join(optional)}"info":{texts(self._info)},'
-            f'"gpus":[{",".join([texts(gpu) for gpu in self._gpus])}],"precision":{words(self._precision)}'
-        )
+        fields = [
+            f'"version":{vocabulary.VERSION}',
+            f'"run":{quoted(self.name)}',
+            f'"rank":{self.rank}',
+            f'"session":{quoted(self._session)}',
+            f'"pid":{self._pid}',
+            f'"info":{texts(self._info)}',
+            f'"gpus":[{",".join([texts(gpu) for gpu in self._gpus])}]',
+            f'"precision":{words(self._precision)}',
+        ]
+        if self._failure:
+            fields.append(f'"failure":{quoted(self._failure)}')
+        if self._restarts:
+            fields.append(f'"restarts":{self._restarts}')
+        self._heading = ",".join(fields)
         return self._heading
 
     def _close(self) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import ssl
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from stallscope.common.cluster_tls import client_context
+from stallscope.common.standard_error import show
 from stallscope.training.protocol.report import Report, ReportError, parse
 from stallscope.training.shim.stored_reports import NEWEST, SETTINGS, UPDATES_ITSELF, is_alive, started
 
@@ -82,9 +82,7 @@ class StatusServer:
             token = Path(self._token).read_text(encoding="ascii").strip()
             if not token.isprintable():
                 raise ValueError("the token has control characters")
-            context = ssl.create_default_context(cafile=self._authority or None)
-            # Python 3.13 rejects certificates without a key usage, but many have none.
-            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            context = client_context(self._authority)
         except (OSError, ValueError) as problem:
             raise Refused(f"token or certificate authority: {problem}; check the pod's projected volume") from None
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -193,7 +191,7 @@ class Updater:
             except Refused as problem:
                 self.interval = min(2 * self.interval, LONGEST_INTERVAL)
                 if str(problem) != self._problem:
-                    _say(f"status of the TrainJob: {problem}")
+                    show(f"status of the TrainJob: {problem}")
                 self._problem = str(problem)
             else:
                 self._posted, self._problem, self.interval = (report.session, report.sequence), "", INTERVAL
@@ -270,9 +268,3 @@ def _reason(body: bytes) -> str:
         if isinstance(message, str) and message:
             return f" ({' '.join(message.split())[:200]})"
     return ""
-
-
-def _say(message: str) -> None:
-    with suppress(OSError, ValueError):
-        if sys.stderr is not None:
-            print(f"stallscope run: {message}", file=sys.stderr, flush=True)
