@@ -709,6 +709,7 @@ class Session:
                 now = timeline.now()
             if self._observers:
                 self._notify("before_report", now, last)
+                now = timeline.now()
             payload = self._written(now).encode()
             if len(payload) > self._room:
                 payload = self._shortened(payload)
@@ -761,6 +762,7 @@ class Session:
 
     def _written(self, now: float) -> str:
         timeline = self.timeline
+        sent = self._clock.time()  # next to `now`: imports may follow
         timeline.book(now)
         slow_steps = self._judge or self._slow_steps()
         if slow_steps is not None:
@@ -773,7 +775,6 @@ class Session:
         counters, gauges = self._read_process()
         gauges = {**gauges, **self._gauges, "step": timeline.steps + self._step_offset}
         self._sequence += 1
-        sent = self._clock.time()
         if abs((start := sent - (now - self._begun)) - self._start) > _CLOCK_SET:
             self._start = start  # so that all times of one report go by the same clock
         counters = {
