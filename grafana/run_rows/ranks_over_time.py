@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from grafana.builders.choices import RANK
+from grafana.builders.choices import RANK, RUN
 from grafana.builders.dashboard import Row
-from grafana.builders.panel import Panel, deviation, state_timeline
+from grafana.builders.panel import Panel, deviation, state_timeline, time_series
 from grafana.builders.query import Query
 from grafana.builders.verdicts import by_code, coded
-from grafana.run_rows.run_queries import BY_RANK, BY_RUN, MANY, RANK_HERE, TO_RANK, in_order, worst
+from grafana.run_rows.run_queries import BY_RANK, BY_RUN, MANY, RANK_HERE, TO_RANK, few, in_order, worst
 
 
 def _rank_verdicts() -> Panel:
@@ -40,6 +40,32 @@ def _ranks_over_time(title: str, description: str, expression: str) -> Panel:
     )
 
 
+def _collectives() -> tuple[Panel, Panel]:
+    """Draw what NCCL Inspector's files show."""
+    late = few(f"nccl_rank:late:ratio5m{{{RANK_HERE}}}@@", "cluster, communicator, comm_rank")
+    slow = few(
+        f"nccl_communicator:bandwidth_of_peers:ratio5m{{{RUN}}}@@", "cluster, communicator, operation", lowest=True
+    )
+    return (
+        time_series(
+            "Ranks that arrive last in collectives",
+            "Share of the others' time in a communicator's collectives for which they wait for a rank (NCCL "
+            "Inspector). A line that stays high is a late rank: look at its own work, and at its host.",
+            [Query(late, "rank {{rank}} in {{communicator}}")],
+            unit="percentunit",
+            links=[TO_RANK],
+        ),
+        time_series(
+            "Bandwidth of communicators, compared with their peers",
+            "Bus bandwidth of the slowest communicators, over the median of those with as many ranks and nodes (NCCL "
+            "Inspector). A line that stays low has a slow link between its ranks.",
+            [Query(slow, "{{operation}} in {{communicator}}")],
+            unit="percentunit",
+            maximum=1.5,
+        ),
+    )
+
+
 def row() -> Row:
     """Return the row."""
     return Row(
@@ -58,6 +84,7 @@ def row() -> Row:
                 "row: that rank's shard or host is slow.",
                 f"rank:data_wait:ratio5m{{{RANK_HERE}}}@@",
             ),
+            *_collectives(),
         ),
         collapsed=True,
     )

@@ -81,7 +81,7 @@ def test_the_documented_line_becomes_counters_of_its_rank_and_communicator(folde
     folder.write(DOCUMENTED)
     key = ("0x7f8c496ae9f661", "2")
     assert folder.read() == {
-        ("communicator_info", *key, "unknown", "8", "1", "example-hostname"): 1,
+        ("communicator_info", *key, "unknown", "8", "1", "example-hostname", "1639453"): 1,
         ("operations_total", *key, "AllReduce"): 1,
         ("operation_seconds_total", *key, "AllReduce"): 0.061974,
         ("operation_bytes_total", *key, "AllReduce"): 17179869184,

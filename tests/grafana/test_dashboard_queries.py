@@ -65,10 +65,12 @@ NO_STORY = {
     ("stallscope-fleet", "GPU-hours by owner", "G"): "the data are not longer than the time range",
     ("stallscope-fleet", "Held but idle GPUs", "D"): "a run would first have to be stalled for an hour",
     ("stallscope-gpu", "Row remapping", "C"): "no story has a GPU that could not remap a row",
+    ("stallscope-run", "Bandwidth of communicators, compared with their peers", "A"): "no run uses NCCL Inspector",
     ("stallscope-run", "GPU time lost, by cause", "B"): "no run has more than five causes",
     ("stallscope-run", "Time by phase, GPU clock", "B"): "no run has more than five phases on the device",
     ("stallscope-run", "Ranks by activity", "B"): "no run has more than five activities",
     ("stallscope-run", "Ranks by straggler score", "I"): "no run is a pipeline",
+    ("stallscope-run", "Ranks that arrive last in collectives", "A"): "no run uses NCCL Inspector",
 }
 """Queries for which no part of the installation has data, with the reason."""
 

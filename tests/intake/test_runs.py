@@ -95,6 +95,7 @@ class TestSeries:
         for name, labels, value in [
             ("rank_info", (*rank, "", "8", *[""] * 11), 1),
             ("rank_gpu_info", (*rank, "0", "GPU-0"), 1),
+            ("process_info", (*rank, "", "4242"), 1),
             ("state", (*rank, "running"), 1),
             ("state", (*rank, "lost"), 0),
             ("activity", (*rank, "training"), 1),

@@ -309,7 +309,7 @@ def test_every_training_family_has_its_place_in_the_document() -> None:
     reported = {f"stallscope_training_{key}_total" for key in vocabulary.COUNTERS}
     reported |= {f"stallscope_training_{key}" for key in vocabulary.GAUGES}
     elsewhere = (
-        "rank_info rank_gpu_info state activity start_timestamp_seconds first_step_timestamp_seconds "
+        "rank_info rank_gpu_info process_info state activity start_timestamp_seconds first_step_timestamp_seconds "
         "last_step_timestamp_seconds last_push_timestamp_seconds restarts_total step_seconds phase_seconds_total "
         "phase_gpu_seconds_total phase_occurrences_total phase_max_seconds code_seconds_total value precision_info "
         "shim_dropped_reports_total stack_info"

@@ -743,8 +743,8 @@ NCCL_FAMILIES = (
     _nccl(
         "communicator_info",
         _GAUGE,
-        "1; name, ranks and nodes of a communicator, and the host of its rank",
-        *("comm_name", "ranks", "nodes", "hostname"),
+        "1; name, ranks and nodes of a communicator, and the process of its rank",
+        *("comm_name", "ranks", "nodes", "hostname", "process"),
     ),
     _nccl("operations_total", _COUNTER, "Completed operations of a rank", "operation"),
     _nccl(
@@ -787,6 +787,12 @@ TRAINING_FAMILIES = (
         _GAUGE,
         "1: this rank computes on that GPU; the join between training and hardware.",
         labels=("gpu", "uuid"),
+    ),
+    _training(
+        "process_info",
+        _GAUGE,
+        "1; host and pid (label `process`) of the rank's process, as it sees them itself, also in a container.",
+        labels=("hostname", "process"),
     ),
     _training(
         "state",

@@ -243,6 +243,7 @@ def _parsed(line: bytes) -> _Line | None:
             str(int(_number(header, "n_ranks"))),
             str(int(_number(header, "nnodes"))),
             _text(metadata["hostname"]),
+            str(int(_number(metadata, "pid"))),
         )
         return _Line(
             key=(_text(header["id"]), str(int(_number(header, "rank")))),

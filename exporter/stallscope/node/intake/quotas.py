@@ -31,7 +31,7 @@ _PAGES = 6
 _SESSIONS = 10
 """Copies of a session's identifier: of the current and of former sessions."""
 _FIXED_SERIES = (
-    2  # rank_info and stack_info
+    3  # rank_info, process_info and stack_info
     + len(RUN_STATES)
     + len(ACTIVITIES)
     + 5  # timestamps and restarts

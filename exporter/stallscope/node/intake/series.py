@@ -11,6 +11,7 @@ from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, INFO_KEYS
 
 RANK_INFO = family("stallscope_training_rank_info")
 RANK_GPU_INFO = family("stallscope_training_rank_gpu_info")
+PROCESS_INFO = family("stallscope_training_process_info")
 STATE = family("stallscope_training_state")
 ACTIVITY = family("stallscope_training_activity")
 START = family("stallscope_training_start_timestamp_seconds")
@@ -38,6 +39,7 @@ def samples_of(held: Held) -> Iterator[Sample]:
     yield Sample(RANK_INFO, (*rank, *[report.info.get(key, "") for key in INFO_KEYS]), 1)
     for gpu in report.gpus:
         yield Sample(RANK_GPU_INFO, (*rank, gpu.gpu, gpu.uuid), 1)
+    yield Sample(PROCESS_INFO, (*rank, report.info.get("hostname", ""), str(report.pid)), 1)
     present = held.state
     for state in RUN_STATES:
         yield Sample(STATE, (*rank, state), 1 if state == present else 0)
