@@ -11,7 +11,7 @@ from grafana.builders.field import BLUE, GREEN, GREY, ORANGE, Override, by_name,
 from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, stat, state_timeline, table, time_series
 from grafana.builders.query import Query
-from grafana.fleet_rows import economics
+from grafana.fleet_rows import economics, serving
 
 RUN_LABELS = "cluster, namespace, run"
 GPU_LABELS = "cluster, job, instance, gpu, uuid, mig"
@@ -392,6 +392,7 @@ def dashboard() -> Dashboard:
             Row("Alerts", (_alerts(),)),
             Row("Runs and GPUs", (_lost_by_cause(), _runs_table(), _not_up(), _idle_gpus())),
             economics.row(),
+            serving.row(),
             Row(
                 "Utilisation and verdicts over time",
                 (_gpus_over_time(), _map_of_gpus()),

@@ -28,6 +28,8 @@ SERVER_SERIES: Mapping[str, set[str]] = {
     "kube_namespace_labels": {"owner"},
     "user:team:info": {"owner", "user"},
     "serving_gpu:server:info": set(),
+    "serving:gpus:count": {"server", "cause"},
+    "serving:gpus_lost:sum5m": {"server", "cause"},
     "prometheus_rule_evaluation_failures_total": {"rule_group"},
     "prometheus_rule_group_iterations_missed_total": {"rule_group"},
     "prometheus_rule_group_last_duration_seconds": {"rule_group"},

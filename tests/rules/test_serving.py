@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,11 @@ def sglang(pod: str, **values: str) -> Story:
     ]
 
 
+def escaped(story: Story) -> Story:
+    """The same as Prometheus stores it where it negotiates `escaping=underscores`."""
+    return [(re.sub(r"^(vllm|sglang):", r"\1_", name), values) for name, values in story]
+
+
 def triton(at: str, uuid: str, waiting: float) -> Story:
     target = {"job": "triton", "instance": at}
     return [
@@ -89,7 +95,7 @@ def test_promtool_accepts_the_rules_and_their_series_are_known() -> None:
         rule["record"] for path in RULE_FILES for each in groups_of(path) for rule in each["rules"] if "record" in rule
     }
     read = {name for rule in group["rules"] for name in names_in(rule["expr"]).metrics} - own
-    foreign = {name for name in read if name.startswith(("vllm:", "sglang:", "nv_"))}
+    foreign = {name for name in read if name.startswith(("vllm:", "vllm_", "sglang:", "sglang_", "nv_"))}
     assert read - foreign - recorded == {"stallscope_gpu_owner_info"}
 
 
@@ -122,6 +128,16 @@ def test_each_gpu_of_a_server_has_one_cause(rulebook: Rulebook) -> None:
 def test_the_servers_of_the_table_are_read_under_each_of_their_names(rulebook: Rulebook) -> None:
     old, waiting = "vllm:gpu_cache_usage_perc", {"waiting": steady(9)}
     full = {"used": steady(0.97), "preempted": growing(0.1)}
+    decode = {"model_name": "m", "engine_type": "decode", "tp_rank": "0", "dp_rank": "0"}
+    queued = series(
+        "sglang:num_decode_prealloc_queue_reqs",
+        steady(9),
+        job="sglang",
+        instance="x:30000",
+        pod="x",
+        namespace="serve",
+        **decode,
+    )
     both = series(
         old, steady(0.97), engine="0", model_name="m", job="vllm", instance="k:8000", pod="k", namespace="serve"
     )
@@ -131,6 +147,19 @@ def test_the_servers_of_the_table_are_read_under_each_of_their_names(rulebook: R
             "old": (node("old", used(0.9), held("i")) + vllm("i", kv=old, **full), "serving_kv_full"),
             "both": ([*node("both", used(0.9), held("k")), *vllm("k", **full), both], "serving_kv_full"),
             "sglang": (node("sglang", used(0.9), held("l")) + sglang("l", **full), "serving_kv_full"),
+            "vllm, escaped": (
+                node("vllm, escaped", used(0.2), held("v")) + escaped(vllm("v", **waiting)),
+                "serving_starved",
+            ),
+            "sglang, escaped": (
+                node("sglang, escaped", used(0.9), held("w")) + escaped(sglang("w", **full)),
+                "serving_kv_full",
+            ),
+            "both spellings": (
+                node("both spellings", used(0.9), held("y")) + sglang("y", **full) + escaped(sglang("y", **full)),
+                "serving_kv_full",
+            ),
+            "decode waits": ([*node("decode waits", used(0.2), held("x")), *sglang("x"), queued], "serving_starved"),
             "sglang waits": (node("sglang waits", used(0.2), held("m")) + sglang("m", **waiting), "serving_starved"),
             "triton": (
                 node("triton", used(0.2, uuid="GPU-t")) + triton("elsewhere:8002", "GPU-t", 9),
