@@ -284,6 +284,14 @@ def _network_lines() -> tuple[Panel, ...]:
             },
             unit="Bps",
         ),
+        _line(
+            "Links slower than on the other hosts of the run",
+            "Speed of a network interface, InfiniBand or RoCE port over the median of those of the same name on the "
+            "hosts of its run, if it is lower; 0 is a link that is down. Check cable, transceiver and switch port. "
+            "Empty: no link is slower, or the run has fewer than three hosts.",
+            {f"{_DEVICE} {{{{port}}}}": f"run_link:speed_of_peers:ratio{{{HOST}}}"},
+            unit="percentunit",
+        ),
     )
 
 

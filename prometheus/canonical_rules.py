@@ -1233,6 +1233,14 @@ def node() -> Iterator[Rule]:
             f"stallscope_host_rdma_{way}_bytes_total",
             of_host(f"node_infiniband_port_data_{theirs}_bytes_total", "device, port"),
         )
+    yield Rule(
+        "stallscope_host_rdma_link_bytes_per_second",
+        of_host(
+            "node_infiniband_rate_bytes_per_second"
+            " * on (cluster, job, instance, device, port) (node_infiniband_state_id == bool 4)",
+            "device, port",
+        ),
+    )
     for name, expression in (
         ("read_bytes_total", "node_mountstats_nfs_total_read_bytes_total"),
         ("operations_total", f"{_NFS}_requests_total"),

@@ -449,6 +449,7 @@ def _fill_hosts(hosts: _Subjects, training: _Training, now: float) -> None:
     for device in (f"mlx5_{index}" for index in range(8)):
         hosts.counter("stallscope_host_rdma_receive_bytes_total", 1e10, device=device, port="1")
         hosts.counter("stallscope_host_rdma_transmit_bytes_total", 1e10, device=device, port="1")
+        hosts.gauge("stallscope_host_rdma_link_bytes_per_second", 50e9, device=device, port="1")
     for mount in ("/data", "/home"):
         hosts.counter("stallscope_host_nfs_read_bytes_total", 2e8, mount=mount)
         hosts.counter("stallscope_host_nfs_operations_total", 200, mount=mount)

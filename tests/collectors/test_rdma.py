@@ -64,3 +64,27 @@ def test_nonsense_is_refused_with_its_file(tmp_path: Path, content: str) -> None
     (root / PORT / "port_rcv_data").write_text(content)
     with pytest.raises(ValueError, match="mlx5_0/ports/1/counters/port_rcv_data: "):
         values(source_at(Rdma, root))
+
+
+@pytest.mark.parametrize(
+    ("state", "rate", "bytes_per_second"),
+    [
+        ("4: ACTIVE", "100 Gb/sec (4X EDR)", 12.5e9),
+        ("4: ACTIVE", "2.5 Gb/sec (1X SDR)", 0.3125e9),
+        ("1: DOWN", "40 Gb/sec (4X QDR)", 0),
+        ("2: INIT", None, 0),
+        ("4: ACTIVE", None, None),
+        ("4: ACTIVE", "unknown", None),
+        (None, "100 Gb/sec (4X EDR)", None),
+    ],
+)
+def test_a_port_has_the_speed_of_an_active_link(
+    state: str | None, rate: str | None, bytes_per_second: float | None, tmp_path: Path
+) -> None:
+    root = copy_of("gpu_server", tmp_path)
+    for name, text in (("state", state), ("rate", rate)):
+        if text is not None:
+            (root / PORT).with_name(name).write_text(f"{text}\n")
+    read = values(source_at(Rdma, root))
+    assert read.get(("rdma_link_bytes_per_second", "mlx5_0", "1")) == bytes_per_second
+    assert ("rdma_link_bytes_per_second", "mlx5_1", "1") not in read

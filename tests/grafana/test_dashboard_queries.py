@@ -68,6 +68,7 @@ NO_STORY = {
     ("stallscope-fleet", "GPUs of inference servers, by cause", "A"): "no story has an inference server",
     ("stallscope-fleet", "Held but idle GPUs", "D"): "a run would first have to be stalled for an hour",
     ("stallscope-gpu", "Row remapping", "C"): "no story has a GPU that could not remap a row",
+    ("stallscope-host", "Links slower than on the other hosts of the run", "A"): "no story has a slow link",
     ("stallscope-run", "Bandwidth of communicators, compared with their peers", "A"): "no run uses NCCL Inspector",
     ("stallscope-run", "GPU time lost, by cause", "B"): "no run has more than five causes",
     ("stallscope-run", "Time by phase, GPU clock", "B"): "no run has more than five phases on the device",

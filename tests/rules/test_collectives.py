@@ -178,3 +178,44 @@ UNCOMPARED: dict[str, Story] = {
 @pytest.mark.parametrize("story", UNCOMPARED.values(), ids=UNCOMPARED)
 def test_communicators_without_peers_are_not_compared(story: Story, rulebook: Rulebook) -> None:
     rulebook.check(story, {PEERS: []})
+
+
+def links(
+    speeds: Iterable[float], *, name: str = "rdma_link_bytes_per_second", run: str = "train", **labels: str
+) -> Story:
+    """A run with a rank on each host, whose port has this speed."""
+    story = []
+    for number, gigabytes in enumerate(speeds):
+        at = {"instance": f"node{number}:19400"}
+        story += exporter(**at) + rank(number, run=run, **at)
+        link = {**labels, **TARGET, **at}
+        story.append(series(f"stallscope_host_{name}", steady(gigabytes * 1e9), **link))
+    return story
+
+
+PORT = {"device": "mlx5_0", "port": "1"}
+LINKS: dict[str, tuple[Story, dict[str, float]]] = {
+    "one is slower, one is down": (links((50, 50, 50, 25, 0), **PORT), {"node3:19400": 0.5, "node4:19400": 0}),
+    "an interface": (
+        links((12.5, 12.5, 1.25), name="network_link_bytes_per_second", device="eth0"),
+        {"node2:19400": 0.1},
+    ),
+    "all are equal": (links((50, 50, 50), **PORT), {}),
+    "no link is up": (links((0, 0, 0), **PORT), {}),
+    "two hosts": (links((50, 25), **PORT), {}),
+    "a host with two runs": (links((50, 50, 50, 25), **PORT) + rank(9, run="other", instance="node3:19400"), {}),
+}
+
+
+@pytest.mark.parametrize(("story", "slow"), LINKS.values(), ids=LINKS)
+def test_a_link_is_compared_with_those_of_the_same_name_on_the_hosts_of_its_run(
+    story: Story, slow: dict[str, float], rulebook: Rulebook
+) -> None:
+    rulebook.check(
+        story,
+        {
+            "sum by (instance) (run_link:speed_of_peers:ratio)": [
+                ({"instance": at}, ratio) for at, ratio in slow.items()
+            ]
+        },
+    )

@@ -700,6 +700,13 @@ HOST_FAMILIES = (
         labels=("device", "port"),
     ),
     _host(
+        "rdma_link_bytes_per_second",
+        _GAUGE,
+        "Speed of an InfiniBand or RoCE port, 0 while its link is not active (/sys/class/infiniband: state, rate).",
+        "rdma",
+        labels=("device", "port"),
+    ),
+    _host(
         "nfs_read_bytes_total",
         _COUNTER,
         "Bytes read from the server of this NFS mount (/proc/self/mountstats: bytes, server read).",

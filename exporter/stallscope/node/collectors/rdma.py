@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 
 from stallscope.model.catalogue.metrics import family
 from stallscope.node.collectors.base import Collector, Environment, NotPresent, register
@@ -11,7 +12,9 @@ from stallscope.node.sampling.reading import Sample
 
 RECEIVED = family("stallscope_host_rdma_receive_bytes_total")
 SENT = family("stallscope_host_rdma_transmit_bytes_total")
+LINK = family("stallscope_host_rdma_link_bytes_per_second")
 
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
 _LANES = 4
 """Bytes per unit of the port's counters."""
 # The extended counters of old kernels come first: beside them, the plain ones stop at 32 bits.
@@ -23,32 +26,47 @@ _COUNTERS = (
 
 @register
 class Rdma(Collector):
-    """Bytes through each port. A port that counts nothing, as a virtual function's often does, has no series."""
+    """Bytes and speed of each port. A port that counts nothing, as a virtual function's often does, has no series."""
 
     name = "rdma"
-    summary = "Traffic of InfiniBand and RoCE ports (/sys/class/infiniband)."
+    summary = "Traffic and speed of InfiniBand and RoCE ports (/sys/class/infiniband)."
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
         self._class = str(environment.root / "sys/class/infiniband")
 
     def read(self) -> Iterable[Sample]:
-        """Read each port's two counters once.
+        """Read each port's two counters, and its speed, once.
 
         Raises:
             NotPresent: no port has counters.
             ValueError: a counter is not as the kernel writes it.
         """
         samples = [
-            Sample(counter, (device, port), words * _LANES)
+            sample
             for device in entries(self._class)
             for port in entries(f"{self._class}/{device}/ports")
-            for counter, files in _COUNTERS
-            if (words := _first(f"{self._class}/{device}/ports/{port}", files)) is not None
+            for sample in _of_port(f"{self._class}/{device}/ports/{port}", (device, port))
         ]
         if not samples:
             raise NotPresent("no InfiniBand or RoCE port with counters")
         return samples
+
+
+def _of_port(folder: str, labels: tuple[str, str]) -> Iterator[Sample]:
+    words = {counter: _first(folder, files) for counter, files in _COUNTERS}
+    yield from (Sample(counter, labels, count * _LANES) for counter, count in words.items() if count is not None)
+    if any(count is not None for count in words.values()) and (speed := _speed(folder)) is not None:
+        yield Sample(LINK, labels, speed)
+
+
+def _speed(folder: str) -> float | None:
+    """Return bytes a second, 0 for a link that is not active; None if the kernel reports neither state nor speed."""
+    state = read_if_answered(f"{folder}/state")  # "4: ACTIVE"
+    if state is not None and "ACTIVE" not in state:
+        return 0
+    rate = _RATE.match(read_if_answered(f"{folder}/rate") or "")  # "100 Gb/sec (4X EDR)"
+    return None if rate is None or state is None else float(rate[1]) * 1e9 / 8
 
 
 def _first(port: str, files: Iterable[str]) -> int | None:
