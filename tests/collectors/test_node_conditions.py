@@ -38,6 +38,8 @@ class Node:
     def __init__(self, api: ApiServer, *conditions: dict[str, str]) -> None:
         self.api = api
         api.patches.clear()
+        api.events.clear()
+        api.event_refusals.clear()
         api.refusals.clear()
         api.nodes = {"gpu-node-3": {"kind": "Node", "status": {"conditions": [READY, *conditions]}}}
         self.clock = ScriptedClock()
@@ -263,6 +265,40 @@ def test_without_the_nodes_name_or_a_gpu_nothing_is_sent(node: Node, api: ApiSer
     with pytest.raises(NotPresent, match="no GPU so far"):
         node.read()
     assert api.patches == []
+
+
+def test_each_change_of_a_condition_is_an_event_about_the_node(node: Node) -> None:
+    node.read()
+    assert node.api.events == []
+    node.set(ECC, 2, "1", "uncorrected")
+    node.read()
+    node.read(300)  # a heartbeat
+    (fault,) = node.api.events
+    assert (fault["type"], fault["reason"]) == ("Warning", "GpuEccUncorrected")
+    assert fault["message"] == node.conditions["StallscopeGpuEccUncorrected"]["message"]
+    assert fault["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "gpu-node-3", "uid": "gpu-node-3"}
+    node.set(ECC, 0, "1", "uncorrected")
+    node.read()
+    assert [(each["type"], each["reason"]) for each in node.api.events[1:]] == [("Normal", "NoGpuEccUncorrected")]
+
+
+def test_a_fault_from_before_a_restart_is_no_new_event(api: ApiServer) -> None:
+    known = {"type": "StallscopeGpuLost", "status": "True", "reason": "GpuLost"}
+    node = Node(api, {**known, "lastTransitionTime": "2026-11-20T08:00:00Z"})
+    node.lose("1", "reset_required")
+    node.read()
+    assert (node.status("GpuLost"), api.events) == ("True", [])
+
+
+def test_an_event_that_is_refused_leaves_the_condition_and_is_created_later(node: Node) -> None:
+    node.read()
+    node.set(REMAP_PENDING, 1, "0")
+    node.api.event_refusals = [403]
+    with pytest.raises(KubernetesApiFailed, match=r"events: refused with HTTP status 403; .* create events"):
+        node.read()
+    assert (node.status("GpuRowRemapPending"), node.api.events) == ("True", [])
+    node.read()
+    assert [each["reason"] for each in node.api.events] == ["GpuRowRemapPending"]
 
 
 def test_conditions_are_off_by_default() -> None:

@@ -207,9 +207,13 @@ class TestDaemonSet:
         egress = [policy["spec"].get("egress", []) for policy in of_kind(objects, "NetworkPolicy")]
         assert sorted(port["port"] for rules in egress for rule in rules for port in rule["ports"]) == [443, 6443]
 
-    def test_conditions_of_nodes_need_one_permission_more(self) -> None:
+    def test_conditions_of_nodes_need_two_permissions_more(self) -> None:
         plain, more = (only(kustomized(f"overlays/{overlay}"), "ClusterRole")["rules"] for overlay in WITH_API)
-        assert more == [*plain, {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}]
+        assert more == [
+            *plain,
+            {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+            {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+        ]
         assert container(exporter_of("node-conditions"))["args"][-1] == "--collector.node_conditions"
         assert not any("node_conditions" in each for each in container(exporter_of("kubernetes-api"))["args"])
 

@@ -49,8 +49,12 @@ class ApiServer:
         """Nodes by name."""
         self.patches: list[Any] = []
         """Patches of nodes that were accepted."""
+        self.events: list[dict[str, Any]] = []
+        """Events that were created."""
         self.refusals: list[int] = []
         """Statuses of the next responses to patches."""
+        self.event_refusals: list[int] = []
+        """Statuses of the next responses to events."""
         self.account = root / ACCOUNT
         self.account.mkdir(parents=True, exist_ok=True)
         authority = Authority(root)
@@ -76,6 +80,11 @@ class ApiServer:
                     status, content = 401, _failure(401, "Unauthorized")
                 else:
                     status, content = server.patched(self.path, self.headers["Content-Type"], body)
+                reply(self, json.dumps(content).encode(), status=status)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status, content = server.created(self.path, json.loads(body))
                 reply(self, json.dumps(content).encode(), status=status)
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -108,6 +117,21 @@ class ApiServer:
         self.patches.append(patch)
         self.nodes[name]["status"]["conditions"] = list(conditions.values())
         return 200, self.nodes[name]
+
+    def created(self, path: str, event: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return status and document of the response to an event, which is checked as Kubernetes checks events."""
+        if self.event_refusals:
+            status = self.event_refusals.pop(0)
+            return status, _failure(status, 'events is forbidden: User cannot create resource "events"')
+        metadata, about = event["metadata"], event["involvedObject"]
+        if path != f"/api/v1/namespaces/{metadata['namespace']}/events" or event["kind"] != "Event":
+            return 400, _failure(400, "the namespace of the object does not match the namespace of the request")
+        if "namespace" not in about and metadata["namespace"] != "default":
+            return 422, _failure(422, "involvedObject.namespace: does not match event.namespace")
+        if event["type"] not in ("Normal", "Warning") or len(event["message"]) > 1024 or not event["reason"]:
+            return 422, _failure(422, "Invalid value")
+        self.events.append(event)
+        return 201, event
 
     def stop(self) -> None:
         """Stop serving and close the port."""

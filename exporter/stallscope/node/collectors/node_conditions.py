@@ -1,6 +1,7 @@
-"""Hardware faults of GPUs as conditions of the node in Kubernetes: `kubectl describe node`, and actors that read them.
+"""Hardware faults of GPUs as conditions and events of the node: `kubectl describe node`, and actors that read them.
 
-Off by default (`--collector.node_conditions`); needs `--kubernetes.node` and a permission to patch nodes/status. It
+Off by default (`--collector.node_conditions`); needs `--kubernetes.node`, and permissions to patch nodes/status and to
+create events. Each change of a condition is an event. It
 reads the samples that the exporter exposes, and judges nothing itself: a condition is a fault that the driver reports.
 Which Xids are of the hardware, and how long they count, is read from the rules of this version.
 """
@@ -38,6 +39,9 @@ _HEARTBEAT_SECONDS = 300.0
 """Seconds after which an unchanged condition is sent again, as node-problem-detector does."""
 _RETRY_SECONDS = 30.0
 _LONGEST_MESSAGE = 1024
+"""Characters, as the API permits for an event."""
+_MOST_EVENTS = 16
+"""Events to keep while the API does not create them."""
 
 
 class _Fault(NamedTuple):
@@ -86,7 +90,7 @@ _FAULTS = (
 
 @register
 class NodeConditions(Collector):
-    """Sets a condition for each kind of fault. Has no series of its own."""
+    """Sets a condition for each kind of fault, and writes events. Has no series of its own."""
 
     name = "node_conditions"
     summary = "Hardware faults of GPUs as conditions of the node (Kubernetes API; needs --kubernetes.node)."
@@ -101,6 +105,8 @@ class NodeConditions(Collector):
         self._sent: dict[str, Mapping[str, str]] | None = None
         """Conditions of the node by type; None before they were read."""
         self._sent_at = 0.0
+        self._events: list[tuple[str, str, str, str]] = []
+        """Events to create: kind, reason, message and moment."""
         self._due: float | None = None
         self._problem: KubernetesApiFailed | None = None
 
@@ -181,16 +187,24 @@ class NodeConditions(Collector):
         is_heartbeat = now - self._sent_at >= _HEARTBEAT_SECONDS
         moment = datetime.fromtimestamp(self.environment.clock.time(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         due = []
+        changes = []
         for kind, condition in conditions.items():
             before = self._sent.get(kind, {})
             if is_heartbeat or any(before.get(key) != value for key, value in condition.items()):
                 has_changed = before.get("status") != condition["status"] or not before.get("lastTransitionTime")
                 since = moment if has_changed else before["lastTransitionTime"]
                 due.append({**condition, "lastHeartbeatTime": moment, "lastTransitionTime": since})
+                if before.get("status", "False") != condition["status"]:
+                    severity = "Warning" if condition["status"] == "True" else "Normal"
+                    changes.append((severity, condition["reason"], condition["message"], moment))
         if due:
             self._sent = None  # unknown if the request fails
             self._sent = _by_type(api.patch_conditions(due, _TIMEOUT_SECONDS))
             self._sent_at = now if is_heartbeat else self._sent_at
+            self._events = [*self._events, *changes][-_MOST_EVENTS:]
+        while self._events:
+            api.create_event(*self._events[0], _TIMEOUT_SECONDS)
+            del self._events[0]
 
 
 def _is_instance(sample: Sample) -> bool:

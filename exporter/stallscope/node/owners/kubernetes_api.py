@@ -1,8 +1,9 @@
 """Requests to the Kubernetes API, as the pod's service account: pods' metadata, a node's devices, its conditions.
 
 The account may `get` pods, jobsets and rayclusters, and `list` resourceslices; for the collector of node conditions
-also `patch` nodes/status. Of the first three only the metadata is requested; slices are requested whole, because their
-metadata has no devices. This module is imported only with `--kubernetes.node`, because ssl takes memory.
+also `patch` nodes/status and `create` events. Of the first three only the metadata is requested; slices are requested
+whole, because their metadata has no devices. This module is imported only with `--kubernetes.node`, because ssl takes
+memory.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _LONGEST_TOKEN = 4096
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _WHOLE = "application/json"
 _MERGE = "application/strategic-merge-patch+json"
+_EVENTS_IN = "default"
+"""Namespace of events about objects that have none."""
 """Type of a patch that merges conditions by their type, and leaves the others as they are."""
 _READING = "get pods, jobsets and rayclusters, and list resourceslices"
 _PAGE = 50
@@ -111,6 +114,38 @@ class KubernetesApi:
             raise KubernetesApiFailed(f"the cluster has no node {self._node}; check --kubernetes.node")
         return list(_mappings(_mapping(node.get("status")).get("conditions")))
 
+    def create_event(self, kind: str, reason: str, message: str, moment: str, seconds: float) -> None:
+        """Create an event about this node, which `kubectl describe node` lists.
+
+        Args:
+            kind: Normal or Warning.
+            reason: a word in CamelCase.
+            message: a sentence.
+            moment: time in RFC 3339.
+            seconds: longest wait.
+
+        Raises:
+            KubernetesApiFailed: the API did not create it.
+        """
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{self._node}-", "namespace": _EVENTS_IN},
+            # Components that write events about nodes use the name as its UID, and kubectl searches for that.
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node},
+            "source": {"component": "stallscope", "host": self._node},
+            "type": kind,
+            "reason": reason,
+            "message": message,
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "count": 1,
+        }
+        headers = {"Accept": _WHOLE, "Content-Type": "application/json"}
+        path = f"/api/v1/namespaces/{_EVENTS_IN}/events"
+        if self._request("POST", path, seconds, headers, "create events", json.dumps(event)) is None:
+            raise KubernetesApiFailed(f"the cluster has no namespace {_EVENTS_IN}, for events about nodes; create it")
+
     def _slices(self, path: str, seconds: float) -> list[Mapping[str, Any]] | None:
         """Return the slices of this node; None if the server does not have this version."""
         query = f"fieldSelector=spec.nodeName%3D{quote(self._node, '')}&limit={_PAGE}"
@@ -149,7 +184,7 @@ class KubernetesApi:
         """Return the object of a response; None if the API has no such object.
 
         Args:
-            method: GET or PATCH.
+            method: GET, PATCH or POST.
             path: path and query.
             seconds: longest wait.
             headers: headers in addition to the authorization.
@@ -195,7 +230,7 @@ class KubernetesApi:
                 f"{resource}: the response with HTTP status {response.status} cannot be read ({problem}); check that "
                 f"{host}:{port} is the API server"
             ) from None
-        if response.status != 200:
+        if response.status not in (200, 201):
             why = _text(document, "message") or "no reason given"
             raise KubernetesApiFailed(f"{resource}: HTTP status {response.status} ({why}); see the API server's log")
         return document
