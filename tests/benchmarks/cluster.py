@@ -41,9 +41,14 @@ _ABSENT = {
     "stallscope_exporter_values_rejected_total",
     "stallscope_host_cgroup_oom_kills_total",
     "stallscope_training_code_seconds_total",
+    "stallscope_nccl_communicator_info",
+    "stallscope_nccl_operations_total",
+    "stallscope_nccl_operation_seconds_total",
+    "stallscope_nccl_operation_bytes_total",
+    "stallscope_nccl_bus_bytes_total",
 }
 """Families that are absent in a cluster whose GPUs all respond and have row remapping, whose hosts kill no process,
-whose stacks are not sampled, and that has no Kubernetes."""
+whose stacks are not sampled, that has no Kubernetes, and that does not use NCCL Inspector."""
 
 
 @dataclass(frozen=True)
@@ -349,6 +354,8 @@ def _fill_ranks(
     )
     claims = [{"gpu": gpu["gpu"], "uuid": gpu["uuid"]} for gpu in gpu_labels[:count]]
     ranks.gauge("rank_gpu_info", 1, extra=claims)
+    processes = [{"hostname": f"node{place // 8:04}", "process": str(4000 + place)} for place in range(count)]
+    ranks.gauge("process_info", 1, extra=processes)
     for state in RUN_STATES:
         ranks.gauge("state", state == "running", state=state)
     for activity in ACTIVITIES:

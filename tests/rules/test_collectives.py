@@ -180,15 +180,13 @@ def test_communicators_without_peers_are_not_compared(story: Story, rulebook: Ru
     rulebook.check(story, {PEERS: []})
 
 
-def links(
-    speeds: Iterable[float], *, name: str = "rdma_link_bytes_per_second", run: str = "train", **labels: str
-) -> Story:
+def links(speeds: Iterable[float], *, name: str = "rdma_link_bytes_per_second", **labels: str) -> Story:
     """A run with a rank on each host, whose port has this speed."""
     story = []
     for number, gigabytes in enumerate(speeds):
-        at = {"instance": f"node{number}:19400"}
-        story += exporter(**at) + rank(number, run=run, **at)
-        link = {**labels, **TARGET, **at}
+        at = f"node{number}:19400"
+        story += exporter(instance=at) + rank(number, instance=at)
+        link = {**labels, **TARGET, "instance": at}
         story.append(series(f"stallscope_host_{name}", steady(gigabytes * 1e9), **link))
     return story
 

@@ -57,7 +57,7 @@ def sglang(pod: str, **values: str) -> Story:
 
 
 def escaped(story: Story) -> Story:
-    """The same as Prometheus stores it where it negotiates `escaping=underscores`."""
+    """Return the series as Prometheus stores them where it negotiates `escaping=underscores`."""
     return [(re.sub(r"^(vllm|sglang):", r"\1_", name), values) for name, values in story]
 
 
