@@ -97,6 +97,29 @@ def test_headroom_and_shortage_follow_the_allocators_peak(rulebook: Rulebook) ->
     )
 
 
+def shared(run: str, peak: float, host: float) -> Story:
+    """A run on a GPU that shares its memory with the host, whose other programs use a part of it."""
+    story = rank(run=run) + allocator(run, peak=peak, reserved=peak) + gpu(busy=0.8)
+    return node(
+        run,
+        story,
+        gpu_signal("memory_total_bytes", steady(TOTAL)),
+        gpu_signal("memory_used_bytes", steady((peak + host) * TOTAL)),
+        gpu_signal("info", steady(1), memory="unified"),
+    )
+
+
+def test_memory_that_programs_of_the_host_use_is_not_there_for_tensors(rulebook: Rulebook) -> None:
+    check_alerts(
+        rulebook,
+        {
+            "host small": (shared("host small", 0.8, 0.05), []),
+            "host large": (shared("host large", 0.8, 0.19), [alert("NearOom", "warning")]),
+            "host holds": (shared("host holds", 0.8, 0.1), []),
+        },
+    )
+
+
 def lengthened(story: Story) -> Story:
     """Return a story with 300 scrapes of its steady values in place of 120."""
     return [(name, values.replace("x120", "x300")) for name, values in story]
