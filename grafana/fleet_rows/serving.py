@@ -20,7 +20,6 @@ def _gpus() -> Panel:
         [Query(f"sum by (cause) (serving:gpus:count{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
         unit="short",
         width=24,
-        stacked=True,
         no_value=_NOT_LOADED,
     )
 
