@@ -21,7 +21,7 @@ from tests.alerting.dying_node import (
     spanning_run,
 )
 from tests.alerting.notifications import Sent, notifications
-from tests.alerting.of_scenarios import NAMES, UNREACHED, Timeline, simulated, stored
+from tests.alerting.of_scenarios import NAMES, Timeline, simulated, stored
 from tests.alerting.subjects import on_gpu, on_run
 from tests.webhook import Notification, Webhook
 
@@ -251,7 +251,7 @@ def test_a_scenario_sends_one_notification_and_another_one_when_its_fault_has_en
     [
         (name, cause.alert)
         for name in NAMES
-        if name not in UNREACHED and (cause := CAUSES.get(SCENARIOS[name].expected)) and cause.severity in LOUD
+        if (cause := CAUSES.get(SCENARIOS[name].expected)) and cause.severity in LOUD
     ],
 )
 def test_the_notification_of_a_scenario_names_its_cause(

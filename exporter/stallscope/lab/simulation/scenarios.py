@@ -500,7 +500,7 @@ _FAULTS: tuple[tuple[str, str, Fault], ...] = (
     ),
     (
         "gpu_mem_leak",
-        "Tensors take 12 % more of the GPU's memory every hour; found after two and a half hours.",
+        "Tensors take 12 % more of the GPU's memory every hour; found after an hour and a half.",
         _load(allocator=Allocator(0.4, 0.45, 0.5, growth_per_hour=0.12)),
     ),
     (
