@@ -101,6 +101,32 @@ def test_a_gpu_without_work_before_the_run_is_no_wait_of_it(rulebook: Rulebook) 
         )
 
 
+def lost_from(story: Story, first: float, last: float) -> Story:
+    """Return the story without the samples of these minutes."""
+    found = []
+    for name, values in story:
+        samples: list[str] = []
+        for part in values.split():
+            begin, step, count = (float(each) for each in part.replace("x", "+").split("+"))
+            samples += [f"{begin + number * step:.10g}" for number in range(int(count) + 1)]
+        lost = range(scrapes(first), scrapes(last) + 1)
+        found.append((name, " ".join("stale" if place in lost else each for place, each in enumerate(samples))))
+    return found
+
+
+def test_a_missed_scrape_does_not_end_what_a_young_run_is_known_for(rulebook: Rulebook) -> None:
+    story = lost_from(young({"data_wait": 0.01}, busy=1.0), 12, 12)
+    for moment in ("12m", "12m30s", "13m", "13m30s"):
+        rulebook.check_percent(story, RUN_VERDICT, [(of_run("healthy"), 0)], at=moment)
+
+
+def test_a_young_run_is_no_longer_healthy_once_its_gpu_is_not_observed(rulebook: Rulebook) -> None:
+    story = young({"data_wait": 0.01}, busy=1.0)
+    story = [one for each in story for one in (lost_from([each], 12, 60) if "stallscope_gpu_" in each[0] else [each])]
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("healthy"), 0)], at="11m30s")
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at="13m30s")
+
+
 @pytest.mark.parametrize(
     ("step_seconds", "none", "right"),
     [(15, "10m30s", "12m"), (30, "12m", "14m"), (46, "13m", "16m"), (60, "13m", "18m")],
@@ -147,6 +173,26 @@ def test_ranks_that_wait_once_for_another_make_no_straggler_of_it(rulebook: Rule
     story = two({"communication": 0.02}, {"communication": 0.02}, one_wait("communication", 1))
     for moment in ("11m", "11m30s", "12m", "13m", "14m"):
         rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at=moment)
+
+
+def uneven_work(number: int) -> Story:
+    """The counters of own work that varies by two fifths, in steps of half a second of which it is 0.35 s."""
+    labels = {**TARGET, "run": "train", "rank": str(number)}
+    rates = {"own_work_seconds": 0.7, "uneven_work_square_seconds": 0.0368, "even_work_square_seconds": 0.0}
+    return [
+        series(f"stallscope_training_{name}_total", growing_then(_BEGIN, 0, rate), **labels)
+        for name, rate in rates.items()
+    ]
+
+
+def test_uneven_work_is_the_verdict_two_minutes_after_the_first_step_unless_one_phase_was_long(
+    rulebook: Rulebook,
+) -> None:
+    work = uneven_work(0) + uneven_work(1)
+    causes = "count by (cause) (run:verdict:ratio5m)"
+    for further, cause in (([], "uneven_work"), (one_wait("backward", 1), "insufficient_data")):
+        story = two({"communication": 0.3}, {"communication": 0.3}, [*work, *further])
+        rulebook.check(story, {causes: [({"cause": cause}, 1)]}, at="12m")
 
 
 def test_a_young_rank_for_whose_saves_the_others_wait_is_no_straggler(rulebook: Rulebook) -> None:
