@@ -20,7 +20,7 @@ JOBS ?= 4
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
 # Tests that start no server, browser or framework.
 UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,alerting/test_routes.py analysis capacity catalogue clients collectors \
-  common doctor drivers grafana/test_dashboard_lint.py grafana/test_lint.py intake owners protocol report sampling simulation \
+  common doctor drivers grafana/test_dashboard_lint.py grafana/test_lint.py hangs intake owners protocol report sampling simulation \
   terminal view web)
 # Tests that take long, install packages, or need a training framework.
 LONG := $(addprefix tests/,catalogue/test_new_cause.py cli/test_training_endings.py deploy/test_systemd.py \

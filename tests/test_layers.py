@@ -54,8 +54,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "analysis": "catalogue clients common",
         "capacity": "catalogue clients common drivers owners",
         "catalogue": "",
-        "cli": "analysis capacity catalogue clients collectors common configuration doctor drivers intake otlp protocol"
-        " replay report sampling shim simulation stack summary terminal view web",
+        "cli": "analysis capacity catalogue clients collectors common configuration doctor drivers hangs intake otlp"
+        " protocol replay report sampling shim simulation stack summary terminal view web",
         "clients": "catalogue common",
         "collectors": "catalogue common drivers owners sampling",
         "common": "",
@@ -63,6 +63,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "doctor": "catalogue clients collectors common configuration drivers owners protocol shim",
         "drivers": "",
         "intake": "catalogue common protocol sampling",
+        "hangs": "common view",
         "integrations": "protocol shim",
         "otlp": "catalogue common configuration sampling",
         "owners": "common drivers",

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from stallscope.model.view.collective_counts import lines
-from stallscope.tools.cli import _flight_recorder, _rank_files, stacks
+from stallscope.model.hangs import flight_recorder, rank_files
+from stallscope.model.hangs.collective_counts import lines
+from stallscope.tools.cli import stacks
 from tests.analysis.servers import answering
 
 RECORDED = Path(__file__).with_name("flight_recorder")
@@ -40,7 +41,7 @@ def dump(folder: Path, rank: int, *entries: dict[str, Any], ranks: str = "[0, 1,
 
 
 def read(path: Path) -> str:
-    (line,) = lines(_flight_recorder.read(path), [])
+    (line,) = lines(flight_recorder.read(path), [])
     return line.partition("): ")[2]
 
 
@@ -91,8 +92,8 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(protocol: int, tmp_pa
     planted = tmp_path / "planted"
     content = pickle.dumps({"entries": [Malicious(planted)]}, protocol)
     (tmp_path / "trace_0").write_bytes(content)
-    with pytest.raises(_rank_files.Unreadable, match=r"trace_0: refers to .*, unlike a dump"):
-        _flight_recorder.read(tmp_path)
+    with pytest.raises(rank_files.Unreadable, match=r"trace_0: refers to .*, unlike a dump"):
+        flight_recorder.read(tmp_path)
     assert not planted.exists()
     pickle.loads(content)
     assert planted.exists()
@@ -117,25 +118,25 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(protocol: int, tmp_pa
 @pytest.mark.usefixtures("nothing_collected")
 def test_another_file_is_refused_with_the_reason(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "trace_0").write_bytes(content)
-    with pytest.raises(_rank_files.Unreadable, match=re.escape(problem)):
-        _flight_recorder.read(tmp_path)
+    with pytest.raises(rank_files.Unreadable, match=re.escape(problem)):
+        flight_recorder.read(tmp_path)
 
 
 def test_a_folder_without_dumps_is_refused_and_other_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     (tmp_path / "folder_1").mkdir()
-    with pytest.raises(_rank_files.Unreadable, match="no file name contains a rank"):
-        _flight_recorder.read(tmp_path)
-    with pytest.raises(_rank_files.Unreadable, match="missing: No such file or directory; check the path"):
-        _flight_recorder.read(tmp_path / "missing" / "trace_")
+    with pytest.raises(rank_files.Unreadable, match="no file name contains a rank"):
+        flight_recorder.read(tmp_path)
+    with pytest.raises(rank_files.Unreadable, match="missing: No such file or directory; check the path"):
+        flight_recorder.read(tmp_path / "missing" / "trace_")
     dump(tmp_path, 0, entry(1))
     (tmp_path / "other_0").touch()
-    (problem,) = _flight_recorder.read(tmp_path).problems
+    (problem,) = flight_recorder.read(tmp_path).problems
     assert problem.startswith(f"{tmp_path}/other_0: not a dump (EOFError), or truncated; ")
-    assert _flight_recorder.read(tmp_path / "nccl_trace_rank_").problems == ()
-    assert _flight_recorder.read(tmp_path / "nccl_trace_rank_").number == 1
-    with pytest.raises(_rank_files.Unreadable, match="larger than 0 MiB"):
-        _flight_recorder.read(tmp_path / "nccl_trace_rank_", max_bytes=10)
+    assert flight_recorder.read(tmp_path / "nccl_trace_rank_").problems == ()
+    assert flight_recorder.read(tmp_path / "nccl_trace_rank_").number == 1
+    with pytest.raises(rank_files.Unreadable, match="larger than 0 MiB"):
+        flight_recorder.read(tmp_path / "nccl_trace_rank_", max_bytes=10)
 
 
 def test_the_command_shows_the_dumps_also_after_the_run_has_ended(

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from stallscope.common.address import Address
-from stallscope.model.view.collective_counts import Evidence, lines
-from stallscope.tools.cli import _nccl_ras, stacks
+from stallscope.model.hangs import nccl_ras
+from stallscope.model.hangs.collective_counts import Evidence, lines
+from stallscope.tools.cli import stacks
 from tests.analysis.servers import answering, dripping, talking
 
 Say = Callable[[socket.socket, threading.Event], None]
@@ -54,7 +55,7 @@ def serving(say: Say) -> Iterator[Address]:
 
 def read(say: Say, greeting: float = 1.0, seconds: float = 20.0) -> Evidence:
     with serving(say) as address:
-        return _nccl_ras.read(address, greeting=greeting, seconds=seconds)
+        return nccl_ras.read(address, greeting=greeting, seconds=seconds)
 
 
 def in_json(counts: Sequence[int | None], pids: Mapping[int, int] = PIDS) -> str:
@@ -216,7 +217,7 @@ def hangs_later(connection: socket.socket, over: threading.Event) -> None:
 )
 @pytest.mark.usefixtures("nothing_collected")
 def test_a_service_that_hangs_closes_or_is_malformed_is_refused_with_the_reason(say: Say, problem: str) -> None:
-    with pytest.raises(_nccl_ras.Unreadable, match=re.escape(problem)):
+    with pytest.raises(nccl_ras.Unreadable, match=re.escape(problem)):
         read(say, greeting=0.05 if "respond" in problem else 60.0, seconds=0.2 if "0.2 s" in problem else 60.0)
 
 

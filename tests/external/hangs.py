@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.model.view.hangs import Conclusion
-from stallscope.tools.cli import _flight_recorder
-from stallscope.tools.cli._rank_files import Unreadable
+from stallscope.model.hangs import flight_recorder
+from stallscope.model.hangs.conclusion import Conclusion
+from stallscope.model.hangs.rank_files import Unreadable
 from tests.external.errors import ExternalError
 
 FOLDER = "flight-recorder"
@@ -46,7 +46,7 @@ def hangs_in(folder: Path) -> Iterator[Hang]:
     for dumps in sorted(place.iterdir()) if place.is_dir() else ():
         answer = answers.get(dumps.name, {})
         try:
-            conclusion = _flight_recorder.read(dumps).conclusion
+            conclusion = flight_recorder.read(dumps).conclusion
         except Unreadable as error:
             raise ExternalError(str(error)) from None
         yield Hang(

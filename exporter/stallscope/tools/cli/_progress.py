@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from stallscope.tools.cli._parser import Parser
+
+Piece = TypeVar("Piece")
 
 SECONDS = 3.0
 """Longest time without output on a terminal where no bar can be drawn."""
@@ -60,6 +62,14 @@ def progress(title: str, total: float | None = None, *, quiet: bool = False) -> 
             bar.advance(task, size)
 
         yield advance
+
+
+def each_shown(pieces: Collection[Piece], title: str, *, quiet: bool = False) -> Iterator[Piece]:
+    """Yield the pieces of work, with a bar of how many are done."""
+    with progress(title, total=len(pieces), quiet=quiet) as advance:
+        for piece in pieces:
+            yield piece
+            advance()
 
 
 def _ignore(size: float = 1.0) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stallscope.common.formatting import readable
+from stallscope.model.hangs.rank_files import Unreadable, bounded, rank_files, superseded
 from stallscope.tools.cli._py_spy import Thread, threads_in
-from stallscope.tools.cli._rank_files import Unreadable, bounded, rank_files, superseded
 from stallscope.training.protocol.stacks import MAX_FRAMES, Frame, Stack, frame_of
 
 _MAIN = "MainThread"

@@ -14,14 +14,14 @@ from typing import Any
 from stallscope.common.address import Address, parse_address
 from stallscope.common.formatting import ago, percent, readable, several, without_password
 from stallscope.model.clients.address import default_exporter
-from stallscope.model.view import collective_counts
-from stallscope.model.view.collective_counts import Evidence
-from stallscope.model.view.hangs import Conclusion, by_stacks
+from stallscope.model.hangs import collective_counts, flight_recorder, nccl_ras, rank_files
+from stallscope.model.hangs.collective_counts import Evidence
+from stallscope.model.hangs.conclusion import Conclusion, by_stacks
 from stallscope.model.view.line_groups import LineGroup, PhaseLines, grouped_lines
 from stallscope.model.view.stack_groups import Grouping, grouped, sentence
-from stallscope.tools.cli import _flight_recorder, _nccl_ras, _rank_files, _requests, _stack_files
+from stallscope.tools.cli import _requests, _stack_files
 from stallscope.tools.cli._parser import Parser
-from stallscope.tools.cli._progress import add_flag, progress
+from stallscope.tools.cli._progress import add_flag, each_shown, progress
 from stallscope.tools.cli._py_spy import Unreadable, threads_of
 from stallscope.training.protocol import rank_stacks
 from stallscope.training.protocol.rank_stacks import RankStacks
@@ -103,7 +103,7 @@ def parser() -> Parser:
         default=_OFF,
         metavar="HOST:PORT",
         help="address of NCCL's RAS service, which counts the operations of each rank; on: the address in "
-        f"{_nccl_ras.VARIABLE}, or {_nccl_ras.DEFAULT}, if a rank is at a standstill (default: off, because a query "
+        f"{nccl_ras.VARIABLE}, or {nccl_ras.DEFAULT}, if a rank is at a standstill (default: off, because a query "
         "has crashed training with some versions of NCCL)",
     )
     made.add_argument(
@@ -189,7 +189,7 @@ def _show_files(parsed: argparse.Namespace) -> int:
             files = _stack_files.read(parsed.stack_files)
             found = grouped({rank: [stack] for rank, stack in files.stacks.items()})
             problems += [f"--stack-files: {problem}" for problem in files.problems]
-    except _rank_files.Unreadable as problem:
+    except rank_files.Unreadable as problem:
         problems.append(f"--stack-files: {problem}")
     conclusions = [collective_counts.concluded(each) for each in evidence] + [by_stacks(found)]
     # The conclusion that names fewer ranks comes first: a rank that waits for another one is behind as well.
@@ -250,14 +250,16 @@ def _evidence(parsed: argparse.Namespace, ranks: dict[int, RankStacks]) -> tuple
     try:
         if parsed.nccl != _OFF:
             found.append(_nccl(parsed.nccl, ranks))
-    except _nccl_ras.Unreadable as problem:
+    except nccl_ras.Unreadable as problem:
         problems.append(f"--nccl: {problem}")
     try:
         if parsed.flight_recorder is not None:
-            dumps = _flight_recorder.read(parsed.flight_recorder, quiet=parsed.quiet)
+            dumps = flight_recorder.read(
+                parsed.flight_recorder, shown=lambda files: each_shown(files, "Reading dumps", quiet=parsed.quiet)
+            )
             found.append(dumps)
             problems += [f"--flight-recorder: {problem}" for problem in dumps.problems]
-    except _rank_files.Unreadable as problem:
+    except rank_files.Unreadable as problem:
         problems.append(f"--flight-recorder: {problem}")
     return found, problems
 
@@ -268,29 +270,27 @@ def _nccl(service: Address | str, ranks: dict[int, RankStacks]) -> Evidence:
     With some versions of NCCL, a query has crashed training processes that were creating a communicator.
 
     Raises:
-        _nccl_ras.Unreadable: there is no evidence.
+        nccl_ras.Unreadable: there is no evidence.
     """
     by_default = isinstance(service, str)
     address = _default_service() if isinstance(service, str) else service
     if by_default and not any(rank.standstill for rank in ranks.values()):
-        raise _nccl_ras.Unreadable(f"not queried while no rank is at a standstill; to query it, set --nccl={address}")
-    evidence = _nccl_ras.read(address)
+        raise nccl_ras.Unreadable(f"not queried while no rank is at a standstill; to query it, set --nccl={address}")
+    evidence = nccl_ras.read(address)
     sizes = {rank.world_size for rank in ranks.values()}
     pids = {number: rank.pid for number, rank in ranks.items() if rank.pid is not None}
     of_run = collective_counts.of_run(evidence, sizes.pop(), pids) if len(sizes) == 1 else None
     if of_run is None and by_default:
-        raise _nccl_ras.Unreadable(
-            f"the job at {address} is not known to be this run; to show it, set --nccl={address}"
-        )
+        raise nccl_ras.Unreadable(f"the job at {address} is not known to be this run; to show it, set --nccl={address}")
     return of_run or evidence
 
 
 def _default_service() -> Address:
-    text = os.environ.get(_nccl_ras.VARIABLE) or _nccl_ras.DEFAULT
+    text = os.environ.get(nccl_ras.VARIABLE) or nccl_ras.DEFAULT
     try:
         return parse_address(text)
     except ValueError as expected:
-        raise _nccl_ras.Unreadable(f"{_nccl_ras.VARIABLE}: expected {expected}, got {text!r}") from None
+        raise nccl_ras.Unreadable(f"{nccl_ras.VARIABLE}: expected {expected}, got {text!r}") from None
 
 
 def _show_process(pid: int, *, as_json: bool) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from stallscope.common.address import Address
 from stallscope.common.formatting import readable
-from stallscope.model.view.collective_counts import Communicator, Evidence, Member, Share, shared
+from stallscope.model.hangs.collective_counts import Communicator, Evidence, Member, Share, shared
 
 DEFAULT = "localhost:28028"
 VARIABLE = "NCCL_RAS_ADDR"

@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
@@ -21,10 +21,12 @@ from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
 from stallscope.common.formatting import ago, duration, readable, several
-from stallscope.model.view.collective_counts import Communicator, Evidence, Member, shared
-from stallscope.model.view.hangs import Group, Launch, Progress, RankOperations, conclude
-from stallscope.tools.cli import _progress
-from stallscope.tools.cli._rank_files import Unreadable, bounded, rank_files, superseded
+from stallscope.model.hangs.collective_counts import Communicator, Evidence, Member, shared
+from stallscope.model.hangs.conclusion import Group, Launch, Progress, RankOperations, conclude
+from stallscope.model.hangs.rank_files import Unreadable, bounded, rank_files, superseded
+
+FilesOfRank = tuple[int, list[Path]]
+Files = Collection[FilesOfRank]
 
 _MAX_ENTRIES = 200_000
 """The newest entries of a file that are read."""
@@ -48,7 +50,7 @@ _TIMES = ("time_created_ns", "time_discovered_started_ns", "time_discovered_comp
 _TRANSFER = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
-def read(path: Path, *, max_bytes: int = 256 << 20, quiet: bool = True) -> Evidence:
+def read(path: Path, *, max_bytes: int = 256 << 20, shown: Callable[[Files], Iterable[FilesOfRank]] = iter) -> Evidence:
     """Return the process groups with the operations of each rank, and the ranks that the others wait for.
 
     If a rank has several files, the newest one counts. Files that are not dumps are left out with a message.
@@ -56,7 +58,7 @@ def read(path: Path, *, max_bytes: int = 256 << 20, quiet: bool = True) -> Evide
     Args:
         path: the folder of the files, also in subfolders, or the prefix of their paths, as in TORCH_FR_DUMP_TEMP_FILE.
         max_bytes: larger files are left out.
-        quiet: show no progress on the terminal.
+        shown: yields what it gets, and may show the progress.
 
     Raises:
         Unreadable: there are no such files, or none of them is a dump.
@@ -67,17 +69,15 @@ def read(path: Path, *, max_bytes: int = 256 << 20, quiet: bool = True) -> Evide
     older: list[Path] = []
     problems: list[str] = []
     damaged: set[int] = set()
-    with _progress.progress("Reading dumps", total=len(files.by_rank), quiet=quiet) as advance:
-        for rank, candidates in files.by_rank.items():
-            found = sorted(filter(None, map(reader.dump, candidates)), key=lambda each: each.newest)
-            older += [dump.file for dump in found[:-1]]
-            if found:
-                dumps[rank] = found[-1]
-            if reader.problems and not (found and files.has_others):
-                damaged.add(rank)
-                problems += reader.problems
-            reader.problems.clear()
-            advance()
+    for rank, candidates in shown(files.by_rank.items()):
+        found = sorted(filter(None, map(reader.dump, candidates)), key=lambda each: each.newest)
+        older += [dump.file for dump in found[:-1]]
+        if found:
+            dumps[rank] = found[-1]
+        if reader.problems and not (found and files.has_others):
+            damaged.add(rank)
+            problems += reader.problems
+        reader.problems.clear()
     if not dumps:
         raise Unreadable(problems[0])
     problems += superseded(older)

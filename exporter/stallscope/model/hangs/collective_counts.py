@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stallscope.common.formatting import readable, several
-from stallscope.model.view.hangs import Conclusion, behind
+from stallscope.model.hangs.conclusion import Conclusion, behind
 from stallscope.model.view.stack_groups import named
 
 _MAX_COMMUNICATORS = 8

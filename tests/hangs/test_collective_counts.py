@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stallscope.model.view.collective_counts import (
+from stallscope.model.hangs.collective_counts import (
     Communicator,
     Evidence,
     Member,

@@ -1,0 +1,1 @@
+"""Which rank the others wait for: from stacks, PyTorch's dumps and NCCL's service."""
