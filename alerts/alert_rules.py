@@ -39,7 +39,9 @@ PAIR = f"{GPU}, namespace, run, rank"
 HOST = "cluster, job, instance"
 
 RELIEVED = "input_.+|h2d_bound|sync_stall|callback_stall|comm_bound|straggler_.+|stage_imbalance"
-"""Regular expression of the causes that the rules judge by what a run does since `run:relieved:info`."""
+"""Regular expression of the causes that shorter steps end: `run:relieved:info`."""
+RELIEVED_BY_SMS = "small_batch|launch_bound"
+"""Regular expression of the causes that busier GPUs end, there too."""
 _RELIEVED_KEEP = "1m"
 """`keep_firing_for` of their alerts: the expression lets them go on, and ends them at once when the cause is fixed."""
 
@@ -294,17 +296,16 @@ def firing(cause: Cause) -> str:
 
 def is_relieved(cause: Cause) -> bool:
     """Return True if the rules see the end of the cause in `run:relieved:info`."""
-    return re.fullmatch(RELIEVED, cause.name) is not None
+    return re.fullmatch(f"{RELIEVED}|{RELIEVED_BY_SMS}", cause.name) is not None
 
 
-def kept(value: str, cause: Cause, shape: Loss, labels: str) -> str:
+def kept(value: str, cause: Cause, shape: Loss | None, labels: str) -> str:
     """Return the PromQL that lets an alert go on for `keep`, unless its run was relieved of the cause."""
     assert cause.rule
+    clearing = f"\n  >=\n    {threshold(shape.warning)} * {threshold('clear_ratio')}" if shape else ""
     return f"""\
 or on ({labels})
-    {value}
-  >=
-    {threshold(shape.warning)} * {threshold("clear_ratio")}
+    {value}{clearing}
 and on ({labels})
   {firing(cause)}
 unless on ({RUN})
@@ -407,6 +408,22 @@ and on ({labels})
   {firing(cause)}"""
 
 
+def over_an_hour(cause: Cause, shape: Loss) -> str:
+    """Return the PromQL of an alert on the last hour, unless the run was relieved of the cause within it."""
+    series = f'run_cause:time_lost:ratio1h{{cause="{cause.name}"}}'
+    return f"""\
+or on ({RUN})
+  (
+{block(cleared_late(series, shape.warning, cause, RUN), 4)}
+  )
+unless on ({RUN})
+  (
+      max_over_time(run:relieved:info[1h])
+    and on ({RUN})
+      max_over_time(run:verdict:ratio5m{{cause="{cause.name}"}}[1h])
+  )"""
+
+
 def on_gpu(value: str, pairs: str, labels: str = "") -> str:
     """Return the PromQL that adds the labels of the runs on a GPU to a value of that GPU, which keeps `labels`."""
     return f"{block(pairs)}\n* on ({GPU}) group_left ({labels})\n  (\n{block(value, 4)}\n  )"
@@ -480,7 +497,9 @@ def condition(cause: Cause, alert: Alert, pairs: str = "") -> str:
         loses = one_episode(levels(lost, lost, cause, shape, "", RUN), cause, shape)
         every = "|".join(each.name for each in (cause, *reasons_of(cause)))
         longest = f'max by ({RUN}) (max_over_time(run_cause:time_lost:ratio5m{{cause=~"{every}"}}[{alert.keep}]))'
-        return f"{loses}\n{kept(longest, cause, shape, RUN)}" if is_relieved(cause) else loses
+        if is_relieved(cause):
+            loses = f"{loses}\n{kept(longest, cause, shape, RUN)}"
+        return f"{loses}\n{over_an_hour(cause, shape)}" if shape.hour else loses
     if isinstance(shape, Straggler):
         straggler = f'run_rank_cause:straggler:ratio5m{{cause="{cause.name}"}}'
         both = Loss("straggler_warning", "straggler_high", window="3m")
@@ -488,7 +507,7 @@ def condition(cause: Cause, alert: Alert, pairs: str = "") -> str:
         longest = f"max_over_time({straggler}[{alert.keep}])"
         return f"{loses}\n{kept(longest, cause, both, f'{RUN}, rank')}"
     if isinstance(shape, DeviceClass):
-        return f"""\
+        ranks = f"""\
   {lost}
 and
     count by ({RUN}, cause) (
@@ -496,6 +515,8 @@ and
     )
   >= on ({RUN}) group_left ()
     {threshold("device_ranks")} * run:ranks:count"""
+        longest = f"max_over_time({lost}[{alert.keep}])"
+        return f"{ranks}\n{kept(longest, cause, None, RUN)}" if is_relieved(cause) else ranks
     if isinstance(shape, Found):
         return f"{lost} > 0"
     if isinstance(shape, Over):
@@ -659,7 +680,7 @@ def folded(name: str, text: str) -> str:
 def rule(cause: Cause, alert: Alert) -> str:
     """Return the alerting rule as YAML."""
     assert cause.alert
-    is_kept = isinstance(alert.shape, (Loss, Straggler)) and is_relieved(cause)
+    is_kept = isinstance(alert.shape, (Loss, Straggler, DeviceClass)) and is_relieved(cause)
     times = {"for": alert.wait, "keep_firing_for": _RELIEVED_KEEP if is_kept else alert.keep}
     # Give the indentation (`|2`), because most expressions begin with spaces.
     written = f"      - alert: {cause.alert}\n        expr: |2\n{block(expression(cause, alert), 10)}\n"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from alerts.alert_rules import RELIEVED
+from alerts.alert_rules import RELIEVED, RELIEVED_BY_SMS
 from tests.rules.rulebook import (
     INTERVAL,
     LENGTH,
@@ -51,19 +51,22 @@ def changing(*changes: tuple[float, float]) -> str:
     return " ".join(words)
 
 
-def waiting(*shares: tuple[float, float], busy: str | None = None) -> Story:
-    """A rank that waits for data for a share of its time, from each minute on; its steps are as much slower."""
+def waiting(
+    *shares: tuple[float, float], busy: str | None = None, phase: str = "data_wait", first_step: float = 0
+) -> Story:
+    """A rank that is in a phase for a share of its time, from each minute on; its steps are as much slower."""
     labels = {**TARGET, "run": "train", "rank": "0"}
     work = [(minute, 1 - share) for minute, share in shares]
     steps = [(minute, 2 * rate) for minute, rate in work]
     story = [
         each
-        for each in (*rank(), *gpu())
-        if not re.search("phase_seconds|_step_seconds|busy_seconds|last_step", each[0])
+        for each in (*rank(first_step=first_step), *gpu())
+        if not re.search('phase="forward"|_step_seconds|busy_seconds|last_step', each[0])
+        and not (phase in each[0] and "phase_seconds" in each[0])
     ]
     return [
         *story,
-        series("stallscope_training_phase_seconds_total", changing(*shares), phase="data_wait", **labels),
+        series("stallscope_training_phase_seconds_total", changing(*shares), phase=phase, **labels),
         series("stallscope_training_phase_seconds_total", changing(*work), phase="forward", **labels),
         series("stallscope_training_step_seconds_count", changing(*steps), **labels),
         series("stallscope_training_step_seconds_sum", growing(1), **labels),
@@ -129,10 +132,67 @@ def test_a_wait_that_comes_and_goes_leaves_once_an_hour_at_most(rulebook: Rulebo
     )
 
 
+def test_a_callback_that_is_moved_off_the_loop_leaves_neither_a_verdict_nor_an_alert(rulebook: Rulebook) -> None:
+    rulebook.check(
+        [*exporter(), *waiting((0, 0.3), (_END, 0.01), phase="logging")],
+        {
+            _ALERTS.format(" offset 4m"): [
+                ({"alertname": "TrainingCallbackStall", "severity": "warning", "run": "train"}, 1)
+            ],
+            verdicts(145): [(of_run("healthy"), 1)],
+            'count_over_time(ALERTS{alertname=~"Training.+"}[65s])': [],
+        },
+        at="18m",
+    )
+
+
+def test_the_end_of_one_of_many_callbacks_is_no_end(rulebook: Rulebook) -> None:
+    each_three_minutes = [change for minute in range(3, 18, 3) for change in ((minute, 0.95), (minute + 0.5, 0.0))]
+    rulebook.check(
+        [*exporter(), *waiting((0, 0.0), *each_three_minutes, phase="logging", first_step=-1200)],
+        {
+            "count_over_time(run:relieved:info[18m])": [],
+            verdicts(600): [(of_run("callback_stall"), 1)],
+            'count(ALERTS{alertname="TrainingCallbackStall", alertstate="firing"})': [({}, 1)],
+        },
+        at="18m",
+    )
+
+
+def test_sms_that_have_more_to_do_leave_neither_a_verdict_nor_an_alert_of_little_work(rulebook: Rulebook) -> None:
+    of_gpu = {**TARGET, "gpu": "0", "uuid": "GPU-0"}
+    of_rank = {**TARGET, "run": "train", "rank": "0"}
+    # A larger batch: fewer steps a second.
+    steps = series("stallscope_training_step_seconds_count", growing_then(_END, 50, 4), **of_rank)
+    rulebook.check(
+        [
+            *exporter(),
+            *(each for each in (*rank(), *gpu()) if "step_seconds_" not in each[0]),
+            steps,
+            series("stallscope_training_step_seconds_sum", growing(1), **of_rank),
+            series("stallscope_training_allocator_peak_bytes", steady(2e10), **of_rank),
+            series("stallscope_gpu_memory_total_bytes", steady(8e10), **of_gpu),
+            series("stallscope_gpu_sm_active_seconds_total", growing_then(_END, 0.2, 0.9), **of_gpu),
+            series("stallscope_gpu_energy_joules_total", growing_then(_END, 100, 300), **of_gpu),
+            series("stallscope_gpu_power_limit_watts", steady(350), **of_gpu),
+        ],
+        {
+            _VERDICT.format(" offset 4m"): [(of_run("small_batch"), 80)],
+            _ALERTS.format(" offset 4m"): [
+                ({"alertname": "TrainingSmallBatch", "severity": "warning", "run": "train"}, 1)
+            ],
+            'count by (cause) (count_over_time(run:verdict:ratio5m{cause="small_batch"}[145s]))': [],
+            'count_over_time(ALERTS{alertname=~"Training.+", alertstate="firing", severity!="info"}[65s])': [],
+        },
+        at="18m",
+    )
+
+
 @pytest.mark.parametrize("cause", ["input_few_workers", "h2d_bound", "straggler_rank", "comm_bound"])
 def test_rules_and_alerts_name_the_same_causes(cause: str) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in RULE_FILES)
     assert f'run:verdict:ratio5m{{cause=~"{RELIEVED}"}}' in text
+    assert f'run:verdict:ratio5m{{cause=~"{RELIEVED_BY_SMS}"}}' in text
     assert re.fullmatch(RELIEVED, cause)
 
 

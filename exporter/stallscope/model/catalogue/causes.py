@@ -31,6 +31,8 @@ class Loss:
     warning: str
     high: str
     window: str = "5m"
+    hour: bool = False
+    """True if it may be rare: then the last hour counts as well, until the run is relieved of it."""
 
 
 @dataclass(frozen=True)
@@ -639,28 +641,7 @@ CAUSES: dict[str, Cause] = {
             # Fires soon where the cost is high. Callbacks at long intervals are visible only over an hour.
             Alert(
                 "warning",
-                Expression(
-                    """
-                      run_cause:time_lost:ratio5m{cause="callback_stall"} >= threshold(output_high)
-                    or
-                      run_cause:time_lost:ratio5m{cause="callback_stall"}
-                    and
-                      min_over_time(run_cause:time_lost:ratio5m{cause="callback_stall"}[3m])
-                      >=
-                      threshold(output_warning)
-                    and
-                      run_cause:time_lost:ratio5m{cause="callback_stall"} offset 3m
-                    or
-                      run_cause:time_lost:ratio1h{cause="callback_stall"} >= threshold(output_warning)
-                    or
-                      run_cause:time_lost:ratio1h{cause="callback_stall"}
-                      >=
-                      threshold(output_warning) * threshold(clear_ratio)
-                    and on ({run})
-                      {firing}
-                    """,
-                    loses=True,
-                ),
+                Loss("output_warning", "output_high", window="3m", hour=True),
                 "Logging or callbacks block training.",
                 """GPUs of run {run} idle for {share} of the time while the loop logs, runs callbacks or is in a phase
                 with a custom name.{line} Move that work to a thread, do it less often, and reduce on the GPU before
