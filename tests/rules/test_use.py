@@ -322,6 +322,42 @@ def test_a_gpu_without_a_report_is_underused_or_dips(rulebook: Rulebook) -> None
     check_causes(rulebook, nodes, at="50m")
 
 
+def test_a_gpu_that_is_busy_at_low_steady_power_for_ten_minutes_is_suspected_to_spin(rulebook: Rulebook) -> None:
+    def spinning(
+        instance: str,
+        story: Story | None = None,
+        watts: str = steady(150),
+        limit: float = 700,
+        memory_busy: float | None = 0.01,
+        ranks: Story = (),
+    ) -> Story:
+        signals = [gpu_signal("power_watts", watts), gpu_signal("power_limit_watts", steady(limit))]
+        if memory_busy is not None:
+            signals.append(gpu_signal("memory_busy_seconds_total", growing(memory_busy)))
+        return node(instance, [*(gpu() if story is None else story), *ranks], *signals)
+
+    works = f"600+0x{scrapes(15)} 150+0x{LENGTH - scrapes(15)}"
+    nodes = {
+        "spins": (spinning("spins"), ["spin_suspected"]),
+        "soon": (spinning("soon", watts=works), []),
+        "at work": (spinning("at work", watts=steady(290)), []),
+        "varies": (spinning("varies", watts="140 160 " * (LENGTH // 2)), []),
+        "memory-bound": (spinning("memory-bound", memory_busy=0.6), []),
+        "at a lowered limit": (spinning("at a lowered limit", watts=steady(195), limit=200), []),
+        "no power": (node("no power", gpu(), gpu_signal("memory_busy_seconds_total", growing(0.01))), []),
+        "no limit": (spinning("no limit", limit=0), []),
+        "memory unknown": (spinning("memory unknown", memory_busy=None), []),
+        # A start, and a compilation: the GPU waits for the host.
+        "starts": (spinning("starts", gpu(idle=0.9)), ["underused"]),
+        "free": (spinning("free", gpu(held=False)), []),
+        # The steps of the run show that it trains; a standstill has a cause of its own.
+        "run": (spinning("run", ranks=rank(run="r")), []),
+    }
+    check_causes(rulebook, nodes)
+    alert = {"alertname": "GpuSpinSuspected", "severity": "info", "user": "ada"}
+    check_alerts(rulebook, {"held": ([*spinning("held"), *node("held", [], owner())], [alert])}, at="20m")
+
+
 RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 
 

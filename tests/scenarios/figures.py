@@ -42,6 +42,7 @@ EVIDENCE_MINUTES: Mapping[str, float] = {
     "thermal_throttle": 10.0,
     "packing_candidate": 30.0,
     "gpu_mem_leak": 60.0,
+    "spin_suspected": 12.0,
     "gpu_mem_fragmented": 10.0,
     "checkpoint_stall": 60.0,
     "evaluation_overhead": 60.0,
@@ -81,7 +82,8 @@ _FAMILIES = {
         "comm_bound scaling_inefficient",
         "hardware": "thermal_throttle power_brake power_capped clocks_limited xid_hw xid_app lost ecc_uncorrected "
         "row_remap_pending row_remap_failed pcie_degraded pcie_replays nvlink_errors nvlink_down",
-        "use": "underused periodic_host_work idle_allocated mem_zombie shared_unexpectedly packing_candidate",
+        "use": "underused periodic_host_work idle_allocated mem_zombie shared_unexpectedly packing_candidate "
+        "spin_suspected",
         "host": "mem_pressure oom_kill shm_full swapping cpu_saturated network_errors",
         "healthy": "healthy compute_bound",
     }.items()

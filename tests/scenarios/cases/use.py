@@ -21,7 +21,7 @@ from tests.scenarios.cases.settings import (
     run_on,
     taking,
 )
-from tests.scenarios.machines import CLOUD, LAPTOP, SERVER, SINGLE, WORKSTATION
+from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, SINGLE, WORKSTATION
 from tests.scenarios.story import ALWAYS, From, Gpu, Kernels, Pause, Run, Story, Work
 
 _LEVELS = (0.8, 1.25)
@@ -276,4 +276,30 @@ def _shared() -> Iterator[Case]:
         )
 
 
-CASES: tuple[Case, ...] = (*_underused(), *_periodic(), *_allocated(), *_shared())
+def _spinning() -> Iterator[Case]:
+    alert = frozenset({"GpuSpinSuspected"})
+    yield positive(
+        "spin_suspected_node",
+        "spin_suspected",
+        run_on(PAIR, replace(NODE_WORK, hangs="spin"), before=NODE_WORK, instrumented=False),
+        alerts=alert,
+        forbidden=frozenset({"underused", "idle_allocated", "packing_candidate"}),
+        **_GPU,
+    )
+    idle = SINGLE.card.idle_watts / SINGLE.card.watts
+    for level in _LEVELS:
+        # Under two fifths of the power limit.
+        power = (0.4 / level - idle) / (1 - idle)
+        kernels = Kernels(memory=0.02, sm=0.15, occupancy=0.05, dram=0.01, tensor=0.0, fp32=0.02, power=power)
+        yield near(
+            "spin_suspected",
+            "spin_suspected",
+            level,
+            run_on(SINGLE, replace(_even(1.0, steps=0.04), kernels=kernels), before=NODE_WORK, instrumented=False),
+            alerts=alert,
+            culprit=_on(0) if level > 1 else None,
+            **_GPU,
+        )
+
+
+CASES: tuple[Case, ...] = (*_underused(), *_periodic(), *_allocated(), *_shared(), *_spinning())

@@ -627,6 +627,15 @@ SCENARIOS: dict[str, Scenario] = {
             ),
         ),
         Scenario(
+            name="spin_suspected",
+            description="The same in a job without the shim: GPUs spin fully utilised at low power.",
+            expected="spin_suspected",
+            workload=_STEADY,
+            host=_CALM,
+            fault=Stall(spinning=True, stacks=program.Standstill(program.IN_ALL_REDUCE)),
+            instrumented=False,
+        ),
+        Scenario(
             name="underused",
             description="GPU work that keeps each GPU a third busy, from a job without the shim.",
             expected="underused",

@@ -1470,6 +1470,27 @@ CAUSES: dict[str, Cause] = {
             ),
             is_slowness=True,
         ),
+        Cause(
+            "spin_suspected",
+            707,
+            "use",
+            "use",
+            "Suspected spin in a collective",
+            "Compare the stacks of all ranks of the job, and restart it; the shim makes it certain.",
+            # The recorded series already waits for ten minutes. The value is the power as a share of its limit.
+            Alert(
+                "info",
+                Value("gpu:spin_power:ratio10m", "gpu_holder:pair:info"),
+                "GPU is busy but does no work: suspected spin in a collective.",
+                """{gpu} has been fully busy for ten minutes at a steady {share} of its power limit, with its memory at
+                rest: that is how a GPU looks that waits in a collective (NCCL, RCCL) for a rank that does not
+                come.{held_by} See where its process is (`stallscope stacks --pid PID`), compare it with the other
+                ranks of the job, and restart the job if it makes no step. Add `stallscope.track` to the training loop
+                to be certain.""",
+                wait="1m",
+                keep="0m",
+            ),
+        ),
         # Hosts.
         Cause(
             "mem_pressure",
