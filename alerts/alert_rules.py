@@ -83,6 +83,21 @@ _HOLDERS = (
 _XID = "gpu:xid_hw:timestamp_seconds{instance=%q,gpu=%q,uuid=%q,cluster=%q}"
 """The hardware errors of the GPU."""
 
+_FIRST_NONFINITE = (
+    f'{{{{ range printf "topk(1, rank_gpu:claim:info{_THIS_RUN} and on ({RUN}, rank) rank:first_nonfinite:info)"'
+    f" {_RUN_LABELS} | query }}}}"
+)
+"""Start of a template on a GPU of the rank whose loss was the first that is not a number."""
+_ITS_FAULTS = (
+    '{{ range printf "topk(1, gpu:xid_hw:timestamp_seconds{%[1]s} or gpu:xid_app:timestamp_seconds{%[1]s})"'
+    ' (printf "instance=%q,gpu=%q,uuid=%q" .Labels.instance .Labels.gpu .Labels.uuid) | query }}'
+    " In the last hour its GPU reported Xid {{ .Labels.xid }}.{{ end }}"
+    '{{ range printf "increase(stallscope_gpu_ecc_errors_total{kind=%q,instance=%q,gpu=%q,uuid=%q}[1h]) > 0"'
+    ' "uncorrected" .Labels.instance .Labels.gpu .Labels.uuid | query }}'
+    ' In the last hour its memory had {{ .Value | printf "%.0f" }} uncorrected errors.{{ end }}'
+)
+"""The last Xid and the memory errors of this GPU."""
+
 _CULPRIT_PLACE = (
     "rank {{ .Labels.rank }}{{ with .Labels.gpu }}, GPU {{ . }}{{ end }}{{ with .Labels.mig }} MIG {{ . }}{{ end }}"
     " of {{ .Labels.instance }}"
@@ -221,6 +236,7 @@ PHRASES = {
     "culprit": (
         f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"
     ),
+    "first_nonfinite": f"{_FIRST_NONFINITE} It began on {_CULPRIT_PLACE}.{_ITS_FAULTS}{{{{ end }}}}",
     "unless_known": f"{{{{ with {_KNOWN_RANK} }}}}{{{{ else }}}}",
     "stacks": "`stallscope stacks {{ $labels.run }}`",
     "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",

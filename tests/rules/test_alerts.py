@@ -458,6 +458,38 @@ def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops_and_the_alert_before
     )
 
 
+def test_the_text_on_a_loss_that_is_no_number_names_the_first_rank_and_the_faults_of_its_gpu(
+    rulebook: Rulebook,
+) -> None:
+    story = exporter()
+    for number, since in enumerate((101, 100)):
+        labels = {**TARGET, "run": "train", "rank": str(number)}
+        story += rank(number, gpus=((str(number), f"GPU-{number}"),))
+        story += gpu(number)
+        story.append(series("stallscope_training_nonfinite_losses_total", "0+0x20 1+30x99", **labels))
+        story.append(series("stallscope_training_nonfinite_since_step", f"_x20 {since}+0x99", **labels))
+    faulty = {**TARGET, "gpu": "1", "uuid": "GPU-1"}
+    story.append(series("stallscope_gpu_xid_last_timestamp_seconds", steady(300), xid="94", **faulty))
+    story.append(series("stallscope_gpu_ecc_errors_total", until(45, 0, 2), kind="uncorrected", **faulty))
+    rulebook.check_text(
+        story,
+        "TrainingLossNonfinite",
+        {"run": "train", "severity": "critical", "cause": "loss_nonfinite", "job_class": "production"},
+        {
+            "summary": "Training loss is NaN or infinite.",
+            "description": (
+                "100 % of the ranks of run train report only losses that are NaN or infinite: every further step is "
+                "wasted. It began on rank 1, GPU 1 of node1:19400. In the last hour its GPU reported Xid 94. In the "
+                "last hour its memory had 2 uncorrected errors. Stop the run, go back to the last good checkpoint, and "
+                "lower the learning rate, clip gradients or use bf16 instead of fp16; check the first bad batch."
+            ),
+            "lost": "48.0 GPU-hours a day",
+            "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingLossNonfinite.md",
+            "dashboard_url": "/d/stallscope-run?var-run=train",
+        },
+    )
+
+
 def stack(number: int, location: str, call: str) -> Story:
     labels = {**TARGET, "run": "train", "rank": str(number), "location": location, "function": "step", "call": call}
     return [series("stallscope_training_stack_info", steady(1), **labels)]

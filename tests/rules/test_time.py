@@ -501,6 +501,39 @@ def test_losses_count_that_are_no_number_one_after_another(
     rulebook.check_percent(losses(nonfinite, loss), RUN_VERDICT, [(of_run(cause), percent)])
 
 
+def diverging(name: str, *since: int | None, reports: int | None = None) -> Story:
+    """A run with one rank for each step since which its losses are no number; only the first ones report a loss."""
+    story: Story = []
+    for number, step in enumerate(since):
+        story += rank(number, run=name, gpus=((str(number), f"GPU-{number}"),), instance=name)
+        story += gpu(number, instance=name)
+        labels = of_rank(number, name, instance=name)
+        if step is not None:
+            story.append(series("stallscope_training_nonfinite_losses_total", "0+0x20 1+30x99", **labels))
+            story.append(series("stallscope_training_nonfinite_since_step", f"_x20 {step}+0x99", **labels))
+        if reports is None or number < reports:
+            story.append(series("stallscope_training_loss", steady(2), **labels))
+    return story
+
+
+def test_the_rank_whose_loss_was_the_first_that_is_no_number_is_named(rulebook: Rulebook) -> None:
+    runs = {
+        "first": diverging("first", 101, 100),
+        "alone": diverging("alone", None, 100),
+        "together": diverging("together", 100, 100),
+        # The others report no loss.
+        "only": diverging("only", 100, None, reports=1),
+    }
+    rulebook.check(
+        [each for story in runs.values() for each in story],
+        {
+            "count by (run, rank, gpu, cause) (run:culprit:info)": [
+                ({"run": run, "rank": "1", "gpu": "1", "cause": "loss_nonfinite"}, 1) for run in ("first", "alone")
+            ]
+        },
+    )
+
+
 def fires(alert: str, severity: str = "warning") -> dict[str, str]:
     return {"alertname": alert, "severity": severity, "run": "train"}
 

@@ -329,12 +329,12 @@ def test_a_gpu_that_is_busy_at_low_steady_power_for_ten_minutes_is_suspected_to_
         watts: str = steady(150),
         limit: float = 700,
         memory_busy: float | None = 0.01,
-        ranks: Story = (),
+        ranks: Story | None = None,
     ) -> Story:
         signals = [gpu_signal("power_watts", watts), gpu_signal("power_limit_watts", steady(limit))]
         if memory_busy is not None:
             signals.append(gpu_signal("memory_busy_seconds_total", growing(memory_busy)))
-        return node(instance, [*(gpu() if story is None else story), *ranks], *signals)
+        return node(instance, [*(gpu() if story is None else story), *(ranks or [])], *signals)
 
     works = f"600+0x{scrapes(15)} 150+0x{LENGTH - scrapes(15)}"
     nodes = {

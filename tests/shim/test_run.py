@@ -121,6 +121,19 @@ def test_a_loss_that_is_not_finite_is_counted_and_not_reported(clock: ScriptedCl
     assert desk.newest.gauges["loss"] == 1.5
 
 
+def test_the_step_of_the_first_loss_that_is_not_finite_is_reported_until_a_finite_one(
+    clock: ScriptedClock, desk: Desk
+) -> None:
+    run = new(clock, desk)
+    for step, loss, since in ((7, 1.5, None), (8, float("nan"), 8), (9, float("inf"), 8), (10, 1.0, None)):
+        run.report(step=step, loss=loss)
+        clock.advance(60)
+        with run.phase("logging"):
+            pass  # any call sends what is due
+        assert desk.newest.gauges.get("nonfinite_since_step") == since
+    run.finish()
+
+
 def test_numpy_s_numbers_are_taken(clock: ScriptedClock, desk: Desk) -> None:
     run = new(clock, desk)
     run.report(loss=np.float32(0.5), epoch=np.int64(2), accuracy=np.float64(0.25))

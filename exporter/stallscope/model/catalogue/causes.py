@@ -865,8 +865,8 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training loss is NaN or infinite.",
                 """{share} of the ranks of run {run} report only losses that are NaN or infinite: every further step is
-                wasted. Stop the run, go back to the last good checkpoint, and lower the learning rate, clip
-                gradients or use bf16 instead of fp16; check the first bad batch.""",
+                wasted.{first_nonfinite} Stop the run, go back to the last good checkpoint, and lower the learning rate,
+                clip gradients or use bf16 instead of fp16; check the first bad batch.""",
                 wait="0m",
                 keep="0m",
             ),

@@ -888,6 +888,7 @@ TRAINING_FAMILIES = (
     _training("learning_rate", _GAUGE, "Learning rate as last reported."),
     _training("gradient_norm", _GAUGE, "Gradient norm as last reported."),
     _training("nonfinite_losses_total", _COUNTER, "Reported losses that were NaN or infinite."),
+    _training("nonfinite_since_step", _GAUGE, "Steps done at the first of the last losses, all NaN or infinite."),
     _training("value", _GAUGE, "Further value that the user reports, as last reported.", labels=("name",)),
     _training("dataloader_workers", _GAUGE, "Loader workers, where reported."),
     _training("process_cpu_seconds_total", _COUNTER, "CPU time of this process and its children."),

@@ -19,6 +19,7 @@ ROOT_WORDS = {
     "stalled": "at another place of its code than the others",
     "hang_spin": "not in the collective of the others",
     "hang_io": "waits for storage",
+    "loss_nonfinite": "its loss was the first that is not a number",
 }
 """Root causes whose title describes the run, worded for the rank."""
 

@@ -76,6 +76,7 @@ GAUGES = (
     "loss",
     "learning_rate",
     "gradient_norm",
+    "nonfinite_since_step",
     "dataloader_workers",
     "process_memory_bytes",
     "cpu_limit_cores",

@@ -251,8 +251,6 @@ class Session:
         if self.silent:
             return
         try:
-            if loss is not None:
-                self._report_loss(loss)
             if learning_rate is not None:
                 self.gauge("learning_rate", learning_rate)
             if gradient_norm is not None:
@@ -263,6 +261,8 @@ class Session:
             if step is not None and (done := amount("step", step)) is not None:
                 self.timeline.settle()
                 self._step_offset = int(min(done, _MAX_STEP)) - self.timeline.steps
+            if loss is not None:
+                self._report_loss(loss)
             if steps_planned is not None or batch_size is not None:
                 self.plan(batch_size, None, None, steps_planned)
             if samples is not None or tokens is not None or flops is not None:
@@ -643,8 +643,10 @@ class Session:
             finite("loss", loss)  # which complains
         elif isfinite(value):
             self._gauges["loss"] = value
+            self._gauges.pop("nonfinite_since_step", None)
         else:
             self._nonfinite += 1
+            self._gauges.setdefault("nonfinite_since_step", self.steps_done)
 
     def _report_value(self, name: str, value: object) -> None:
         if name not in self._values:  # a keyword, and so text
