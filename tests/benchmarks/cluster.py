@@ -41,6 +41,7 @@ _ABSENT = {
     "stallscope_exporter_values_rejected_total",
     "stallscope_host_cgroup_oom_kills_total",
     "stallscope_training_code_seconds_total",
+    "stallscope_training_nonfinite_since_step",
     "stallscope_nccl_communicator_info",
     "stallscope_nccl_operations_total",
     "stallscope_nccl_operation_seconds_total",
@@ -48,7 +49,7 @@ _ABSENT = {
     "stallscope_nccl_bus_bytes_total",
 }
 """Families that are absent in a cluster whose GPUs all respond and have row remapping, whose hosts kill no process,
-whose stacks are not sampled, that has no Kubernetes, and that does not use NCCL Inspector."""
+whose stacks are not sampled, whose losses are finite, that has no Kubernetes, and that does not use NCCL Inspector."""
 
 
 @dataclass(frozen=True)

@@ -332,7 +332,7 @@ def test_every_subject_keeps_one_verdict_where_a_threshold_is_missing_or_defined
 def test_a_symptom_of_a_gpu_or_a_host_is_a_page_only_while_in_use() -> None:
     alerts = {rule["alert"]: rule for rule in rules(ALERT_FILES) if rule.get("alert", "").startswith(("Gpu", "Host"))}
     pages = {name: rule["labels"]["severity"] for name, rule in alerts.items() if "critical" in str(rule["labels"])}
-    assert len(alerts) == 26
+    assert len(alerts) == 27
     assert pages == {
         **dict.fromkeys(
             ("GpuLost", "GpuXidHw", "GpuEccUncorrected", "GpuRowRemapFailed", "GpuPowerBrake"),
