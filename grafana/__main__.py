@@ -29,12 +29,13 @@ def pages() -> dict[str, str]:
 
 
 def _text(page: Json) -> str:
-    """Return a dashboard as JSON without indentation, with objects of plain values on one line.
+    """Return a dashboard as JSON without indentation, with objects of plain values and closing brackets on one line.
 
     `kubectl apply` stores the whole ConfigMap, escaped, in an annotation of at most 256 KiB.
     """
     text = json.dumps(page, indent=0, separators=(",", ":"), ensure_ascii=False)
-    return _INNERMOST.sub(lambda found: f"{{{''.join(found[1].splitlines())}}}", text) + "\n"
+    text = _INNERMOST.sub(lambda found: f"{{{''.join(found[1].splitlines())}}}", text)
+    return text.replace("\n}", "}").replace("\n]", "]") + "\n"
 
 
 def main() -> None:
