@@ -733,4 +733,10 @@ def test_the_publisher_announces_every_page_and_outlives_a_failing_callback() ->
     ],
 )
 def test_large_pages_take_a_two_hundredth_of_a_cpu(period: float, spent: float, rest: float) -> None:
-    assert until_next_page(elapsed=10.25, period=period, spent=spent) == pytest.approx(rest)
+    assert until_next_page(elapsed=10.25, period=period, spent=(spent, spent)) == pytest.approx(rest)
+
+
+def test_a_single_expensive_page_delays_none() -> None:
+    cheap = until_next_page(elapsed=10.25, period=1.0, spent=(0.001, 0.001))
+    assert until_next_page(elapsed=10.25, period=1.0, spent=(0.001, 0.025)) == cheap
+    assert until_next_page(elapsed=10.25, period=1.0, spent=(0.025, 0.001)) == cheap

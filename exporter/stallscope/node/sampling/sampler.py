@@ -59,15 +59,16 @@ _MAX_LEFT = 64
 _DROPPED_NAME = SERIES_DROPPED.name + label_text(SERIES_DROPPED, ("max_series",))
 
 
-def until_next_page(elapsed: float, period: float, spent: float) -> float:
+def until_next_page(elapsed: float, period: float, spent: tuple[float, float]) -> float:
     """Return the seconds that the publisher sleeps until the next page.
 
     Args:
         elapsed: seconds since the first tick.
         period: seconds between two ticks, at each of which a page may be made.
-        spent: CPU time of the last page in seconds.
+        spent: CPU times of the last two pages in seconds. A single one may be long: garbage is collected during it.
     """
-    pause = min(_LARGE_PAGE_SECONDS, spent / _LARGE_PAGE_SHARE) if spent > _LARGE_PAGE else period
+    least = min(spent)
+    pause = min(_LARGE_PAGE_SECONDS, least / _LARGE_PAGE_SHARE) if least > _LARGE_PAGE else period
     ticks = max(1, math.ceil(pause / period))
     return period * ticks - elapsed % period
 
@@ -370,6 +371,7 @@ class Sampler:
     def _publish_for_ever(self) -> None:
         period = self.interval / math.ceil(self.interval / _PAGE_SECONDS)
         due = math.inf
+        spent_before = 0.0
         while not self._stopping.is_set():
             round_began = self._round_began()
             self._await_round(round_began)
@@ -396,7 +398,8 @@ class Sampler:
                 _logger.exception("the callback after a page failed; the next page is not affected")
             elapsed = self._clock.monotonic() - self._origin
             spent = time.thread_time() - cpu_began
-            pause = until_next_page(elapsed, period, spent)
+            pause = until_next_page(elapsed, period, (spent_before, spent))
+            spent_before = spent
             due = began + spent + pause
             if self._stopping.wait(pause):
                 return
