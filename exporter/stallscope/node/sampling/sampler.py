@@ -65,7 +65,7 @@ def until_next_page(elapsed: float, period: float, spent: tuple[float, float]) -
     Args:
         elapsed: seconds since the first tick.
         period: seconds between two ticks, at each of which a page may be made.
-        spent: CPU times of the last two pages in seconds. A single one may be long: garbage is collected during it.
+        spent: CPU times of the last two pages in seconds. A single long one does not count.
     """
     least = min(spent)
     pause = min(_LARGE_PAGE_SECONDS, least / _LARGE_PAGE_SHARE) if least > _LARGE_PAGE else period
