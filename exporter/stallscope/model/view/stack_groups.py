@@ -96,9 +96,8 @@ def sentence(grouping: Grouping) -> str:
         verb = "wait" if len(waiting.ranks) > 1 else "waits"
         parts.append(f"{several(len(waiting.ranks), 'rank')} {verb} {at(waiting.place)}")
     for group in others[:_MAX_SHOWN]:
-        is_one = len(group.ranks) == 1
-        verb = ("waits" if is_one else "wait") if has_culprit and _waits_elsewhere(group) else "is" if is_one else "are"
-        parts.append(f"{named(group.ranks)} {verb} {at(group.place)}")
+        verbs = ("waits", "wait") if has_culprit and _waits_elsewhere(group) else ("is", "are")
+        parts.append(f"{named(group.ranks)} {verbs[len(group.ranks) > 1]} {at(group.place)}")
     if len(others) > _MAX_SHOWN:
         parts.append(f"{len(others) - _MAX_SHOWN} more groups")
     return "; ".join(parts)

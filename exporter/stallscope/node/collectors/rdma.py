@@ -61,7 +61,7 @@ def _of_port(folder: str, labels: tuple[str, str]) -> Iterator[Sample]:
 
 
 def _speed(folder: str) -> float | None:
-    """Return bytes a second, 0 for a link that is not active; None if the kernel reports neither state nor speed."""
+    """Return bytes a second, 0 for a link that is not active; None if its state or its speed is unknown."""
     state = read_if_answered(f"{folder}/state")  # "4: ACTIVE"
     if state is not None and "ACTIVE" not in state:
         return 0

@@ -27,9 +27,9 @@ _LONGEST_TOKEN = 4096
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _WHOLE = "application/json"
 _MERGE = "application/strategic-merge-patch+json"
+"""Type of a patch that merges conditions by their type, and leaves the others as they are."""
 _EVENTS_IN = "default"
 """Namespace of events about objects that have none."""
-"""Type of a patch that merges conditions by their type, and leaves the others as they are."""
 _READING = "get pods, jobsets and rayclusters, and list resourceslices"
 _PAGE = 50
 """Slices of one response; a slice has up to 128 devices."""

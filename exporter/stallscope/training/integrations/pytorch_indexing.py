@@ -128,8 +128,9 @@ def _needed(code: _Code, call: int) -> list[Statement]:
     """Return the statement of a call, and those that assign what it reads, directly or by others."""
     first = code.statements.get(call)
     needed = [] if first is None else [first]
+    statements = {id(each): each for each in code.statements.values()}.values()  # each has several offsets
     for statement in needed:  # which becomes longer
-        for other in {id(each): each for each in code.statements.values()}.values():
+        for other in statements:
             if other not in needed and other.assigns & statement.reads:
                 needed.append(other)
     return needed

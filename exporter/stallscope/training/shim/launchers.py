@@ -96,7 +96,7 @@ def launch_of(environment: Environment) -> Launch | None:
     """Return what the launcher of this process has set; None without one."""
     by_variables = _by_variables(environment)
     launcher, outer = (None, None) if by_variables is None else by_variables
-    is_child = environment.get("LOCAL_RANK") and launcher is not LAUNCHERS[0] and launcher is not LAUNCHERS[1]
+    is_child = environment.get("LOCAL_RANK") and launcher not in LAUNCHERS[:2]
     is_other = outer is None and (
         "ray.train" in sys.modules or any(environment.get(name) for name in _VARIABLES_OF_OTHERS)
     )

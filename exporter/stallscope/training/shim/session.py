@@ -542,7 +542,7 @@ class Session:
         """Seconds that the booking of steps and phases has cost so far, as measured outside of the loop."""
         if not self.timeline.looping:
             return 0.0
-        step_cost, phase_cost = self._costs or self._booking_costs()
+        step_cost, phase_cost = self._booking_costs()
         occurrences = sum([phase.occurrences for phase in self.timeline.phases.values()])
         return self.timeline.steps * step_cost + occurrences * phase_cost
 
@@ -766,7 +766,7 @@ class Session:
         timeline = self.timeline
         sent = self._clock.time()  # next to `now`: imports may follow
         timeline.book(now)
-        slow_steps = self._judge or self._slow_steps()
+        slow_steps = self._slow_steps()
         if slow_steps is not None:
             slow_steps.judge()
         own_work = timeline.evaluate_own_work()
