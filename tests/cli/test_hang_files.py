@@ -207,6 +207,16 @@ def test_a_size_that_differs_is_named_with_both_sizes(tmp_path: Path, capsys: Sh
     )
 
 
+def test_a_rank_with_another_size_is_named_although_gloo_crashes_another_one(tmp_path: Path, capsys: Shown) -> None:
+    ranks = job(4)
+    for rank in ranks:
+        rank.collective("all_gather", size=16 if rank.number == 2 else 8, hang=True)
+    assert concluded(tmp_path, capsys, ranks[:3]) == (
+        "Rank 2 launched all_gather 3 of process group world (world_pg) with 16 elements of type Float, "
+        "the other 2 ranks with 8 elements of type Float"
+    )
+
+
 def test_a_transfer_whose_sizes_differ_names_both_ranks(tmp_path: Path, capsys: Shown) -> None:
     ranks = job(4)
     ranks[2].send(3, hang=True).entries[-1]["input_sizes"] = [[4, 4]]

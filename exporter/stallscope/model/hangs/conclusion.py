@@ -35,7 +35,7 @@ _ONE_WAY = {"broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "s
 """Operations that some ranks can complete before others have launched them."""
 _EQUAL_SIZES = {
     *("all_reduce", "allreduce_coalesced", "_all_gather_base", "_reduce_scatter_base", "all_gather_single"),
-    *("reduce_scatter_single", "broadcast", "_broadcast_oop", "reduce", "_reduce_oop"),
+    *("reduce_scatter_single", "broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "all_gather"),
 }
 """Operations whose tensors have the same size on all ranks."""
 
