@@ -16,7 +16,7 @@ Ranks are compared by the numbers of their steps, never by their clocks. The fil
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,8 @@ _KERNELS = ("kernel", "Kernel")
 _COPIES = ("gpu_memcpy", "Memcpy")
 _OPERATORS = ("cpu_op", "Operator", "operator")
 _COLLECTIVES = ("nccl", "rccl")
+_MANY = 1 << 18
+"""Intervals of a kind that are kept apart while a trace is read."""
 
 
 def converted(paths: Sequence[Path]) -> Recording:
@@ -53,26 +55,22 @@ def converted(paths: Sequence[Path]) -> Recording:
 
 
 class _Intervals:
-    """Intervals in microseconds, 16 bytes each."""
+    """Intervals in microseconds. They are joined where they touch or overlap, as soon as there are many."""
 
     def __init__(self) -> None:
-        self._begins = array("d")
-        self._ends = array("d")
+        self._edges = array("d")
+        self._limit = _MANY
 
     def add(self, begin: float, duration: float) -> None:
-        self._begins.append(begin)
-        self._ends.append(begin + duration)
+        self._edges.extend((begin, begin + duration))
+        if len(self._edges) >= 2 * self._limit:
+            joined = self.merged()
+            self._edges = array("d", joined.tobytes())
+            self._limit = max(_MANY, 2 * len(joined))
 
     def merged(self) -> Floats:
         """Return the union, as rows of begin and end."""
-        begins, ends = np.array(self._begins), np.array(self._ends)
-        order = np.argsort(begins, kind="stable")
-        begins, ends = begins[order], np.maximum.accumulate(ends[order]) if len(order) else ends
-        if not len(begins):
-            return np.empty((0, 2))
-        first = np.concatenate([[True], begins[1:] > ends[:-1]])
-        last = np.concatenate([first[1:], [True]])
-        return np.stack([begins[first], ends[last]], axis=1)
+        return _union([np.frombuffer(self._edges).reshape(-1, 2)])
 
 
 def _trace(path: Path) -> tuple[int | None, Mapping[int, Mapping[str, float]]]:
@@ -103,7 +101,7 @@ def _trace(path: Path) -> tuple[int | None, Mapping[int, Mapping[str, float]]]:
             interval.add(begin, float(duration))
     if not steps:
         raise ExternalError(f"{path.name}: no ProfilerStep; call step() of the profiler after each training step")
-    return rank, _phases(steps, {name: intervals.merged() for name, intervals in found.items()})
+    return rank, _phases(steps, {name: found.pop(name).merged() for name in names})
 
 
 def _class(name: str, kind: str) -> str:
@@ -122,25 +120,24 @@ def _class(name: str, kind: str) -> str:
 
 
 def _phases(steps: Mapping[int, tuple[float, float]], found: Mapping[str, Floats]) -> dict[int, dict[str, float]]:
-    busy = _union([found["kernels"]])
-    order = (
-        ("data_wait", found["data_wait"]),
-        ("communication", _without(found["collectives"], busy)),
-        ("host_copy", _without(found["copies"], _union([busy, found["collectives"]]))),
-        ("optimizer", found["optimizer"]),
-        ("backward", found["backward"]),
-    )
-    active = _union([found["operators"], found["kernels"], found["collectives"], *(part for _, part in order)])
     result = {}
     for number, (begin, end) in sorted(steps.items()):
+        inside = {name: _within(part, begin, end) for name, part in found.items()}
+        kernels, collectives = inside["kernels"], inside["collectives"]
+        order = (
+            ("data_wait", inside["data_wait"]),
+            ("communication", _without(collectives, kernels)),
+            ("host_copy", _without(inside["copies"], _union([kernels, collectives]))),
+            ("optimizer", inside["optimizer"]),
+            ("backward", inside["backward"]),
+        )
         taken = np.empty((0, 2))
         phases: dict[str, float] = {}
         for name, part in order:
             before = _length(taken)
-            taken = _union([taken, _within(part, begin, end)])
+            taken = _union([taken, part])
             phases[name] = (_length(taken) - before) * _MICROSECOND
-        inside = _within(active, begin, end)
-        last = float(inside[-1, 1]) if len(inside) else begin
+        last = max((float(part[-1, 1]) for part in inside.values() if len(part)), default=begin)
         phases["forward"] = (last - begin - _length(_within(taken, begin, last))) * _MICROSECOND
         phases["other"] = (end - begin) * _MICROSECOND - sum(phases.values())
         result[number] = {name: seconds for name, seconds in phases.items() if seconds > 0.5 * _MICROSECOND}
@@ -151,12 +148,13 @@ def _length(intervals: Floats) -> float:
     return float((intervals[:, 1] - intervals[:, 0]).sum())
 
 
-def _union(parts: Iterable[Floats]) -> Floats:
-    union = _Intervals()
-    for part in parts:
-        for begin, end in part.tolist():
-            union.add(begin, end - begin)
-    return union.merged()
+def _union(parts: Sequence[Floats]) -> Floats:
+    joined = np.concatenate(parts)
+    joined = joined[np.argsort(joined[:, 0], kind="stable")]
+    latest = np.maximum.accumulate(joined[:, 1])
+    starts = joined[1:, 0] > latest[:-1]
+    first, last = np.append(True, starts)[: len(joined)], np.append(starts, True)[: len(joined)]
+    return np.stack([joined[first, 0], latest[last]], axis=1)
 
 
 def _within(intervals: Floats, begin: float, end: float) -> Floats:
@@ -169,9 +167,9 @@ def _within(intervals: Floats, begin: float, end: float) -> Floats:
 def _without(intervals: Floats, others: Floats) -> Floats:
     """Return the parts of disjoint, ordered intervals that are outside all of the others."""
     gaps = np.concatenate([[-np.inf], others.reshape(-1), [np.inf]]).reshape(-1, 2)
-    parts: list[tuple[float, float]] = []
-    for begin, end in intervals.tolist():
-        first = int(np.searchsorted(gaps[:, 1], begin, side="right"))
-        last = int(np.searchsorted(gaps[:, 0], end, side="left"))
-        parts += [(max(begin, left), min(end, right)) for left, right in gaps[first:last].tolist()]
-    return np.array(parts, dtype=np.float64).reshape(-1, 2)
+    edges = np.concatenate([intervals, gaps])
+    order = np.argsort(edges.reshape(-1), kind="stable")
+    moments = edges.reshape(-1)[order]
+    is_in_both = np.cumsum(1 - 2 * (order[:-1] % 2)) == 2  # a begin has an even place, an end an odd one
+    parts = np.stack([moments[:-1], moments[1:]], axis=1)
+    return np.asarray(parts[is_in_both & (parts[:, 0] < parts[:, 1])])
