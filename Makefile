@@ -28,14 +28,17 @@ LONG := $(addprefix tests/,catalogue/test_new_cause.py cli/test_training_endings
   end_to_end/test_real_training.py faults/test_kills.py faults/test_repetition.py intake/test_fuzz.py \
   packaging prometheus_examples rules/test_hours.py scenarios/test_absence.py scenarios/test_score.py shim/integrations \
   shim/test_hot_line_programs.py shim/test_loops.py)
+# 0 leaves out the tests marked nightly, unless ARGS selects tests.
+NIGHTLY ?= 1
+BUT = $(if $(ARGS),,$(if $(filter 0,$(NIGHTLY)), and not nightly))
 # Reading only these saves reading all tests again.
 marked = $(shell grep -rl --include='test_*.py' 'mark[.]$(1)' tests)
 # A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever. No tests is no failure.
 # Tests that run make share no jobs with this one.
 IN_PARALLEL = env MAKEFLAGS= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
-BESIDE = nice $(IN_PARALLEL) --numprocesses $(JOBS) -m "not timed and not alone" $(1) || [ $$? -eq 5 ]
-PAIRS = $(IN_PARALLEL) --numprocesses 2 -m timed $(1) || [ $$? -eq 5 ]
-AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
+BESIDE = nice $(IN_PARALLEL) --numprocesses $(JOBS) -m "not timed and not alone$(BUT)" $(1) || [ $$? -eq 5 ]
+PAIRS = $(IN_PARALLEL) --numprocesses 2 -m "timed$(BUT)" $(1) || [ $$? -eq 5 ]
+AFTER = $(BIN)/python -m pytest -m "alone$(BUT)" $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
 COMPILED := $(VENV)/.compiled
 SBOM := dist/stallscope-exporter.cdx.json
@@ -53,7 +56,7 @@ DOCS_PIP := $(DOCS_VENV)/bin/python $(INSTALL)
 # first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu test-beside test-pairs test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots docs release-versions release-build release-try image-tools release-image release-push release-sign release-dry-run
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-ci test-all test-gpu test-beside test-pairs test-cluster lint bench score external generate lock clean help runbooks dashboard-links tools frameworks vendor screenshots docs release-versions release-build release-try image-tools release-image release-push release-sign release-dry-run
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -117,14 +120,18 @@ coverage: prepare ## list the lines of the package that `make test` does not exe
 	-PYTEST_ADDOPTS='--cov --cov-append --cov-report=' $(MAKE) test
 	$(BIN)/coverage report
 
+test: NIGHTLY := 0
 test: prepare ## the tests with real Prometheus, Alertmanager, Chromium and the stand-in driver library
 	$(call BESIDE,$(LONG:%=--ignore=%) $(ARGS))
 	$(call PAIRS,$(or $(ARGS),$(filter-out $(LONG) $(LONG:%=%/%),$(call marked,timed))))
 	$(if $(ARGS),$(call AFTER,$(ARGS)))
 
-test-all: prepare-all ## every test: also with training frameworks, the score of the diagnosis, and long fault runs
+test-all: prepare-all ## every test: also those marked nightly, which take long
 	$(MAKE) --jobs=2 --keep-going test-beside test-pairs
 	$(call AFTER,$(or $(ARGS),$(call marked,alone)))
+
+test-ci: ## what CI runs: also with training frameworks, built packages and the score of the diagnosis
+	$(MAKE) test-all NIGHTLY=0
 
 # What compares times mostly waits, and comes first where both want a CPU.
 test-beside:

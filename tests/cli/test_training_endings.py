@@ -91,6 +91,8 @@ PROGRAMS = {
     ),
 }
 """Programs, and how they end without Stallscope."""
+EVERY_TIME = "a worker terminated"
+"""The program that runs at every change: what it does, all of them do."""
 RANK = """
 import os, sys, time
 import torch
@@ -118,7 +120,10 @@ for step, inputs in enumerate(DataLoader(torch.ones(6000, 4))):
 """
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == EVERY_TIME else pytest.param(name, marks=pytest.mark.nightly) for name in PROGRAMS],
+)
 def test_a_training_ends_as_without_us(name: str, tmp_path: Path) -> None:
     ending, alone = PROGRAMS[name]
     (tmp_path / "program.py").write_text(ending.text)
@@ -133,7 +138,11 @@ def test_a_training_ends_as_without_us(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("restarts", "status", "states"), [(0, 1, ["terminated", "failed"]), (1, 0, ["finished", "finished"])]
+    ("restarts", "status", "states"),
+    [
+        pytest.param(0, 1, ["terminated", "failed"], marks=pytest.mark.nightly),
+        (1, 0, ["finished", "finished"]),
+    ],
 )
 def test_ranks_of_torchrun_where_one_fails(restarts: int, status: int, states: list[str], tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
@@ -149,6 +158,7 @@ def test_ranks_of_torchrun_where_one_fails(restarts: int, status: int, states: l
         assert [(each.report.run, each.report.rank) for each in held] == [("job", 0), ("job", 1)]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ranks_of_a_torchrun_that_is_terminated(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)

@@ -15,7 +15,7 @@ import pytest
 from tests.end_to_end.interruptions import ALERTS, PATIENCE, VERDICTS, pause, playing
 from tests.end_to_end.training_stack import TrainingStack
 
-pytestmark = [pytest.mark.slow(80), pytest.mark.timed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow(80), pytest.mark.timed, pytest.mark.timeout(600)]
 
 HEALTHY = "simulated-healthy"
 WELL = {"healthy", "compute_bound"}

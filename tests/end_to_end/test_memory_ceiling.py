@@ -20,7 +20,7 @@ from stallscope.node.intake.journal import Journal
 from stallscope.training.protocol.report import parse
 from tests.end_to_end.memory_limit import memory_limit
 from tests.free_ports import free_port
-from tests.intake.heavy_reports import SHAPES
+from tests.intake.heavy_reports import SHAPES, many_series
 from tests.nvml_library.stand_in import NvmlStandIn
 from tests.waiting import until
 
@@ -105,7 +105,11 @@ def refused_or_held(page: str) -> int:
 
 @pytest.mark.slow(60)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("heavy_report", SHAPES, ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize(
+    "heavy_report",
+    [many_series, *(pytest.param(each, marks=pytest.mark.nightly) for each in SHAPES if each != many_series)],
+    ids=lambda shape: shape.__name__,
+)
 def test_the_heaviest_reports_stay_below_the_stated_ceiling(
     exporter: Exporter, heavy_report: Callable[..., bytes]
 ) -> None:

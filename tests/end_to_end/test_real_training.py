@@ -27,7 +27,7 @@ from tests.end_to_end.trainers import Trainers, Training
 from tests.end_to_end.training_stack import TrainingStack
 from tests.free_ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 PATIENCE = 90.0
 """Seconds until a verdict or an alert must be there; a calm machine needs a third of it."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.kills import RESTARTED, STEADY, Count, counted
 
-pytestmark = [pytest.mark.slow(45), pytest.mark.timed]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow(45), pytest.mark.timed]
 
 KILLS = 15
 """Of each of two exporters; `python -m tests.faults.kills 100` for more."""

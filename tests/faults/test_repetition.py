@@ -40,6 +40,7 @@ class Resources:
         self.memory = int(resident[1]) << 10
 
 
+@pytest.mark.nightly
 @pytest.mark.slow(180)
 @pytest.mark.timeout(300 + 8 * REPETITIONS)
 def test_hundreds_of_faults_leave_no_thread_no_file_and_no_memory_behind(new_machine: Callable[..., Machine]) -> None:

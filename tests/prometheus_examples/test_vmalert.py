@@ -232,23 +232,27 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
             yield found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", STORIES)
 def test_vmalert_finds_the_cause_of_a_story(both: Both, run: str) -> None:
     assert STORIES[run] in causes_by_run(both.victoria_metrics)[run]
     assert STORIES[run] in causes_by_run(both.prometheus)[run]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", VERDICTS)
 def test_every_run_rank_and_gpu_has_the_verdict_that_prometheus_gives(both: Both, name: str) -> None:
     assert len(both.prometheus.verdicts(name)) > 15
     assert both.differences(name) == {}
 
 
+@pytest.mark.nightly
 def test_the_shares_that_runs_lose_are_the_same_within_a_twentieth_of_the_time(both: Both) -> None:
     assert both.prometheus.samples[SHARES]
     assert both.far_shares == {}
 
 
+@pytest.mark.nightly
 def test_the_same_alerts_fire(both: Both) -> None:
     assert len(both.prometheus.firing) > 30
     assert both.victoria_metrics.firing == both.prometheus.firing

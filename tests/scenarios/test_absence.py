@@ -13,7 +13,7 @@ from tests.scenarios import absence
 from tests.scenarios.absence import Finding, Trial
 from tests.scenarios.case import Case
 
-pytestmark = [pytest.mark.slow(90), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow(90), pytest.mark.timeout(600)]
 _FURTHER = frozenset(["stalled", "callback_stall", "small_batch", "gpu_mem_fragmented"])
 _CAUSES = [cause for cause in absence.representatives() if CAUSES[cause].domain == "input" or cause in _FURTHER]
 """Causes that claim that there is room, or that are distinguished by what else has room. All others take ten times as

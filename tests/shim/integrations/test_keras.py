@@ -10,7 +10,9 @@ from tests.shim.integrations.trainings import Reports, assert_phases_are_the_tim
 pytestmark = pytest.mark.slow(100)
 
 
-@pytest.fixture(scope="module", params=["torch", "jax", "tensorflow"])
+@pytest.fixture(
+    scope="module", params=["torch", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("jax", "tensorflow"))]
+)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -96,6 +98,7 @@ def test_an_unchanged_program_is_measured_the_same(tmp_path: Path) -> None:
     assert_phases_are_the_time(reports)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["tensorflow"], indirect=True, scope="module")
 def test_the_bridge_to_tensorboard_receives_from_the_real_tf_summary(folder: Path) -> None:
     assert read(folder, "tf_summary").newest.values == {"accuracy": 0.75}
