@@ -79,6 +79,7 @@ def installed_units(root: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
+@pytest.mark.nightly
 def test_systemd_verifies_every_installed_unit_without_a_warning(root: Path) -> None:
     done = subprocess.run(
         [tool("systemd-analyze"), "verify", "--man=no", *installed_units(root)],
@@ -152,6 +153,7 @@ def test_the_settings_name_only_folders_that_the_unit_creates() -> None:
     assert found["RuntimeDirectoryPreserve"] == ["yes"]
 
 
+@pytest.mark.nightly
 def test_user_and_report_folder_are_created_at_boot(root: Path) -> None:
     subprocess.run([tool("systemd-sysusers"), f"--root={root}"], check=True, capture_output=True, timeout=60)
     (account,) = [line.split(":") for line in (root / "etc/passwd").read_text().splitlines() if "stallscope" in line]
@@ -224,6 +226,7 @@ def ready(number: int) -> bool:
         return bool(answer.status == 200)
 
 
+@pytest.mark.nightly
 def test_every_user_can_report_despite_the_units_umask(exporter: tuple[subprocess.Popen[str], int, Path]) -> None:
     assert settings(EXPORTER)["UMask"] == ["0077"]
     _, _, run = exporter
@@ -233,6 +236,7 @@ def test_every_user_can_report_despite_the_units_umask(exporter: tuple[subproces
         sender.connect(str(run / "report.sock"))
 
 
+@pytest.mark.nightly
 def test_a_reload_applies_changed_settings(exporter: tuple[subprocess.Popen[str], int, Path], tmp_path: Path) -> None:
     (reload,) = settings(EXPORTER)["ExecReload"]
     assert reload.split()[1] == "-HUP"

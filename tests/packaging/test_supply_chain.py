@@ -82,6 +82,7 @@ def tiny_wheel(folder: Path, *, content: str) -> Path:
     return path
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("tampered", [False, True])
 def test_a_package_with_other_bytes_than_the_locks_is_not_installed(tampered: bool, tmp_path: Path) -> None:
     make = shutil.which("make")
@@ -149,6 +150,7 @@ def built(checkout: Path, *, umask: int, **environment: str) -> Path:
     return wheel
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("epoch", [None, EPOCH])
 def test_the_wheel_has_the_same_bytes_wherever_whenever_and_by_whomever_it_is_built(
     epoch: int | None, tmp_path: Path
@@ -170,6 +172,7 @@ def test_the_wheel_has_the_same_bytes_wherever_whenever_and_by_whomever_it_is_bu
         assert (files[0].date_time == (2023, 11, 14, 22, 13, 20)) == (epoch is not None)
 
 
+@pytest.mark.nightly
 def test_the_bill_of_materials_lists_what_the_lock_holds_and_nothing_else(tmp_path: Path) -> None:
     make = shutil.which("make")
     if make is None:

@@ -37,13 +37,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def empty_environment(path: Path) -> Path:
     """Make a virtual environment and return its interpreter."""
-    venv.create(path, with_pip=True)
+    venv.create(path)
     return path / "bin" / "python"
 
 
 def install(python: Path, requirement: str) -> None:
     done = subprocess.run(
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement],
+        [
+            *(sys.executable, "-m", "pip", "--python", str(python)),
+            *("install", "--quiet", "--disable-pip-version-check", requirement),
+        ],
         check=False,
         capture_output=True,
         text=True,

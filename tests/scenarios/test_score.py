@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import pytest
 
@@ -18,19 +19,21 @@ SHORTCOMINGS: dict[str, str] = {}
 """Cases that the rules are known to get wrong, and why. Take out what is put right; add nothing without a reason."""
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> Sequence[Outcome]:
-    """Most cases, with one seed, evaluated half as often as by `make score`."""
-    return score.run(score.gate(), baselines=False, evaluation_seconds=60)[score.RULES]
-
-
-@pytest.fixture(params=["clean", "noisy"])
+@pytest.fixture(params=["clean", pytest.param("noisy", marks=pytest.mark.nightly)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def of_kind(outcomes: Iterable[Outcome], kind: str) -> list[Outcome]:
-    return [each for each in outcomes if each.trial.noise == (kind == "noisy")]
+@pytest.fixture
+def outcomes(kind: str) -> Sequence[Outcome]:
+    return outcomes_of(kind)
+
+
+@cache
+def outcomes_of(kind: str) -> Sequence[Outcome]:
+    """Most cases, with one seed, evaluated half as often as by `make score`."""
+    chosen = [trial for trial in score.gate() if trial.noise == (kind == "noisy")]
+    return score.run(chosen, baselines=False, evaluation_seconds=60)[score.RULES]
 
 
 def reported(outcomes: Iterable[Outcome]) -> str:
@@ -40,7 +43,7 @@ def reported(outcomes: Iterable[Outcome]) -> str:
 
 def test_top_1_accuracy_has_not_fallen(outcomes: Sequence[Outcome], kind: str) -> None:
     kept = set(json.loads(FIGURES.read_text(encoding="utf-8"))["gate"][kind])
-    found = scored(of_kind(outcomes, kind))
+    found = scored(outcomes)
     names = {each.trial.case.name for each in found}
     right = {each.trial.case.name for each in found if each.right}
     lost = [each for each in found if each.trial.case.name in kept - right]
@@ -50,59 +53,57 @@ def test_top_1_accuracy_has_not_fallen(outcomes: Sequence[Outcome], kind: str) -
 
 
 def test_top_1_accuracy_is_as_promised(outcomes: Sequence[Outcome], kind: str) -> None:
-    found = scored(of_kind(outcomes, kind))
+    found = scored(outcomes)
     assert summarise(found)["top1"] >= PROMISED_TOP_1[kind], reported(each for each in found if not each.right)
 
 
-def test_no_negative_raises_a_warning_or_critical_alert(outcomes: Sequence[Outcome], kind: str) -> None:
-    loud = [each for each in of_kind(outcomes, kind) if each.trial.case.kind == "negative" and each.alarms]
+def test_no_negative_raises_a_warning_or_critical_alert(outcomes: Sequence[Outcome]) -> None:
+    loud = [each for each in outcomes if each.trial.case.kind == "negative" and each.alarms]
     assert not loud, reported(loud)
 
 
-def test_a_fault_is_one_notification_and_its_end_another_one(outcomes: Sequence[Outcome], kind: str) -> None:
-    found = of_kind(outcomes, kind)
+def test_a_fault_is_one_notification_and_its_end_another_one(outcomes: Sequence[Outcome]) -> None:
+    found = outcomes
     assert any(each.notified for each in found)
     repeated = [each.trial.name for each in found if each.notified not in ((), ("firing",), ("firing", "resolved"))]
     assert repeated == []
 
 
-def test_every_rank_run_and_gpu_has_exactly_one_verdict_at_every_evaluation(
-    outcomes: Sequence[Outcome], kind: str
-) -> None:
-    broken = [each for each in of_kind(outcomes, kind) if each.faults]
+def test_every_rank_run_and_gpu_has_exactly_one_verdict_at_every_evaluation(outcomes: Sequence[Outcome]) -> None:
+    broken = [each for each in outcomes if each.faults]
     assert not broken, reported(broken)
 
 
-def test_no_verdict_does_harm(outcomes: Sequence[Outcome], kind: str) -> None:
-    harmful = [each for each in of_kind(outcomes, kind) if each.forbidden]
+def test_no_verdict_does_harm(outcomes: Sequence[Outcome]) -> None:
+    harmful = [each for each in outcomes if each.forbidden]
     assert not harmful, reported(harmful)
 
 
-def test_alerts_come_at_a_quarter_over_a_threshold(outcomes: Sequence[Outcome]) -> None:
-    near = [each for each in of_kind(outcomes, "clean") if (each.trial.case.level or 0.0) > 1]
+def test_alerts_come_at_a_quarter_over_a_threshold() -> None:
+    near = [each for each in outcomes_of("clean") if (each.trial.case.level or 0.0) > 1]
     missed = [each for each in near if not each.fired]
     assert len(missed) <= 0.05 * len(near), reported(missed)
 
 
-def test_no_alert_fires_at_a_fifth_under_a_threshold(outcomes: Sequence[Outcome]) -> None:
-    near = [each for each in of_kind(outcomes, "clean") if 0.0 < (each.trial.case.level or 0.0) < 1]
+def test_no_alert_fires_at_a_fifth_under_a_threshold() -> None:
+    near = [each for each in outcomes_of("clean") if 0.0 < (each.trial.case.level or 0.0) < 1]
     loud = [each for each in near if (each.fired or each.alarms) and each.trial.case.name not in SHORTCOMINGS]
     assert not loud, reported(loud)
 
 
-def test_alerts_are_at_most_two_evaluations_late(outcomes: Sequence[Outcome]) -> None:
+def test_alerts_are_at_most_two_evaluations_late() -> None:
     late = [
         each
-        for each in of_kind(outcomes, "clean")
+        for each in outcomes_of("clean")
         if each.late is not None and each.late > 2 and each.trial.case.name not in SHORTCOMINGS
     ]
     assert not late, reported(late)
 
 
-def test_the_lost_share_is_right_within_a_twentieth(outcomes: Sequence[Outcome]) -> None:
+def test_the_lost_share_is_right_within_a_twentieth() -> None:
     known = [
         (abs(each.lost - lost), each)
-        for each in of_kind(outcomes, "clean")
+        for each in outcomes_of("clean")
         if each.trial.case.kind == "positive"
         and each.acceptable
         and each.lost is not None

@@ -16,6 +16,7 @@ QUICK = ("transform_in_workers", "process_pool", "checkpoint", "nanogpt")
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks")
+@pytest.mark.nightly
 @pytest.mark.slow(60)
 def test_the_planted_line_is_the_first() -> None:
     short = ("--window", "1", "--burst", "2", "--patience", "120", "--jobs", str(len(QUICK)), "--lines")

@@ -10,7 +10,9 @@ from tests.shim.integrations.trainings import Reports, assert_phases_are_the_tim
 pytestmark = pytest.mark.slow(30)
 
 
-@pytest.fixture(scope="module", params=["lightning.pytorch", "pytorch_lightning"])
+@pytest.fixture(
+    scope="module", params=["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.nightly)]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = request.param.partition(".")[0]
     variables = {"TEST_LIGHTNING": request.param}
