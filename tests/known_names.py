@@ -30,6 +30,7 @@ SERVER_SERIES: Mapping[str, set[str]] = {
     "serving_gpu:server:info": set(),
     "serving:gpus:count": {"server", "cause"},
     "serving:gpus_lost:sum5m": {"server", "cause"},
+    "serving_owner:gpus_lost:sum5m": {"user", "cause"},
     "prometheus_rule_evaluation_failures_total": {"rule_group"},
     "prometheus_rule_group_iterations_missed_total": {"rule_group"},
     "prometheus_rule_group_last_duration_seconds": {"rule_group"},
@@ -50,7 +51,12 @@ def rules(paths: tuple[Path, ...] = RULE_FILES) -> list[dict[str, Any]]:
     return [rule for path in paths for group in groups_of(path) for rule in group["rules"]]
 
 
-READ = frozenset(metric for rule in rules() for metric in names_in(rule["expr"]).metrics)
+def read_by(paths: tuple[Path, ...]) -> frozenset[str]:
+    """Return the metrics that the rules and alerts of the files read."""
+    return frozenset(metric for rule in rules(paths) for metric in names_in(rule["expr"]).metrics)
+
+
+READ = read_by(RULE_FILES)
 """Metrics that rules and alerts read."""
 RECORDED = frozenset(rule["record"] for rule in rules() if "record" in rule)
 _ADAPTED = frozenset(rule["record"] for rule in rules(CANONICAL_FILES))

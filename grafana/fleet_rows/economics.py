@@ -53,7 +53,7 @@ def _sum(record: str, by: Sequence[str] = (), *, matchers: str = "", offset: str
     )
 
 
-def _by_owner(record: str, *more: str, matchers: str = "", offset: str = "") -> str:
+def by_owner(record: str, *more: str, matchers: str = "", offset: str = "") -> str:
     """Return PromQL for the sum of a record over the time range, in hours, of each owner.
 
     Args:
@@ -115,11 +115,11 @@ def _totals() -> Panel:
 
 
 def _owners() -> Panel:
-    held, busy, before = _by_owner(_HELD), _by_owner(_BUSY), _by_owner(_HELD, offset=_BEFORE)
+    held, busy, before = by_owner(_HELD), by_owner(_BUSY), by_owner(_HELD, offset=_BEFORE)
     # Without a loss there is no series; without a value of busy, losses are unknown too.
-    lost = f"({_by_owner(_LOST)} or 0 * {busy})"
-    idle = f"({_by_owner(_LOST_BY_CAUSE, matchers=_IDLE)} or 0 * {busy})"
-    lost_before = f"({_by_owner(_LOST, offset=_BEFORE)} or 0 * {_by_owner(_BUSY, offset=_BEFORE)})"
+    lost = f"({by_owner(_LOST)} or 0 * {busy})"
+    idle = f"({by_owner(_LOST_BY_CAUSE, matchers=_IDLE)} or 0 * {busy})"
+    lost_before = f"({by_owner(_LOST, offset=_BEFORE)} or 0 * {by_owner(_BUSY, offset=_BEFORE)})"
     columns = (
         ("Lost", lost, by_name("Lost", **_HOURS, custom__width=85)),
         ("Held", held, by_name("Held", **_HOURS, custom__width=90)),
@@ -137,7 +137,7 @@ def _owners() -> Panel:
             f"({held} - {before} or {held}) and on () count({_KNOWN}{{{CLUSTER}}} offset $__range)",
             by_name("Held, change", **_HOURS, custom__width=110),
         ),
-        ("Energy", _by_owner(_POWER), by_name("Energy", unit="watth", decimals=1, custom__width=95)),
+        ("Energy", by_owner(_POWER), by_name("Energy", unit="watth", decimals=1, custom__width=95)),
         ("Cost", f"{PRICE} * {held}", money("Cost")),
         ("Cost of loss", f"{PRICE} * {lost}", money("Cost of loss", width=140)),
     )
@@ -201,7 +201,7 @@ def _savings() -> Panel:
         "Largest savings",
         f"The {_SAVINGS} largest losses of one owner to one cause over the time range, with the remedy. Causes "
         "overlap: do not sum them.",
-        f"topk({_SAVINGS}, {_by_owner(_LOST_BY_CAUSE, 'cause')} > 0)",
+        f"topk({_SAVINGS}, {by_owner(_LOST_BY_CAUSE, 'cause')} > 0)",
         height=9,
         of_owners=True,
     )

@@ -7,9 +7,17 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import by_name
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.query import Query
-from grafana.fleet_rows.economics import PRICE, money
+from grafana.fleet_rows.economics import PRICE, by_owner, money
 
 _NOT_LOADED = "No inference server is known: prometheus/serving is not loaded, or no server is scraped."
+
+_WIDTHS = (
+    by_name("Server", custom__minWidth=120),
+    by_name("Owner", custom__minWidth=120),
+    by_name("Cause", custom__width=160),
+    by_name("GPU-hours", unit="locale", decimals=1, custom__width=115),
+    money("Cost"),
+)
 
 
 def _gpus() -> Panel:
@@ -40,16 +48,29 @@ def _lost() -> Panel:
         columns={"server": "Server", "cause": "Cause", "Value #A": "GPU-hours", "Value #B": "Cost"},
         height=8,
         sort="GPU-hours",
-        overrides=[
-            by_name("Server", custom__minWidth=120),
-            by_name("Cause", custom__width=160),
-            by_name("GPU-hours", unit="locale", decimals=1, custom__width=115),
-            money("Cost"),
+        overrides=_WIDTHS,
+        no_value=_NOT_LOADED,
+    )
+
+
+def _lost_by_owner() -> Panel:
+    hours = f"{by_owner('serving_owner:gpus_lost:sum5m', 'cause')} > 0"
+    return table(
+        "GPU-hours lost in serving, by owner",
+        "The same by user, namespace or team, as selected above. They are not part of the losses of owners in the row "
+        "GPU time of owners.",
+        [
+            Query(hours, table=True, least_step="2m"),
+            Query(f"{PRICE} * {hours}", table=True, least_step="2m"),
         ],
+        columns={"owner": "Owner", "cause": "Cause", "Value #A": "GPU-hours", "Value #B": "Cost"},
+        height=8,
+        sort="GPU-hours",
+        overrides=_WIDTHS,
         no_value=_NOT_LOADED,
     )
 
 
 def row() -> Row:
     """Return the row."""
-    return Row("Serving", (_gpus(), _lost()), collapsed=True)
+    return Row("Serving", (_gpus(), _lost(), _lost_by_owner()), collapsed=True)

@@ -65,6 +65,8 @@ NO_STORY = {
     ("stallscope-fleet", "GPU-hours by owner", "G"): "the data are not longer than the time range",
     ("stallscope-fleet", "GPU-hours lost in serving", "A"): "no story has an inference server",
     ("stallscope-fleet", "GPU-hours lost in serving", "B"): "no story has an inference server",
+    ("stallscope-fleet", "GPU-hours lost in serving, by owner", "A"): "no story has an inference server",
+    ("stallscope-fleet", "GPU-hours lost in serving, by owner", "B"): "no story has an inference server",
     ("stallscope-fleet", "GPUs of inference servers, by cause", "A"): "no story has an inference server",
     ("stallscope-fleet", "Held but idle GPUs", "D"): "a run would first have to be stalled for an hour",
     ("stallscope-gpu", "Row remapping", "C"): "no story has a GPU that could not remap a row",

@@ -102,6 +102,14 @@ def test_each_user_has_the_hours_held_busy_lost_and_idle() -> None:
     assert (unknown["user"], unknown["lost_ratio"]) == ("unknown", 0)
 
 
+def test_losses_of_inference_servers_have_a_column_of_their_own() -> None:
+    serves = {**NOW, "serving_owner:gpus_lost:sum5m": [({**GRACE, "cause": "serving_idle"}, 0.5)]}
+    ada, grace, _ = rows_of(report(records=serves))
+    assert (grace["serving_lost_gpu_hours"], grace["lost_gpu_hours"]) == (0.5 * 24, 1.5 * 24)
+    assert ada["serving_lost_gpu_hours"] == 0
+    assert "serving_lost_gpu_hours" not in rows_of(report())[0]
+
+
 def test_held_but_idle_gpus_are_counted_apart_from_free_ones() -> None:
     (facts,) = (block for block in report().blocks if isinstance(block, Facts))
     hours = {fact.key: fact.value for fact in facts.facts}

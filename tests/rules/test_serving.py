@@ -13,6 +13,7 @@ from tests.rules.rulebook import (
     ROOT,
     RULE_FILES,
     SHARED,
+    TARGET,
     Rulebook,
     Story,
     gpu,
@@ -28,7 +29,11 @@ from tests.rules.rulebook import (
 
 SERVING = ROOT / "prometheus/serving/serving.yml"
 FILES = (
-    *(path for path in RULE_FILES if path.stem in (*SHARED, "input", "device", "goodput", "hours", "use", "verdicts")),
+    *(
+        path
+        for path in RULE_FILES
+        if path.stem in (*SHARED, "input", "device", "goodput", "hours", "use", "verdicts", "totals")
+    ),
     SERVING,
 )
 VERDICT = "count by (instance, cause) (serving_gpu:verdict:ratio5m)"
@@ -223,6 +228,8 @@ def test_a_serving_gpu_has_no_cause_of_training_and_its_loss_is_apart(rulebook: 
             "count by (instance, cause) (pair_cause:time_lost:ratio5m)": [
                 ({"instance": "holds", "cause": "idle_allocated"}, 1)
             ],
+            "round(serving_owner:gpus_lost:sum5m, 0.1)": [({"namespace": "serve", "cause": "serving_idle"}, 1.7)],
+            'count by (namespace) (owner_cause:gpus_lost:sum5m{namespace="serve"})': [],
             "round(sum by (server, cause) (serving:gpus_lost:sum5m), 0.1)": [
                 ({"server": "serve/u", "cause": "serving_idle"}, 1),
                 ({"server": "serve/v", "cause": "serving_idle"}, 0.7),
@@ -233,6 +240,19 @@ def test_a_serving_gpu_has_no_cause_of_training_and_its_loss_is_apart(rulebook: 
         },
         at="100m",
         rule_files=FILES,
+    )
+
+
+def test_an_instance_loses_its_part_of_the_card(rulebook: Rulebook) -> None:
+    card = {**TARGET, "gpu": "0"}
+    verdict = {"uuid": "MIG-1", "mig": "1", "server": "serve/a", "cause": "serving_idle"}
+    rulebook.check(
+        [
+            *(series("gpu:up:max", steady(1), **card, uuid=f"MIG-{each}", mig=str(each)) for each in range(4)),
+            series("serving_gpu:verdict:ratio5m", steady(1), **card, **verdict),
+        ],
+        {"100 * serving:gpus_lost:sum5m": [({"server": "serve/a", "cause": "serving_idle"}, 25)]},
+        rule_files=(SERVING,),
     )
 
 

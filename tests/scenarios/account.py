@@ -15,7 +15,7 @@ from tests.rules.rulebook import ALERT_FILES
 from tests.scenarios.baselines import HEALTHY, Diagnoser
 from tests.scenarios.case import Case, Series
 from tests.scenarios.figures import Account, Firing, Truth
-from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG
+from tests.scenarios.runner import EVALUATION_SECONDS, SERVING, WATCHDOG
 
 WARM_UP_SECONDS = 300
 """Seconds from the first step until performance is judged (`warmup_seconds`)."""
@@ -24,7 +24,13 @@ _HIGH = 0.2
 _RUN = ("namespace", "run")
 _RANK = ("namespace", "run", "rank")
 _GPU = ("job", "instance", "gpu", "uuid", "mig")
-_IDENTITY = {"run:verdict:ratio5m": _RUN, "rank:verdict:ratio5m": _RANK, "gpu:verdict:ratio5m": _GPU}
+_IDENTITY = {
+    "run:verdict:ratio5m": _RUN,
+    "rank:verdict:ratio5m": _RANK,
+    "gpu:verdict:ratio5m": _GPU,
+    "serving_gpu:verdict:ratio5m": _GPU,
+}
+_SUBJECTS = ("run:verdict:ratio5m", "gpu:verdict:ratio5m", "serving_gpu:verdict:ratio5m")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -53,9 +59,11 @@ def of_rules(case: Case, series: Sequence[Series], answers: Answers) -> Account:
     for second, samples in answers.items():
         for sample in samples:
             labels = sample.labels
-            if sample.name in ("run:verdict:ratio5m", "gpu:verdict:ratio5m") and _is_subject(case, sample):
+            if sample.name in _SUBJECTS and _is_subject(case, sample):
                 identity = "/".join(_key(labels, _IDENTITY[sample.name]))
                 verdicts[identity][second] = labels["cause"]
+                if case.subject == "server":  # the value is the share lost
+                    shares[labels["cause"]][second].append(sample.value)
             elif sample.name in ("run_cause:time_lost:ratio5m", "gpu_cause:time_lost:ratio5m"):
                 if _is_subject(case, sample):
                     shares[labels["cause"]][second].append(sample.value)
@@ -79,7 +87,7 @@ def _is_subject(case: Case, sample: Sample) -> bool:
     labels = sample.labels
     if case.subject == "run":
         return sample.name.startswith("run") and labels.get("run") == case.run
-    if case.subject == "gpu" and sample.name.startswith("gpu"):
+    if sample.name.startswith({"gpu": "gpu", "server": "serving_gpu"}.get(case.subject, "no subject")):
         wanted = dict(case.culprit or ())
         return all(labels.get(label) == wanted[label] for label in ("instance", "gpu", "uuid") if label in wanted)
     return False
@@ -120,10 +128,10 @@ def _rows(seconds: Sequence[int]) -> Iterable[tuple[int, int]]:
 @lru_cache
 def _alert_rules() -> Mapping[str, Sequence[Mapping[str, str]]]:
     rules: dict[str, list[Mapping[str, str]]] = defaultdict(list)
-    for path in ALERT_FILES:
+    for path in (*ALERT_FILES, SERVING):
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
             for rule in group["rules"]:
-                rules[rule["alert"]].append(rule)
+                rules[rule.get("alert", "")].append(rule)
     return rules
 
 

@@ -28,7 +28,7 @@ class Case:
     kind: str
     """One of KINDS. `near`: at 0.8 or 1.25 of a published threshold."""
     subject: str
-    """`run`, `gpu` or `host`: whose verdict or alert it is about."""
+    """`run`, `gpu`, `server` or `host`: whose verdict or alert it is about. A server's verdict is that of its GPU."""
     cause: str
     """Word of the contract: the primary verdict expected, or the alert's cause where a cause never is primary."""
     story: Story

@@ -85,6 +85,7 @@ _FAMILIES = {
         "use": "underused periodic_host_work idle_allocated mem_zombie shared_unexpectedly packing_candidate "
         "spin_suspected",
         "host": "mem_pressure oom_kill shm_full swapping cpu_saturated network_errors",
+        "serving": "serving_idle serving_starved serving_kv_full serving_busy",
         "healthy": "healthy compute_bound",
     }.items()
     for cause in causes.split()

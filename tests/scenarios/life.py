@@ -132,7 +132,7 @@ def _grade(case: Case, second: int) -> Callable[[str], str]:
         right, general = well, frozenset({INSUFFICIENT})
     elif case.end is None or second < 60 * case.end:
         right = fault
-        general = WELL | {INSUFFICIENT} | {PARENTS[cause] for cause in fault if cause in PARENTS}
+        general = case.before | WELL | {INSUFFICIENT} | {PARENTS[cause] for cause in fault if cause in PARENTS}
     else:
         right = well
         general = fault | {INSUFFICIENT} | {PARENTS[cause] for cause in fault if cause in PARENTS}

@@ -9,6 +9,7 @@ from stallscope.model.catalogue.metrics import FAMILIES
 from tests.scenarios.disturbance import Disturbance
 from tests.scenarios.page_gpu import show_gpus
 from tests.scenarios.page_host import show_host
+from tests.scenarios.page_serving import server_pages
 from tests.scenarios.page_training import show_training
 from tests.scenarios.sheet import Sheet
 from tests.scenarios.story import Story
@@ -42,7 +43,7 @@ def pages(story: Story, disturbance: Disturbance) -> list[Series]:
         show_training(sheet, world)
         _show_exporter(sheet, world)
         found += _without_failing_sources(sheet, story)
-    return found
+    return found + server_pages(world)
 
 
 def _show_exporter(sheet: Sheet, world: World) -> None:

@@ -368,7 +368,9 @@ class _Page:
                     self._gpu, lambda state: state.foreign_busy / max(1, len(state.foreign)), moments
                 )
 
-            owners.setdefault((("user", user),), []).append((here, held, foreign))
+            namespace, _, pod = user.rpartition("/")
+            labels = tuple(({"namespace": namespace, "pod": pod} if namespace else {"user": user}).items())
+            owners.setdefault(labels, []).append((here, held, foreign))
         self._add("processes", processes, kind="compute")
         self._add("processes", 0, kind="graphics")
         for labels, parts in owners.items():

@@ -14,16 +14,21 @@ from stallscope.lab.replay import rule_engine
 from stallscope.lab.replay.rule_engine import Said
 from stallscope.lab.replay.series import Series
 from tests.rules.needed import needed_files
-from tests.rules.rulebook import GROUPS, RULE_FILES, tool
+from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, tool
 
 EVALUATION_SECONDS = 30
 """Between two evaluations, and between two scrapes."""
+SERVING = ROOT / "prometheus/serving/serving.yml"
+SCORED_FILES = (*RULE_FILES, SERVING)
+"""The rules that are loaded by default, and those of servers."""
+SCORED_GROUPS = (*GROUPS, "stallscope-serving")
 WATCHDOG = "StallscopeWatchdog"
 """The alert that always fires: an evaluation without it was not reported at all."""
 _RECORDED = (
     "run:verdict:ratio5m",
     "rank:verdict:ratio5m",
     "gpu:verdict:ratio5m",
+    "serving_gpu:verdict:ratio5m",
     "run_cause:time_lost:ratio5m",
     "gpu_cause:time_lost:ratio5m",
     "run_rank:straggler_score:ratio5m",
@@ -42,8 +47,8 @@ def evaluate(
     expressions: Mapping[str, Sequence[int]],
     *,
     words: Mapping[str, Sequence[int]] = MappingProxyType({}),
-    rule_files: Sequence[Path] = RULE_FILES,
-    groups: Sequence[str] = GROUPS,
+    rule_files: Sequence[Path] = SCORED_FILES,
+    groups: Sequence[str] = SCORED_GROUPS,
     evaluation_seconds: int = EVALUATION_SECONDS,
 ) -> Said:
     """Evaluate the rules of the bundle, or of other files, as `rule_engine.evaluate` does: those that are needed."""

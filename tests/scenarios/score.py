@@ -13,8 +13,7 @@ from functools import cache, partial
 from stallscope.lab.replay import rule_engine
 from tests.alerting.alertmanager import bundled
 from tests.alerting.notifications import notifications
-from tests.known_names import READ
-from tests.rules.rulebook import GROUPS
+from tests.known_names import read_by
 from tests.scenarios import account, delays, runner
 from tests.scenarios.baselines import BASELINES
 from tests.scenarios.case import Case, Series, render
@@ -23,6 +22,7 @@ from tests.scenarios.figures import Firing, Outcome, Trial, judge, ratings, scor
 
 RULES = "Stallscope's rules"
 PROCESSES = 2
+_READ = read_by(runner.SCORED_FILES)
 _NICENESS = 10
 """Niceness: other programs on the machine take precedence."""
 _BATCH_HOURS = 80.0
@@ -59,7 +59,7 @@ def run(
     chosen: Sequence[Trial],
     *,
     baselines: bool = True,
-    groups: Sequence[str] = GROUPS,
+    groups: Sequence[str] = runner.SCORED_GROUPS,
     evaluation_seconds: int = runner.EVALUATION_SECONDS,
     progress: Progress | None = None,
 ) -> Outcomes:
@@ -117,7 +117,7 @@ def judge_batch(
     batch: Sequence[Trial],
     *,
     baselines: bool = True,
-    groups: Sequence[str] = GROUPS,
+    groups: Sequence[str] = runner.SCORED_GROUPS,
     evaluation_seconds: int = runner.EVALUATION_SECONDS,
 ) -> Outcomes:
     """Judge trials in one run of the engine."""
@@ -126,7 +126,7 @@ def judge_batch(
         for position, trial in enumerate(batch)
     ]
     moments = runner.evaluations(int(60 * max(trial.case.length for trial in batch)))
-    read = [series for each in rendered for series in each if series.name in READ]  # a sixth of the time less
+    read = [series for each in rendered for series in each if series.name in _READ]  # a sixth of the time less
     together = runner.evaluate(
         read, {runner.EVERYTHING: moments}, groups=groups, evaluation_seconds=evaluation_seconds
     ).samples[runner.EVERYTHING]

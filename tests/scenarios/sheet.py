@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,16 @@ Mask = NDArray[np.bool_]
 class Sheet:
     """Every series of one node."""
 
-    def __init__(self, node: int, disturbance: Disturbance, *, absent: tuple[str, ...], down: float | None) -> None:
+    def __init__(
+        self,
+        node: int,
+        disturbance: Disturbance,
+        *,
+        absent: tuple[str, ...],
+        down: float | None,
+        target: Mapping[str, str] | None = None,
+    ) -> None:
+        """Begin the page of the node's exporter, or of another target on the node."""
         self.node = node
         self.times = disturbance.times[node]
         """Seconds at which each scrape's page was made."""
@@ -31,7 +40,7 @@ class Sheet:
         self._scraped: Mask = disturbance.scraped
         if down is not None:
             self._answered &= disturbance.grid < down * 60
-        self._target = {"job": "stallscope", "instance": f"node{node}:{PORT}"}
+        self._target = target or {"job": "stallscope", "instance": f"node{node}:{PORT}"}
 
     def add(self, name: str, values: Floats | float, present: Mask | bool = True, /, **labels: str) -> None:
         """Show a series where it is present; a label without a value is left out, as the exposition does."""

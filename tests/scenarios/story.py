@@ -267,7 +267,7 @@ class Gpu:
     kept: float = 0.0
     """Share of its memory that no living process holds."""
     foreign: tuple[str, ...] = ()
-    """Users whose processes hold the GPU in addition to the story's runs."""
+    """Users, or pods as `namespace/pod`, whose processes hold the GPU in addition to the story's runs."""
     foreign_busy: float = 0.0
     """Share of time with their kernels."""
     foreign_memory: float = 0.1
@@ -329,6 +329,22 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Server:
+    """An inference server on a GPU, in a pod of its own, as its metrics show it."""
+
+    program: str = "vllm"
+    """`vllm`, `vllm_0_11` with the former name of the cache's usage, `vllm_both` with both names, or `sglang`."""
+    waiting: float = 0.0
+    """Requests, mean."""
+    cache_used: float = 0.3
+    """Share of the KV cache."""
+    preempted: float = 0.0
+    """Requests a second."""
+    refuses: bool = False
+    """Its metrics endpoint does not respond."""
+
+
+@dataclass(frozen=True)
 class Story:
     """Everything that one Prometheus sees of a few machines."""
 
@@ -336,6 +352,8 @@ class Story:
     runs: tuple[Run, ...] = ()
     hosts: tuple[From[Host], ...] = (From(ALWAYS, Host()),)
     gpus: tuple[From[Gpu], ...] = (From(ALWAYS, Gpu()),)
+    servers: tuple[From[Server], ...] = ()
+    """`only` counts GPUs."""
     sharing: str = "exclusive"
     absent: tuple[str, ...] = ()
     """Beginnings of family names that no node exposes."""

@@ -15,9 +15,11 @@ import pytest
 
 from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.catalogue.metrics import FAMILIES, Family, MetricType
+from tests.known_names import read_by
 from tests.scenarios import CASES, HELD_OUT, LIVES
 from tests.scenarios.case import KINDS, Case, Series, render
 from tests.scenarios.cases.settings import WELL
+from tests.scenarios.runner import SERVING
 
 ROOM = Path(__file__).parent
 GENERATOR = sorted(
@@ -34,6 +36,7 @@ GENERATOR = sorted(
                 "page",
                 "page_gpu",
                 "page_host",
+                "page_serving",
                 "page_training",
                 "sheet",
                 "story",
@@ -48,7 +51,10 @@ MAY_KNOW = re.compile(
     r"|story|utilization|world)(\.\w+)*"
 )
 META = ("healthy", "compute_bound", "insufficient_data")
-VERDICTS = {*CAUSES, *META}
+OF_SERVERS = {"serving_idle": "ServingIdle", "serving_starved": "ServingStarved", "serving_kv_full": "ServingKvFull"}
+"""Alerts of the causes of inference servers, which are no part of the catalogue."""
+ALERTS = {**{name: cause.alert for name, cause in CAUSES.items()}, **OF_SERVERS}
+VERDICTS = {*ALERTS, *META, "serving_busy"}
 META_ALERTS = {
     "StallscopeExporterDown",
     "StallscopeSourceFailing",
@@ -155,6 +161,13 @@ def test_every_cause_with_a_threshold_has_cases_below_and_above_it(cause: str) -
         assert levels == {0.8, 1.25}
 
 
+def test_servers_have_a_case_of_each_cause_under_names_that_the_rules_read() -> None:
+    cases = [case for case in CASES if case.story.servers]
+    assert {case.cause for case in cases} >= {*OF_SERVERS, "serving_busy"}
+    rendered = {each.name for case in cases for each in render(case, 1, noise=False, labels={})}
+    assert {name for name in rendered if name.startswith(("vllm:", "sglang:"))} < read_by((SERVING,))
+
+
 def test_acceptance_criteria_have_cases() -> None:
     reported = {case.name[:5] for case in CASES if case.name.startswith("ac_")}
     assert reported == {f"ac_{number:02}" for number in (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 17)}
@@ -162,11 +175,11 @@ def test_acceptance_criteria_have_cases() -> None:
 
 def test_words_are_those_of_the_contract() -> None:
     for case in ALL:
-        assert case.subject in ("run", "gpu", "host")
+        assert case.subject in ("run", "gpu", "server", "host")
         assert case.cause in VERDICTS, case.name
         assert case.acceptable | case.forbidden <= VERDICTS, case.name
         assert not case.forbidden & ({case.cause} | case.acceptable), case.name
-        known = {cause.alert for cause in CAUSES.values()} | META_ALERTS
+        known = {*ALERTS.values()} | META_ALERTS
         assert case.alerts | case.allowed <= known, case.name
 
 
@@ -175,7 +188,7 @@ def test_positive_cases_expect_the_alert_of_their_cause() -> None:
         if case.kind == "positive" or (case.level or 0) > 1:
             if case.name == "straggler_hw_narrow_slot":
                 continue  # the slot is recorded; the run may be too
-            assert CAUSES[case.cause].alert in case.alerts, case.name
+            assert ALERTS[case.cause] in case.alerts, case.name
         elif case.kind in ("negative", "near"):
             assert not case.alerts, case.name
 

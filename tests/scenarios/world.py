@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.scenarios.disturbance import Disturbance, Floats
 from tests.scenarios.model import Course
-from tests.scenarios.story import From, Gpu, Host, Node, Run, Story, at
+from tests.scenarios.story import From, Gpu, Host, Node, Run, Server, Story, at
 
 BEGIN = -1800.0
 """Second at which every exporter started."""
@@ -118,6 +118,14 @@ class World:
     def host_integral(self, node: int, value: Callable[[Host], float], times: Floats) -> Floats:
         """Return the integral of a number of a host's state at each time."""
         return _integrated(self.story.hosts, node, value, times, self.horizon)
+
+    def server_state(self, gpu: int, value: Callable[[Server], float], times: Floats) -> Floats:
+        """Return a number of the state of a GPU's server at each time."""
+        return _sampled(self.story.servers, gpu, value, times)
+
+    def server_integral(self, gpu: int, value: Callable[[Server], float], times: Floats) -> Floats:
+        """Return the integral of a number of the state of a GPU's server at each time."""
+        return _integrated(self.story.servers, gpu, value, times, self.horizon)
 
     def oom_kills(self, node: int, times: Floats) -> Floats:
         """Processes that the node's kernel has killed for memory."""

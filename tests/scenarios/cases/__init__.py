@@ -11,6 +11,7 @@ from tests.scenarios.cases.lives import CASES as WHOLE
 from tests.scenarios.cases.memory import CASES as MEMORY
 from tests.scenarios.cases.negatives import CASES as NEGATIVES
 from tests.scenarios.cases.ranks import CASES as RANKS
+from tests.scenarios.cases.serving import CASES as SERVING
 from tests.scenarios.cases.starts import CASES as STARTS
 from tests.scenarios.cases.time import CASES as TIME
 from tests.scenarios.cases.use import CASES as USE
@@ -26,6 +27,7 @@ CASES: tuple[Case, ...] = (
     *HOST,
     *NEGATIVES,
     *ABSTENTIONS,
+    *SERVING,
 )
 """In the order of the domains. HELD_OUT has cases that the rules were not tuned on, LIVES cases with a start, a fault
 and its end, which are scored over their whole life only."""

@@ -82,6 +82,8 @@ class _Use:
     """GPU-seconds, as all times."""
     busy: float = 0.0
     lost: float = 0.0
+    lost_in_serving: float = 0.0
+    """Of GPUs of inference servers, whose time not in use is no part of `lost`."""
     joules: float | None = None
     causes: dict[str, float] = field(default_factory=dict)
 
@@ -169,6 +171,8 @@ def _uses(server: Server, period: Period, grouping: Grouping, teams: Mapping[tup
         of(each).busy += each.value
     for each in _integrals(server, period, grouping, "owner:gpus_lost:sum5m"):
         of(each).lost += each.value
+    for each in _integrals(server, period, grouping, "serving_owner:gpus_lost:sum5m"):
+        of(each).lost_in_serving += each.value
     for each in _integrals(server, period, grouping, "owner:power:watts5m"):
         use = of(each)
         use.joules = (use.joules or 0.0) + each.value
@@ -281,6 +285,7 @@ def _hours(uses: _Uses, what: Literal["busy", "lost"]) -> float:
 
 def _table(uses: _Uses, earlier: _Uses | None, grouping: Grouping, options: Options, rows: int | None) -> Table:
     has_cost = options.money(1.0, 1.0) is not None
+    serves = any(use.lost_in_serving for use in uses.values())
     columns = [
         *_columns(grouping),
         Column("Held", "gpu_hours", "GPU-hours", key="held_gpu_hours"),
@@ -288,6 +293,11 @@ def _table(uses: _Uses, earlier: _Uses | None, grouping: Grouping, options: Opti
         Column("Lost", "gpu_hours", "of them", key="lost_gpu_hours"),
         Column("Lost share", "share", "of the hours held", key="lost_ratio"),
         Column("Held but idle", "gpu_hours", "without work for longer than the threshold", key="idle_gpu_hours"),
+        *(
+            [Column("Lost in serving", "gpu_hours", "not in use, apart from Lost", key="serving_lost_gpu_hours")]
+            if serves
+            else []
+        ),
         Column("Energy", "joules", key="energy_joules"),
         *([Column("Cost", "money", key="cost"), Column("Cost of loss", "money", key="lost_cost")] if has_cost else []),
     ]
@@ -304,7 +314,7 @@ def _table(uses: _Uses, earlier: _Uses | None, grouping: Grouping, options: Opti
         use = uses.get(owner, _Use())
         held, lost = use.held / 3600, use.lost / 3600
         row: list[Value] = [*_named(owner, grouping), held, use.busy / 3600, lost, use.lost_share]
-        row += [use.causes.get(_IDLE, 0.0) / 3600, use.joules]
+        row += [use.causes.get(_IDLE, 0.0) / 3600, *([use.lost_in_serving / 3600] if serves else []), use.joules]
         if has_cost:
             row += [options.money(held, use.joules), options.money(lost, None)]
         if earlier is not None:
