@@ -237,6 +237,12 @@ PHRASES = {
         f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"
     ),
     "first_nonfinite": f"{_FIRST_NONFINITE} It began on {_CULPRIT_PLACE}.{_ITS_FAULTS}{{{{ end }}}}",
+    "slow_link": (
+        f'{{{{ range printf "bottomk(1, run_link:speed_of_peers:ratio{_THIS_RUN})" {_RUN_LABELS} | query }}}} Link '
+        "{{ .Labels.device }}{{ with .Labels.port }} port {{ . }}{{ end }} of {{ .Labels.instance }} has "
+        "{{ .Value | humanizePercentage }} of the speed of that link on the run's other hosts: if the run uses it, "
+        "repair it first.{{ end }}"
+    ),
     "unless_known": f"{{{{ with {_KNOWN_RANK} }}}}{{{{ else }}}}",
     "stacks": "`stallscope stacks {{ $labels.run }}`",
     "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",

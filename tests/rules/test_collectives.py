@@ -217,3 +217,42 @@ def test_a_link_is_compared_with_those_of_the_same_name_on_the_hosts_of_its_run(
             ]
         },
     )
+
+
+@pytest.mark.parametrize(
+    ("slow", "sentence"),
+    [
+        pytest.param(
+            [series("run_link:speed_of_peers:ratio", steady(0.25), run="train", **{**TARGET, **PORT})],
+            " Link mlx5_0 port 1 of node1:19400 has 25 % of the speed of that link on the run's other hosts: if the "
+            "run uses it, repair it first.",
+            id="slower than its peers",
+        ),
+        pytest.param([], "", id="no link is slower, or none is compared"),
+        pytest.param(
+            [series("run_link:speed_of_peers:ratio", steady(0.25), run="other", **{**TARGET, **PORT})],
+            "",
+            id="a link of another run",
+        ),
+    ],
+)
+def test_the_text_on_communication_names_the_slowest_link(slow: Story, sentence: str, rulebook: Rulebook) -> None:
+    rulebook.check_text(
+        [
+            series("run_cause:time_lost:ratio5m", steady(0.3), run="train", cause="comm_bound"),
+            series("run:job_class:info", steady(1), run="train", job_class="production"),
+            *slow,
+        ],
+        "TrainingCommBound",
+        {"run": "train", "severity": "warning", "cause": "comm_bound", "job_class": "production"},
+        {
+            "summary": "Communication slows training.",
+            "lost": "",
+            "description": "Run train spends 30 % of its time in communication that does not overlap with computation."
+            f"{sentence} Use larger buckets or gradient accumulation, overlap it with the backward pass, and send "
+            "gradients in 16 bits; check that the collective library uses NVLink and RDMA (NCCL_DEBUG=INFO), not "
+            "sockets.",
+            "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingCommBound.md",
+            "dashboard_url": "/d/stallscope-run?var-run=train",
+        },
+    )

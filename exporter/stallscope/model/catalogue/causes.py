@@ -1009,9 +1009,8 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("comm_warning", "comm_high", window="3m"),
                 "Communication slows training.",
-                """Run {run} spends {share} of its time in communication that does not overlap with computation. Use
-                larger buckets or
-                gradient accumulation, overlap it with the backward pass, and send gradients in 16 bits; check that
+                """Run {run} spends {share} of its time in communication that does not overlap with
+                computation.{slow_link} Use larger buckets or gradient accumulation, overlap it with the backward pass, and send gradients in 16 bits; check that
                 the collective library uses NVLink and RDMA (NCCL_DEBUG=INFO), not sockets.""",
             ),
             mutes=("scaling_inefficient",),
