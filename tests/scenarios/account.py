@@ -87,7 +87,8 @@ def _is_subject(case: Case, sample: Sample) -> bool:
     labels = sample.labels
     if case.subject == "run":
         return sample.name.startswith("run") and labels.get("run") == case.run
-    if sample.name.startswith({"gpu": "gpu", "server": "serving_gpu"}.get(case.subject, "no subject")):
+    prefix = {"gpu": "gpu", "server": "serving_gpu"}.get(case.subject)
+    if prefix and sample.name.startswith(prefix):
         wanted = dict(case.culprit or ())
         return all(labels.get(label) == wanted[label] for label in ("instance", "gpu", "uuid") if label in wanted)
     return False

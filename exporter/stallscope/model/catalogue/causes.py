@@ -1010,8 +1010,9 @@ CAUSES: dict[str, Cause] = {
                 Loss("comm_warning", "comm_high", window="3m"),
                 "Communication slows training.",
                 """Run {run} spends {share} of its time in communication that does not overlap with
-                computation.{slow_link} Use larger buckets or gradient accumulation, overlap it with the backward pass, and send gradients in 16 bits; check that
-                the collective library uses NVLink and RDMA (NCCL_DEBUG=INFO), not sockets.""",
+                computation.{slow_link} Use larger buckets or gradient accumulation, overlap it with the backward
+                pass, and send gradients in 16 bits; check that the collective library uses NVLink and RDMA
+                (NCCL_DEBUG=INFO), not sockets.""",
             ),
             mutes=("scaling_inefficient",),
         ),
