@@ -472,9 +472,9 @@ def under_first_run(cause: Cause, alert: Alert) -> str:
 {pairs}
   unless on ({RUN}, rank)
     (
-        gpu_rank:pair:info{{gpu!="", run!=""}} offset 15m
+        rank_gpu:before_alert:info
       unless on ({RUN}, rank)
-        (gpu_rank:pair:info offset 15m and on ({GPU}) {began})
+        (rank_gpu:before_alert:info and on ({GPU}) {began})
     )
   or
     label_replace(

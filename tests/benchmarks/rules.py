@@ -127,6 +127,9 @@ def measure(gpus: int) -> Cost:
         watch = _Watch()
         with _going_on(writer, moment):
             without_rules = idle_share(pid, _CALM)
+            # Rules that have no thresholds yet take every rank for a young one, for minutes.
+            server.configure([path for path in files if path.stem == "thresholds"], _INTERVAL)
+            time.sleep(_INTERVAL + 5)
             server.configure(files, _INTERVAL)
             time.sleep(_CALM)
             before, began = cpu_seconds(pid), time.monotonic()
