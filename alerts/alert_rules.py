@@ -322,7 +322,7 @@ def is_relieved(cause: Cause) -> bool:
 
 
 def kept(value: str, cause: Cause, shape: Loss | None, labels: str) -> str:
-    """Return the PromQL that lets an alert go on for `keep`, unless its run was relieved of the cause."""
+    """Return the PromQL that lets an alert go on for `keep`, unless its run was relieved of the cause or is renewed."""
     assert cause.rule
     clearing = f"\n  >=\n    {threshold(shape.warning)} * {threshold('clear_ratio')}" if shape else ""
     return f"""\
@@ -331,7 +331,7 @@ or on ({labels})
 and on ({labels})
   {firing(cause)}
 unless on ({RUN})
-  max_over_time(run:relieved:info[{cause.rule.keep}])"""
+  (max_over_time(run:relieved:info[{cause.rule.keep}]) or run:renewed:info)"""
 
 
 def levels(value: str, lost: str, cause: Cause, shape: Loss, over: str, labels: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.rules.rulebook import (
     CLOCK,
+    INTERVAL,
     LENGTH,
     RULE_FILES,
     SHARED,
@@ -83,6 +84,22 @@ def test_throttling_is_a_cause_by_its_reason_and_from_its_share_on(rulebook: Rul
             "cap": (node("cap", throttled(power_cap=0.9)), ""),
             "sync": (node("sync", throttled(sync_boost=0.9)), ""),
         },
+        rule_files=FILES,
+    )
+
+
+def test_heat_is_the_verdict_until_a_minute_after_its_end_and_stays_where_it_comes_back(rulebook: Rulebook) -> None:
+    until_14 = growing_until(14)
+    again = f"{growing_until(13).split()[0]} {60 * 13}+0x1 {60 * 13 + INTERVAL}+{INTERVAL}x{LENGTH - scrapes(14)}"
+    rulebook.check_nodes(
+        {
+            name: (
+                node(name, gpu(clock=0.6), gpu_signal("throttled_seconds_total", values, reason="hw_thermal")),
+                cause,
+            )
+            for name, values, cause in (("cool", until_14, ""), ("hot", again, "thermal_throttle"))
+        },
+        at="16m",
         rule_files=FILES,
     )
 

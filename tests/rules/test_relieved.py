@@ -1,4 +1,4 @@
-"""A fault that is fixed at minute 14: the verdict and the alert end soon, and losses that come and go stay."""
+"""A fault or a standstill that ends at minute 14: verdict and alert follow soon, and losses that come and go stay."""
 
 from __future__ import annotations
 
@@ -205,3 +205,79 @@ def test_a_warm_up_that_waits_for_data_leaves_neither_a_verdict_nor_an_alert(rul
         },
         at="11m",
     )
+
+
+def started_again() -> Story:
+    """A rank that waits for data until it is started again at minute 14, and then no more."""
+    counted = scrapes(_END)
+
+    def counter(before: float, after: float) -> str:
+        return f"0+{before * INTERVAL:g}x{counted - 1} 0+{after * INTERVAL:g}x{LENGTH - counted}"
+
+    labels = {**TARGET, "run": "train", "rank": "0"}
+    changed: list[tuple[str, dict[str, str], tuple[float, float]]] = [
+        ("phase_seconds_total", {"phase": "data_wait"}, (0.4, 0.01)),
+        ("phase_seconds_total", {"phase": "forward"}, (0.6, 0.99)),
+        ("step_seconds_count", {}, (1.2, 2)),
+        ("step_seconds_sum", {}, (1, 1)),
+    ]
+    story = [
+        each
+        for each in waiting((0, 0.4), (_END, 0.01))
+        if not re.search("|".join(name for name, *_ in changed), each[0])
+    ]
+    first = f"0+0x{counted - 1} {60 * _END:g}+0x{LENGTH - counted}"
+    return [
+        *exporter(),
+        *(each for each in story if "first_step" not in each[0]),
+        series("stallscope_training_first_step_timestamp_seconds", first, **labels),
+        *(series(f"stallscope_training_{name}", counter(*rates), **more, **labels) for name, more, rates in changed),
+    ]
+
+
+def test_a_fix_with_a_restart_ends_the_alert_three_minutes_after_it(rulebook: Rulebook) -> None:
+    labels = {"alertname": "TrainingInputBound", "severity": "warning", "run": "train"}
+    rulebook.check(
+        started_again(),
+        {
+            _ALERTS.format(" offset 4m"): [(labels, 1)],
+            'count_over_time(ALERTS{alertname=~"Training.+"}[65s])': [],
+            "count_over_time(run:relieved:info[18m])": [],
+        },
+        at="18m",
+    )
+
+
+def stopped(share: float) -> Story:
+    """A rank in its warm-up that compiles for two minutes, and waits for data for a share of its time after that."""
+    labels = {**TARGET, "run": "train", "rank": "0"}
+    before, after = scrapes(_END - 2), scrapes(_END)
+    last = f"0+{INTERVAL}x{before} {60 * (_END - 2):g}+0x{after - before - 2} {60 * _END:g}+{INTERVAL}x{LENGTH - after}"
+    story = waiting((0, 0.01), (_END - 2, 0), (_END, share), first_step=60 * (_END - 4))
+    replaced = "last_step|step_seconds_count|forward|busy_seconds"
+    steps = changing((0, 2), (_END - 2, 0), (_END, 2 - 2 * share))
+    works = changing((0, 0.99), (_END - 2, 0), (_END, 1 - share))
+    return [
+        *exporter(),
+        *(each for each in story if not re.search(replaced, each[0])),
+        series("stallscope_training_last_step_timestamp_seconds", last, **labels),
+        *(
+            series(f"stallscope_training_step_seconds_{name}", steps, **more, **labels)
+            for name, more in (("count", {}), ("bucket", {"le": "1"}), ("bucket", {"le": "+Inf"}))
+        ),
+        series("stallscope_training_phase_seconds_total", works, phase="forward", **labels),
+        series(
+            "stallscope_training_phase_seconds_total",
+            changing((0, 0), (_END - 2, 1), (_END, 0)),
+            phase="other",
+            **labels,
+        ),
+        series("stallscope_gpu_busy_seconds_total", works, **TARGET, gpu="0", uuid="GPU-0"),
+    ]
+
+
+def test_what_a_rank_does_after_a_standstill_is_its_verdict_two_minutes_later(rulebook: Rulebook) -> None:
+    rulebook.check_percent(stopped(0.3), "run:verdict:ratio5m", [(of_run("insufficient_data"), 0)], at="13m30s")
+    for moment in ("15m30s", "19m", "21m"):
+        rulebook.check_percent(stopped(0.3), "run:verdict:ratio5m", [(of_run("input_bound"), 30)], at=moment)
+    rulebook.check(stopped(0.01), {verdicts(145): [(of_run("healthy"), 1)]}, at="18m")

@@ -467,11 +467,14 @@ def test_a_share_between_clearing_and_notice_level_is_no_verdict_by_itself(ruleb
 
 def test_a_cause_is_found_before_anything_is_called_healthy(rulebook: Rulebook) -> None:
     """Rules evaluate one file after another; in between a rank that can just be judged must not pass for healthy."""
-    story = rank(wait=0.3, first_step=600) + gpu(idle=0.3)
-    rulebook.check(story, {f'count_over_time({RUN_VERDICT}{{cause="healthy"}}[40m])': []}, at="40m")
+    for first_step in (600, -3600):
+        story = rank(wait=0.3, first_step=first_step) + gpu(idle=0.3)
+        rulebook.check(story, {f'count_over_time({RUN_VERDICT}{{cause="healthy"}}[40m])': []}, at="40m")
     story = rank(wait=0.0, first_step=600) + gpu(idle=0.15)
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "insufficient_data"}, 1)]}, at="15m30s")
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "healthy"}, 1)]}, at="17m")
+    story = rank(wait=0.0, first_step=-3600) + gpu(idle=0.15)
+    rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "healthy"}, 1)]}, at="2m30s")
 
 
 def test_the_gpu_of_a_straggler_has_its_own_hardware_cause_and_the_run_has_a_straggler(rulebook: Rulebook) -> None:
