@@ -52,6 +52,7 @@ def recordings() -> Iterator[tuple[str, Recording]]:
     yield from _slow_in_pipelines()
     yield from _heavy_stages()
     yield from _others()
+    yield from _uneven_loading()
 
 
 def _slow_ranks() -> Iterator[tuple[str, Recording]]:
@@ -157,6 +158,43 @@ def _others() -> Iterator[tuple[str, Recording]]:
     for ranks, seconds in ((8, 0.2), (64, 15.0)):
         fine = Published("nothing", _FINE)
         yield "equal ranks", _recording(f"equal-{ranks}", Shape(ranks, seconds), np.ones(ranks), None, fine)
+
+
+def _uneven_loading() -> Iterator[tuple[str, Recording]]:
+    for ranks, seconds in ((8, 10.0), (16, 2.0), (64, 15.0)):
+        # All loaders start again with the first step, and end at different times.
+        yield "uneven loading at the start of an epoch", _loaded(f"epoch-{ranks}", Shape(ranks, seconds), 0.15, 1.0)
+    for ranks, seconds in ((8, 1.0), (16, 4.0)):
+        yield "a late batch of one rank by turns", _loaded(f"late-{ranks}", Shape(ranks, seconds), 0.02, 1 / ranks)
+
+
+def _loaded(name: str, shape: Shape, share: float, part: float) -> Recording:
+    """Return a recording in which ranks wait for data.
+
+    Args:
+        name: name of the recording.
+        shape: size of the training.
+        share: of the time, that a rank waits on average.
+        part: of the ranks that wait in a step; with 1, all of them wait in the first step only.
+    """
+    seed = sum(map(ord, name))
+    random = np.random.default_rng(seed)
+    steps, lengths = _Draws(shape, seed).played(np.ones(shape.ranks))
+    waits = random.lognormal(-0.08, 0.4, (_STEPS, shape.ranks)) * (random.random((_STEPS, shape.ranks)) < part)
+    if part == 1:
+        waits[1:] = 0
+    waits *= share * lengths.sum() * shape.ranks / waits.sum()
+    longest = waits.max(axis=1)
+    late: list[Step] = [
+        [
+            {"data_wait": float(wait), **rank, "communication": rank["communication"] + float(most - wait)}
+            for wait, rank in zip(row, step, strict=True)
+        ]
+        for row, step, most in zip(waits, steps, longest, strict=True)
+    ]
+    lost = float(longest.sum() / (lengths.sum() + longest.sum()))
+    answer = Published("ranks wait for data, not equally long", ("input_bound",), lost=lost)
+    return Recording(name=name, source="a formula", ranks=tuple(range(shape.ranks)), steps=late, published=answer)
 
 
 def _answered(recording: Recording, **changes: tuple[str, ...]) -> Recording:

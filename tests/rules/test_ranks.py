@@ -73,6 +73,14 @@ def together(**others: float) -> Story:
     return [each for number in (1, 2, 3) for each in member(number, phases)]
 
 
+def loading(*waits: float) -> Story:
+    """Ranks that wait for data, and then for the rank that waits longest for data."""
+    found: Story = []
+    for number, wait in enumerate(waits):
+        found += member(number, {"forward": 0.3, "backward": 0.4, "communication": max(waits) - wait + 0.01}, wait=wait)
+    return found
+
+
 LATE = {"forward": 0.3, "backward": 0.5, "communication": 0.01}
 """Phases of a rank that does not wait for other ranks."""
 
@@ -104,7 +112,10 @@ def test_who_waits_for_a_straggler_is_not_bound_by_communication(rulebook: Ruleb
     ("story", "cause", "percent"),
     [
         pytest.param(member(0, LATE) + together(communication=0.135), "straggler_rank", 13, id="at 1.25"),
-        pytest.param(member(0, LATE) + together(communication=0.085), "healthy", 0, id="at 0.75"),
+        pytest.param(member(0, LATE) + together(communication=0.085), "straggler_rank", 7, id="at 1.5 of the notice"),
+        pytest.param(member(0, LATE) + together(communication=0.05), "healthy", 0, id="at 0.8 of the notice"),
+        pytest.param(loading(0.25, 0.10, 0.15, 0.20), "input_bound", 25, id="for loaders that end at different times"),
+        pytest.param(loading(0.25, 0.10, 0.10, 0.10), "straggler_input", 15, id="for one slow loader"),
         pytest.param(together(communication=0.3), "comm_bound", 30, id="all wait alike"),
         pytest.param(together(communication=0.125), "comm_bound", 13, id="communication at 1.25"),
         pytest.param(together(communication=0.08), "healthy", 0, id="communication at 0.8"),

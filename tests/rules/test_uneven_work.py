@@ -67,7 +67,7 @@ def test_ranks_wait_for_the_one_with_the_most_work(
 
 def test_communication_is_what_remains(rulebook: Rulebook) -> None:
     story = together({"backward": 0.3, "communication": 0.5}, {"own": 0.5, "uneven": 0.036, "even": 0.0})
-    expected = [({"run": "train", "cause": "uneven_work"}, 26), ({"run": "train", "cause": "comm_bound"}, 24)]
+    expected = [({"run": "train", "cause": "uneven_work"}, 28), ({"run": "train", "cause": "comm_bound"}, 22)]
     rulebook.check_percent(story, f'{COST}{{cause=~"uneven_work|comm_bound"}}', expected)
 
 
