@@ -87,10 +87,10 @@ def units(case: Case) -> int:
 
 @cache
 def representatives() -> Mapping[str, Case]:
-    """Return the smallest positive case of each cause."""
+    """Return the smallest positive case of each cause of the catalogue; those of inference servers are not in it."""
     chosen: dict[str, Case] = {}
     for case in CASES:
-        if case.kind == "positive":
+        if case.kind == "positive" and case.cause in CAUSES:
             best = chosen.setdefault(case.cause, case)
             if units(case) * case.length < units(best) * best.length:
                 chosen[case.cause] = case
