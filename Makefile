@@ -22,23 +22,21 @@ PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
 UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,alerting/test_routes.py analysis capacity catalogue clients collectors \
   common doctor drivers grafana/test_dashboard_lint.py grafana/test_lint.py hangs intake owners protocol report sampling simulation \
   terminal view web)
-# Tests that take long, install packages, or need a training framework.
+# Tests that take long, install packages, or need a training framework, besides those marked nightly.
 LONG := $(addprefix tests/,catalogue/test_new_cause.py cli/test_training_endings.py deploy/test_systemd.py \
-  end_to_end/test_fault_reaches_webhook.py end_to_end/test_interruptions.py end_to_end/test_lost_gpu.py end_to_end/test_memory_ceiling.py \
-  end_to_end/test_real_training.py faults/test_kills.py faults/test_repetition.py intake/test_fuzz.py \
-  packaging prometheus_examples rules/test_hours.py scenarios/test_absence.py scenarios/test_score.py shim/integrations \
-  shim/test_hot_line_programs.py shim/test_loops.py)
+  end_to_end/test_fault_reaches_webhook.py end_to_end/test_lost_gpu.py end_to_end/test_memory_ceiling.py intake/test_fuzz.py \
+  packaging prometheus_examples rules/test_hours.py scenarios/test_score.py shim/integrations shim/test_loops.py)
 # 0 leaves out the tests marked nightly, unless ARGS selects tests.
 NIGHTLY ?= 1
-BUT = $(if $(ARGS),,$(if $(filter 0,$(NIGHTLY)), and not nightly))
+NOT_NIGHTLY = $(if $(ARGS),,$(if $(filter 0,$(NIGHTLY)), and not nightly))
 # Reading only these saves reading all tests again.
 marked = $(shell grep -rl --include='test_*.py' 'mark[.]$(1)' tests)
 # A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever. No tests is no failure.
 # Tests that run make share no jobs with this one.
 IN_PARALLEL = env MAKEFLAGS= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0
-BESIDE = nice $(IN_PARALLEL) --numprocesses $(JOBS) -m "not timed and not alone$(BUT)" $(1) || [ $$? -eq 5 ]
-PAIRS = $(IN_PARALLEL) --numprocesses 2 -m "timed$(BUT)" $(1) || [ $$? -eq 5 ]
-AFTER = $(BIN)/python -m pytest -m "alone$(BUT)" $(1) || [ $$? -eq 5 ]
+BESIDE = nice $(IN_PARALLEL) --numprocesses $(JOBS) -m "not timed and not alone$(NOT_NIGHTLY)" $(1) || [ $$? -eq 5 ]
+PAIRS = $(IN_PARALLEL) --numprocesses 2 -m "timed$(NOT_NIGHTLY)" $(1) || [ $$? -eq 5 ]
+AFTER = $(BIN)/python -m pytest -m "alone$(NOT_NIGHTLY)" $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
 COMPILED := $(VENV)/.compiled
 SBOM := dist/stallscope-exporter.cdx.json

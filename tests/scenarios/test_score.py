@@ -63,9 +63,8 @@ def test_no_negative_raises_a_warning_or_critical_alert(outcomes: Sequence[Outco
 
 
 def test_a_fault_is_one_notification_and_its_end_another_one(outcomes: Sequence[Outcome]) -> None:
-    found = outcomes
-    assert any(each.notified for each in found)
-    repeated = [each.trial.name for each in found if each.notified not in ((), ("firing",), ("firing", "resolved"))]
+    assert any(each.notified for each in outcomes)
+    repeated = [each.trial.name for each in outcomes if each.notified not in ((), ("firing",), ("firing", "resolved"))]
     assert repeated == []
 
 
