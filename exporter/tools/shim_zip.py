@@ -17,6 +17,8 @@ _PARTS = (
     "common/__init__.py",
     "common/cluster_tls.py",
     "common/file_trust.py",
+    "common/hidden_library.py",
+    "common/program_files.py",
     "common/silence.py",
     "common/standard_error.py",
     "common/standard_library.py",

@@ -22,7 +22,7 @@ from stallscope.training.protocol.report import CodeLine
 from stallscope.training.protocol.stacks import HotLine, SampledPhase, sampled_phases
 from stallscope.training.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH
 from stallscope.training.shim import bursts as bursts_module
-from stallscope.training.shim import code_location, worker_samples
+from stallscope.training.shim import code_location, rebooking, worker_samples
 from stallscope.training.shim.bursts import Burst, Line
 from stallscope.training.shim.hot_lines import AGAIN, FIRST_WINDOW, PAUSE, WINDOW, HotLines
 from stallscope.training.shim.timeline import Timeline
@@ -592,12 +592,12 @@ def test_samples_move_with_the_time_of_an_interval(clock: ScriptedClock) -> None
     burst = Burst(timeline, least_seconds=0.0)
     timeline.rebooked = burst._rebook
     clock.advance(5)
-    before = timeline.snapshot()
+    before = rebooking.snapshot(timeline)
     with timeline.phase("data_wait"):
         clock.advance(1)
     for moment, phase in ((4.0, "data_wait"), (5.5, "data_wait"), (5.6, "checkpoint")):
         burst._samples.append(bursts_module._Sample(clock.monotonic() - 6 + moment, 0.5, phase, None, False, []))
-    timeline.rebook(before, timeline.phase("evaluation"), ("data_wait", "other"))
+    rebooking.rebook(timeline, before, timeline.phase("evaluation"), ("data_wait", "other"))
     assert [sample.phase for sample in burst._samples] == ["data_wait", "evaluation", "checkpoint"]
 
 

@@ -56,6 +56,52 @@ def play(script: str, exporter: Listener | None = None) -> subprocess.CompletedP
 LOOP = "import stallscope\nfor batch in stallscope.track(range(5), 'job'):\n    pass\n"
 
 
+@pytest.mark.parametrize(
+    ("end", "state"),
+    {
+        "pass": "finished",
+        "sys.exit()": "finished",
+        "sys.exit(3)": "failed",
+        "sys.exit('no data')": "failed",
+        "exit(3)": "failed",
+        "raise ValueError": "failed",
+        "signal.raise_signal(signal.SIGTERM)": "terminated",
+    }.items(),
+)
+def test_a_program_that_ends_before_a_step_reports_its_end_to_an_exporter_that_started_since(
+    end: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STALLSCOPE_ADDRESS", f"unix://{tmp_path}/report.sock")
+    script = f"""
+import signal, sys, stallscope
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+run = stallscope.Run("job")
+print("started", flush=True)
+input()
+before = set(sys.modules)
+def show_imports():
+    print(*(name for name in set(sys.modules) - before if "stallscope" in name))
+import atexit
+atexit.register(show_imports)
+{end}
+"""
+    program = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "started\n"
+        with contextlib.closing(Listener(tmp_path / "report.sock")) as exporter:
+            imported, _ = program.communicate("\n", timeout=60)
+            (report,) = received(exporter)
+    assert report.state == state
+    assert bool(imported.strip()) == (end == "raise ValueError")  # nothing else, least of all in the signal's handler
+
+
 FREE_NUMBERS = """
 import os
 free = []

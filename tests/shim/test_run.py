@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -411,27 +412,73 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 ON_DEMAND = (
     "async_batches bursts code_location devices fitting gpu_counters hot_lines http_transport other_launchers own_work"
-    " pipeline request_file run_names signing slow_steps stacks step_requests stopping stored_reports storing"
-    " termination tracing worker_samples"
+    " pipeline rebooking run_names signing slow_steps step_requests stopping stored_reports storing tracing"
+    " worker_samples"
 )
 """Modules of the shim that a run imports when it has something for them to do."""
-MOST_IMPORTED_LINES = 4220
+AFTER_THE_FIRST_STEP = "endings observer observers overhead process program_end"
+"""Modules that a run imports after its first step; those of observers earlier if an exporter listens."""
+MOST_IMPORTED_LINES = 3525
 """Lines of the package that a named run imports before its first step."""
+MOST_WITH_EXPORTER = 4980
+"""Such lines with an exporter, which also receives the stack of a hang, and the notice of a signal, before a step."""
+_IMPORTS = """
+import json, sys, stallscope
+for number in stallscope.track([1, 2, 3], run="job"):
+    if number != 2:
+        found = [[name, module.__file__] for name, module in sys.modules.items() if name[:10] == "stallscope"]
+        print(json.dumps(found))
+"""
+
+
+def imported_before_and_after_the_first_step(address: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the modules of the package, and their files, that a program has imported in its first and third step."""
+    environment = {**os.environ, "STALLSCOPE_ADDRESS": address}
+    done = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True, env=environment)
+    before, after = (dict(json.loads(line)) for line in done.stdout.splitlines())
+    return before, after
+
+
+def lines_of(files: Mapping[str, str]) -> int:
+    return sum(Path(file).read_text().count("\n") for file in files.values())
 
 
 def test_a_run_imports_its_core_before_the_first_step() -> None:
-    script = """
-import json, sys, stallscope
-for _ in stallscope.track([1], run="job"):
-    print(json.dumps([[name, module.__file__] for name, module in sys.modules.items() if name[:10] == "stallscope"]))
+    before, after = imported_before_and_after_the_first_step("unix:///nowhere/report.sock")
+    late = {f"stallscope.training.shim.{name}" for name in AFTER_THE_FIRST_STEP.split()}
+    assert "stallscope.training.shim.session" in before
+    assert not {f"stallscope.training.shim.{name}" for name in ON_DEMAND.split()} & set(before)
+    assert not late & set(before)
+    assert late - set(after) <= {"stallscope.training.shim.overhead"}  # imported by the next report
+    assert lines_of(before) <= MOST_IMPORTED_LINES
+
+
+def test_a_run_with_an_exporter_observes_stacks_and_signals_from_its_first_report(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as exporter:
+        exporter.bind(str(tmp_path / "report.sock"))
+        before, _ = imported_before_and_after_the_first_step(f"unix://{tmp_path}/report.sock")
+    assert {f"stallscope.training.shim.{name}" for name in ("stacks", "termination", "observers")} <= set(before)
+    assert not {f"stallscope.training.shim.{name}" for name in ON_DEMAND.split()} & set(before)
+    assert lines_of(before) <= MOST_WITH_EXPORTER
+
+
+@pytest.mark.parametrize("missing", AFTER_THE_FIRST_STEP.split())
+def test_a_module_that_cannot_be_imported_later_does_not_reach_the_training(missing: str) -> None:
+    script = f"""
+import sys, stallscope
+sys.modules["stallscope.training.shim.{missing}"] = None  # whose import fails
+run = stallscope.Run("job", interval=0)
+for number in stallscope.track(range(3), run):
+    run.report(loss=number)
+    print(number)
+for number in stallscope.track(range(3), run):
     break
+sys.exit(7)
 """
     environment = {**os.environ, "STALLSCOPE_ADDRESS": "unix:///nowhere/report.sock"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    files = dict(json.loads(done.stdout.splitlines()[0]))
-    assert "stallscope.training.shim.session" in files
-    assert not {f"stallscope.training.shim.{name}" for name in ON_DEMAND.split()} & set(files)
-    assert sum(Path(file).read_text().count("\n") for file in files.values()) <= MOST_IMPORTED_LINES
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (7, "0\n1\n2\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_the_shim_needs_nothing_but_the_standard_library() -> None:

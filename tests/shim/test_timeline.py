@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from stallscope.model.catalogue import metrics as catalogue
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.vocabulary import MAX_PHASES
+from stallscope.training.shim import rebooking
 from stallscope.training.shim import timeline as module
 from stallscope.training.shim.timeline import NO_PHASE, Timeline
 
@@ -309,13 +310,13 @@ def looping(clock: ScriptedClock) -> Timeline:
 def test_time_moves_to_the_phase_that_it_turns_out_to_belong_to(clock: ScriptedClock) -> None:
     timeline = looping(clock)
     clock.advance(1.0)
-    before = timeline.snapshot()
+    before = rebooking.snapshot(timeline)
     with timeline.phase("data_wait"):
         clock.advance(2.0)
     with timeline.phase("forward"):
         clock.advance(4.0)
     clock.advance(8.0)
-    timeline.rebook(before, timeline.phase("evaluation"), ("data_wait", "forward", "other"))
+    rebooking.rebook(timeline, before, timeline.phase("evaluation"), ("data_wait", "forward", "other"))
     timeline.step()
     seconds = {name: phase.seconds for name, phase in timeline.phases.items() if phase.seconds}
     assert seconds == {"other": 1.0, "evaluation": 14.0}
@@ -326,20 +327,20 @@ def test_time_moves_to_the_phase_that_it_turns_out_to_belong_to(clock: ScriptedC
 
 def test_only_the_time_until_a_later_moment_moves(clock: ScriptedClock) -> None:
     timeline = looping(clock)
-    before = timeline.snapshot()
+    before = rebooking.snapshot(timeline)
     clock.advance(2.0)
-    after = timeline.snapshot()
+    after = rebooking.snapshot(timeline)
     clock.advance(4.0)
-    timeline.rebook(before, timeline.phase("evaluation"), ("other",), after)
+    rebooking.rebook(timeline, before, timeline.phase("evaluation"), ("other",), after)
     assert (timeline.other.seconds, timeline.phase("evaluation").seconds) == (4.0, 2.0)
 
 
 def test_time_of_other_phases_stays(clock: ScriptedClock) -> None:
     timeline = looping(clock)
-    before = timeline.snapshot()
+    before = rebooking.snapshot(timeline)
     with timeline.phase("checkpoint"):
         clock.advance(2.0)
-    timeline.rebook(before, timeline.phase("evaluation"), ("other",))
+    rebooking.rebook(timeline, before, timeline.phase("evaluation"), ("other",))
     assert (timeline.phase("checkpoint").seconds, timeline.phase("evaluation").occurrences) == (2.0, 0)
 
 
@@ -368,7 +369,7 @@ def test_the_newest_time_outside_phases_can_extend_the_checkpoint_before_it(cloc
     clock.advance(4.0)
     moved: list[tuple[float, float, str]] = []
     timeline.rebooked = lambda began, ended, phase, sources: moved.append((began, ended, phase))
-    timeline.extend(checkpoint, 3.0)
+    rebooking.extend(timeline, checkpoint, 3.0)
     assert (timeline.other.seconds, checkpoint.seconds, checkpoint.occurrences) == (2.0, 5.0, 1)
     assert moved == [(clock.monotonic() - 3.0, clock.monotonic(), "checkpoint")]
     timeline.step()
@@ -381,5 +382,5 @@ def test_a_checkpoint_is_extended_by_no_more_than_the_time_outside_phases(clock:
     with checkpoint:
         clock.advance(2.0)
     clock.advance(1.0)
-    timeline.extend(checkpoint, 3.0)
+    rebooking.extend(timeline, checkpoint, 3.0)
     assert (timeline.other.seconds, checkpoint.seconds) == (0.0, 3.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from stallscope.common.standard_library import OWN_FOLDERS
+from stallscope.common.program_files import OWN_FOLDERS
 
 _TIMEOUT_SECONDS = 20.0
 

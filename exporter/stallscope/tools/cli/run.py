@@ -13,8 +13,8 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from stallscope.common.program_files import release
 from stallscope.common.standard_error import show
-from stallscope.common.standard_library import release
 from stallscope.tools.cli._become import become
 from stallscope.tools.cli._run_summary import FORMS, SummaryOptions, discard, prepare
 from stallscope.tools.cli._run_summary import VARIABLE as SUMMARY

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.common.installation import install_command
-from stallscope.common.standard_library import OWN_FOLDERS
+from stallscope.common.program_files import OWN_FOLDERS
 from stallscope.model.catalogue.gpu_losses import LOSSES, remedy
 from stallscope.node.drivers.pci import pci_gpus
 from stallscope.tools.doctor.checkup import Finding, Stop, failed, ok, skipped, warning

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler
 from stallscope.training.shim.tolerance import tolerate
 
 if TYPE_CHECKING:
-    from stallscope.training.shim.timeline import Snapshot
+    from stallscope.training.shim.rebooking import Snapshot
 
 unobserved: Callable[[], AbstractContextManager[Any]] = getattr(torch._C, "DisableTorchFunction", nullcontext)  # noqa: SLF001
 """Context in which a look at a tensor calls no `__torch_function__` of its class or of a mode."""

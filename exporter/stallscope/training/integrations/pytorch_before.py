@@ -17,7 +17,7 @@ import torch
 from stallscope.training.integrations.pytorch_batches import Prefetched, leading_dimension
 from stallscope.training.integrations.pytorch_forward import ModuleCalls
 from stallscope.training.integrations.pytorch_input import FirstInput
-from stallscope.training.shim import lifetime
+from stallscope.training.shim import lifetime, rebooking
 from stallscope.training.shim.run import Run
 
 _MOST_CALLS = 64
@@ -133,19 +133,19 @@ class Before:
         self._input.end()
         drawn_since = self._input.seconds
         timeline = run.timeline
-        timeline.snapshot()
+        rebooking.snapshot(timeline)
         for name, seconds in self._seconds.items():
             if 0.0 < seconds < timeline.initialization.seconds:
-                timeline.move(timeline.initialization, timeline.phase(name), seconds)
+                rebooking.move(timeline.initialization, timeline.phase(name), seconds)
         calls, drawn = list(self._calls), self._drawn
         self._calls.clear()  # another loop may begin later
         self._seconds = {}
         if backward_began is not None and calls:
             self._begin_loop(run, calls, drawn)
             if 0.0 < drawn_since < timeline.other.seconds:
-                timeline.move(timeline.other, timeline.phase("data_wait"), drawn_since)
+                rebooking.move(timeline.other, timeline.phase("data_wait"), drawn_since)
             backward = timeline.phase("backward")  # in which the run was made
-            timeline.move(timeline.other, backward, min(timeline.now() - backward_began, timeline.other.seconds))
+            rebooking.move(timeline.other, backward, min(timeline.now() - backward_began, timeline.other.seconds))
             backward.occurrences = 0
 
     @property
@@ -164,8 +164,8 @@ class Before:
         timeline.initialization.seconds -= timeline.mark - began
         timeline.mark = began
         timeline.begin_loop(began)
-        timeline.snapshot()
+        rebooking.snapshot(timeline)
         for start, end in passes:
-            timeline.move(timeline.other, forward, end - max(start, began))
+            rebooking.move(timeline.other, forward, end - max(start, began))
         if drawn:
-            timeline.move(timeline.other, timeline.phase("data_wait"), passes[0][0] - began)
+            rebooking.move(timeline.other, timeline.phase("data_wait"), passes[0][0] - began)

@@ -28,6 +28,7 @@ import torch
 
 from stallscope.training.integrations.pytorch_batches import SCALARS, first_items, tensors, unobserved
 from stallscope.training.integrations.pytorch_indexing import Indexing
+from stallscope.training.shim import rebooking
 from stallscope.training.shim.run import Run
 from stallscope.training.shim.timeline import Phase
 from stallscope.training.shim.tolerance import tolerate
@@ -376,7 +377,7 @@ class LoopInput(InputCalls):
         """
         timeline, other = self._timeline, self._other
         spent = self._seconds()
-        timeline.snapshot()
+        rebooking.snapshot(timeline)
         self._stored, self._stored_at = checkpoint, spent
         self._usual_rest = max(spent / max(timeline.steps, 1) - (spent - other.mark), 0.0) if is_in_step else 0.0
         self.is_open = True
@@ -406,7 +407,7 @@ class LoopInput(InputCalls):
         usual = min(spent, self._usual_rest)
         self._usual_rest -= usual
         if spent > usual:
-            self._timeline.extend(checkpoint, spent - usual)
+            rebooking.extend(self._timeline, checkpoint, spent - usual)
 
     def _is_due(self) -> bool:
         self._intervals += 1
@@ -438,7 +439,7 @@ class LoopInput(InputCalls):
         timeline.book(timeline.now())
         seconds = min(seconds, self._other.seconds)
         if seconds > 0.0:
-            timeline.move(self._other, phase, seconds)
+            rebooking.move(self._other, phase, seconds)
         return seconds
 
     def _settle(self, ended_by: str) -> None:

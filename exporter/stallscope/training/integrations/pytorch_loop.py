@@ -25,13 +25,14 @@ from stallscope.training.integrations.pytorch_forward import ModuleCalls
 from stallscope.training.integrations.pytorch_input import LoopInput
 from stallscope.training.integrations.pytorch_steady import SHORT, SteadyLoop
 from stallscope.training.integrations.pytorch_updates import Updates
+from stallscope.training.shim import rebooking
 from stallscope.training.shim.run import Run
 from stallscope.training.shim.timeline import ROLLOUT_PHASES, STEP_PHASES, Phase
 from stallscope.training.shim.tolerance import number, tolerate
 
 if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_before import Before
-    from stallscope.training.shim.timeline import Snapshot
+    from stallscope.training.shim.rebooking import Snapshot
 
 _AT_ONCE = 0.05
 """Seconds after which the making of a loader's iterator no longer belongs to the wait for its first batch."""
@@ -352,7 +353,7 @@ class Loop:
                 self._open_evaluation(self._hint, None)
         else:
             self._close_for_training()
-            made.before = self._timeline.snapshot()
+            made.before = rebooking.snapshot(self._timeline)
         return made
 
     @guarded
@@ -397,7 +398,7 @@ class Loop:
         self._close_for_training()
         if found.trains is None and not found.fetched:
             if found.before is None or self._timeline.now() - found.ended > _AT_ONCE:
-                found.before = self._timeline.snapshot()
+                found.before = rebooking.snapshot(self._timeline)
             elif not self._timeline.looping:
                 self._begin_with(found.before)
         return found
@@ -540,12 +541,12 @@ class Loop:
             if not self._evaluating.in_context:
                 self._end_evaluation()
         elif self._hint is not None and self._evaluated is not None:
-            self._timeline.rebook(self._hint, self._evaluation, _EVALUATED, self._evaluated)
+            rebooking.rebook(self._timeline, self._hint, self._evaluation, _EVALUATED, self._evaluated)
         self._forget_hints()
 
     def _begin_hint(self) -> None:
         if self._hint is None and self._evaluating is None and self._timeline.current.name in _BETWEEN:
-            self._hint = self._timeline.snapshot()
+            self._hint = rebooking.snapshot(self._timeline)
             self._timeline.held = True
 
     def _forget_hints(self) -> None:
@@ -576,7 +577,7 @@ class Loop:
         self._leave_optimizers()
         before = evaluation.occurrences
         if since is not None:
-            timeline.rebook(since, evaluation, _EVALUATED)
+            rebooking.rebook(timeline, since, evaluation, _EVALUATED)
         if self._cycle:
             self._mark()
         in_mode = self._is_evaluation_mode
@@ -686,7 +687,7 @@ class Loop:
         """End `forward`."""
         self._leave(self._forward, self._span)
         if self._called_for_evaluation:
-            self._evaluated = self._timeline.snapshot()
+            self._evaluated = rebooking.snapshot(self._timeline)
         if not self._batches:
             self._begin_input()
 
@@ -1066,11 +1067,11 @@ class Loop:
         if self._elsewhere() or timeline.current.name not in _BETWEEN or self._input.drawing:
             return function(*arguments, **options)
         if not timeline.looping:
-            timeline.snapshot()
+            rebooking.snapshot(timeline)
             began = initialization.seconds
             result = function(*arguments, **options)
-            timeline.snapshot()
-            timeline.move(initialization, timeline.phase(phase), initialization.seconds - began)
+            rebooking.snapshot(timeline)
+            rebooking.move(initialization, timeline.phase(phase), initialization.seconds - began)
             return result
         self._input.end()
         if self._cycle and phase == "evaluation":  # inside of which no step can end
@@ -1115,7 +1116,7 @@ class Loop:
         """Begin the loop when the first pass began, for the start of a loader's workers is a wait for data."""
         self._wait.__enter__()
         self._wait.__exit__()
-        self._timeline.rebook(before, self._wait, ("initialization",))
+        rebooking.rebook(self._timeline, before, self._wait, ("initialization",))
         self._wait.occurrences = 0
 
     def _own(self) -> bool:
@@ -1169,11 +1170,11 @@ class Loop:
         for found in self._fetched:
             if found.trains is None and found.before is not None:
                 if found.predicted or not self._is_used(found) or timeline.current.name not in _BETWEEN:
-                    found.before = timeline.snapshot()  # what this report contains can't be moved any more
+                    found.before = rebooking.snapshot(timeline)  # what this report contains can't be moved any more
                 else:
                     self._decide(found)
         if self._hint is not None:
-            self._hint = timeline.snapshot()
+            self._hint = rebooking.snapshot(timeline)
         self._evaluated = None
         self._input.forget()
         prefetched, seconds = self._before.prefetched.take()

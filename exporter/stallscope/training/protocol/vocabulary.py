@@ -89,6 +89,8 @@ SHIM_STATES = ("starting", "running", "finished", "failed", "terminated")
 """States that a process reports of itself; `lost` is the exporter's word for one that is gone."""
 LAST_STATES = ("finished", "failed", "terminated")
 """States of the last report of a session."""
+TERMINATION_STATUSES = (128 + 15, 128 + 1, 128 + 2)
+"""Exit statuses by which a program reports that SIGTERM, SIGHUP or SIGINT ended it."""
 
 ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused", "rollout")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH
+from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH, TERMINATION_STATUSES
 from stallscope.training.shim.tolerance import label
 
 TYPE_CHECKING = False
@@ -19,8 +19,6 @@ _OUT_OF_MEMORY_TYPES = ("OutOfMemoryError", "ResourceExhaustedError")
 """PyTorch's and TensorFlow's."""
 _OUT_OF_MEMORY_MESSAGES = ("out of memory", "RESOURCE_EXHAUSTED")
 """Of errors with a type for everything: older PyTorch's RuntimeError, JAX's XlaRuntimeError."""
-TERMINATION_STATUSES = (128 + 15, 128 + 1, 128 + 2)
-"""Exit statuses by which a program reports that SIGTERM, SIGHUP or SIGINT ended it."""
 _MAX_CONTEXT = 16
 """Exceptions that are followed to the one in whose handling they were raised."""
 _LIGHTNING_TERMINATION = "SIGTERMException"

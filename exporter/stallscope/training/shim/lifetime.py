@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import gc
 import os
 import sys
 import weakref
-from types import TracebackType
 
 from stallscope.common.standard_library import loaded, standard_library
-from stallscope.training.shim.endings import (
-    TERMINATION_STATUSES,
-    in_signal_handler,
-    is_failure,
-    is_interrupted,
-    is_termination,
-    signal_handlers,
-    status_of_child,
-)
+from stallscope.training.protocol.vocabulary import TERMINATION_STATUSES
+from stallscope.training.shim.tolerance import tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import Any, NoReturn
 
     from stallscope.training.shim.session import Session
@@ -33,12 +25,9 @@ _everyone: weakref.WeakSet[Session] = weakref.WeakSet()
 _has_fork_handler = False
 _watching = 0
 _observed = 0
-_failed = False
-_terminated = False
-_failure: BaseException | None = None
-_steps_at_end: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
-"""Steps of each run when an end of the program was recorded."""
-_left: tuple[weakref.ref[Session], float, bool] | None = None
+_status: object = None
+"""Status with which the program ends before its first step, and before an exporter has accepted a report."""
+_END = "stallscope.training.shim.program_end"
 _MAX_RESTING = 8
 """Runs that may continue after their loop was over; older ones are finished, and their sockets closed."""
 
@@ -60,24 +49,10 @@ def observe() -> None:
 
 def note_end(error: BaseException) -> None:
     """Record the exception, or SystemExit, with which the program of this process ended."""
-    global _failed, _failure, _terminated
-    _note_steps()
-    _terminated = is_termination(error)
-    if isinstance(error, SystemExit):
-        _failed, _failure = is_failure(error.code), None
-    else:
-        _failed, _failure = True, error
-
-
-def _note_steps() -> None:
-    """Record how far each run is: if it goes on, the end that is recorded now was not the program's."""
-    _steps_at_end.clear()
-    _steps_at_end.update((run, run.steps_done) for run in _open)
-
-
-def _has_continued(run: Session) -> bool:
-    """Return whether a run has taken steps since the recorded end, as after an exception in an interactive console."""
-    return bool(_steps_at_end) and run.steps_done > _steps_at_end.get(run, -1)
+    try:
+        _program_end().note_error(error, watched())
+    except Exception as problem:
+        tolerate(problem, "recording the end of the program")
 
 
 def watch(run: Session) -> None:
@@ -95,7 +70,7 @@ def watch(run: Session) -> None:
         if util is not None and process is not None and process.parent_process() is not None:
             util.Finalize(None, finish_all, exitpriority=100)
         else:
-            atexit.register(finish_all)
+            atexit.register(_finish_at_exit)
     _open.append(run)
 
 
@@ -152,29 +127,42 @@ def rest_others(run: Session) -> None:
         oldest.finish()
 
 
+def prepare_for_end() -> None:
+    """Import now what the end of the process needs: nothing is imported while Python exits."""
+    _program_end()
+
+
 def finish_all() -> None:
-    """Finish all open runs; called when the process ends."""
-    error = sys.exc_info()[1]  # before Python 3.13, multiprocessing calls this while the exception is handled
-    terminated = _terminated or is_termination(error)
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        error = _failure
-    status = status_of_child()
-    failed = _failed or error is not None or status != 0
+    """Finish all open runs: the process, or a process of multiprocessing, ends."""
+    if _open:
+        try:
+            _program_end().finish(watched())
+        except Exception as error:
+            _finish_by_status()
+            tolerate(error, "reporting the end of the program")
+
+
+def _finish_at_exit() -> None:
+    if _END in sys.modules:
+        finish_all()
+    else:
+        _finish_by_status()
+
+
+def _finish_by_status() -> None:
+    if _status is None or (type(_status) is int and _status == 0):
+        state = "finished"
+    else:
+        state = "terminated" if type(_status) is int and _status in TERMINATION_STATUSES else "failed"
     for run in watched():
-        left = _was_left(run)
-        if run.is_resting or (_has_continued(run) and not left and error in (None, _failure) and status == 0):
-            run.finish()
-        elif terminated or status in TERMINATION_STATUSES or (left and _left is not None and _left[2]):
-            run.finish("terminated")
-        elif failed or left:
-            run.fail(None if isinstance(error, SystemExit) else error)
-        else:
-            run.finish()
+        run.finish(state)
 
 
-def _was_left(run: Session) -> bool:
-    """Return whether SystemExit left the loop of this run, and no time was counted since."""
-    return _left is not None and _left[0]() is run and run.moment == _left[1]
+def _program_end() -> Any:
+    with standard_library():
+        from stallscope.training.shim import program_end
+
+    return program_end
 
 
 def _after_fork_in_child() -> None:
@@ -196,18 +184,15 @@ def _chain_exception_hook() -> None:
 
 
 def _note_status(status: object) -> None:
-    global _failed, _terminated
-    with standard_library():
-        import threading
-
-    if threading.current_thread() is threading.main_thread():  # another thread would end only itself
-        _note_steps()
-        _failed = is_failure(status)
-        _terminated = (
-            (type(status) is int and status in TERMINATION_STATUSES)
-            or is_interrupted(sys.exc_info()[1])
-            or in_signal_handler()
-        )
+    global _status
+    try:
+        threading: Any = loaded("threading")
+        if _END in sys.modules:
+            _program_end().note_status(status, watched())
+        elif threading is None or threading.current_thread() is threading.main_thread():
+            _status = status  # nothing is imported: a handler of a signal may call this
+    except Exception as error:
+        tolerate(error, "recording the end of the program")
 
 
 def _chain_exit() -> None:
@@ -236,29 +221,3 @@ def _chain_quitters() -> None:
         previous(quitter, code)
 
     kind.__call__ = quit_noted  # type: ignore[method-assign]
-
-
-def loop_left(run: Session, moment: float) -> bool:
-    """Return whether an exception has left a loop early, and record one of SystemExit that ends the program.
-
-    When the process ends, the exception is no longer known. It can't be queried here either, but it was just created,
-    and is among the youngest objects.
-
-    Args:
-        run: the run of the loop.
-        moment: time up to which the phases of the run are counted; it changes if the run continues.
-    """
-    global _left
-    handlers = signal_handlers()
-    by_exception = left = terminated = False
-    for found in gc.get_objects(generation=0):
-        kind = type(found)
-        if issubclass(kind, SystemExit):
-            terminated = terminated or is_termination(found)
-            left = left or terminated or is_failure(found.code)
-        elif handlers and kind is TracebackType and found.tb_frame.f_code in handlers:
-            terminated = True  # up to Python 3.11, an exception that is being raised has no traceback yet
-        by_exception = by_exception or _failed or (issubclass(kind, BaseException) and kind is not GeneratorExit)
-    if left or terminated:
-        _left = (weakref.ref(run), moment, terminated)
-    return by_exception

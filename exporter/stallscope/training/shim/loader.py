@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 
 from stallscope.common.standard_library import standard_library
-from stallscope.training.shim.lifetime import loop_left
 from stallscope.training.shim.run import Run, open_run
 from stallscope.training.shim.tolerance import complain, number, shown, tolerate
 
@@ -171,8 +170,15 @@ class Tracked(WrappedLoader["Batch"]):
         run, timeline = self._run, self._run.timeline
         if self._failed_at == timeline.mark:
             return True  # by an exception that is gone by now
-        if loop_left(run, timeline.mark):
-            self._failed_at = timeline.mark
+        try:
+            with standard_library():
+                from stallscope.training.shim.program_end import loop_left
+
+            if loop_left(run, timeline.mark):
+                self._failed_at = timeline.mark
+                return True
+        except Exception as error:
+            tolerate(error, "finding out how a loop was left")
             return True
         if is_step and self._batches_per_step == 1 and not run.is_complete:
             timeline.end_left_step(timeline.phase("data_wait"))

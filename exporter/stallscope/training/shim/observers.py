@@ -1,16 +1,16 @@
-"""Followers of a run's reports, next to its core: each is imported when it has something to do.
+"""Observers of a run's reports. They are imported once a step has ended, or an exporter on this node listens.
 
-Stacks and notices of signals need an exporter, the lines of code a loop, stored reports a summary, and samples of
-workers a fork while `multiprocessing` is in use.
+What they need is imported when it has something to do: stacks and notices of signals need an exporter, the lines of
+code a loop, and stored reports a summary.
 """
 
 from __future__ import annotations
 
 import os
 
-from stallscope.common.standard_library import loaded, standard_library
-from stallscope.training.shim.session import Observer
-from stallscope.training.shim.tolerance import switched_off, switched_on, tolerate
+from stallscope.common.standard_library import standard_library
+from stallscope.training.shim.observer import Observer
+from stallscope.training.shim.tolerance import switched_off
 from stallscope.training.shim.transport import Datagrams
 
 TYPE_CHECKING = False
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from stallscope.training.shim.session import Session
     from stallscope.training.shim.timeline import Timeline
     from stallscope.training.shim.transport import Sender
-
-_forks_of = 0
-"""The process whose workers are sampled; 0 for none."""
-_has_fork_handler = False
 
 
 def follow(session: Session, sender: Sender, uses_gpu: Callable[[], bool]) -> None:
@@ -40,7 +36,6 @@ def follow(session: Session, sender: Sender, uses_gpu: Callable[[], bool]) -> No
     if not switched_off("STALLSCOPE_STACKS"):
         lines = Lines(session, uses_gpu)
         session.observe(lines)
-        _sample_workers()
     if os.environ.get("STALLSCOPE_SUMMARY_DIR"):
         with standard_library():
             from stallscope.training.shim.stored_reports import stored_reports
@@ -155,30 +150,3 @@ class Notices(Observer):
         """Send no notice from now on."""
         if self._withdraw is not None:
             self._withdraw(self._session.identifier)
-
-
-def _sample_workers() -> None:
-    """Share memory with workers that are forked from now on, so that their stacks can be sampled."""
-    global _forks_of, _has_fork_handler
-    _forks_of = os.getpid()
-    if switched_on("STALLSCOPE_AUTO"):  # workers that are spawned find the memory in the environment
-        _share_memory()
-    elif not _has_fork_handler and hasattr(os, "register_at_fork"):
-        _has_fork_handler = True
-        os.register_at_fork(before=_before_fork)
-
-
-def _before_fork() -> None:
-    # The import is complete before the fork, so that the child does not import.
-    if os.getpid() == _forks_of and loaded("multiprocessing.connection") is not None:
-        _share_memory()
-
-
-def _share_memory() -> None:
-    try:
-        with standard_library():
-            from stallscope.training.shim import worker_samples
-
-        worker_samples.prepare()
-    except Exception as error:
-        tolerate(error, "sharing memory with workers")

@@ -7,10 +7,9 @@ import sys
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol import vocabulary
-from stallscope.training.shim import identity, launchers, lifetime, observers
-from stallscope.training.shim.process import ProcessProbe
+from stallscope.training.shim import forks, identity, launchers, lifetime
 from stallscope.training.shim.session import Session, gpu_labels, precision_names
-from stallscope.training.shim.tolerance import amount, complain, label, shown, switched_on, tolerate
+from stallscope.training.shim.tolerance import amount, complain, label, shown, switched_off, switched_on, tolerate
 from stallscope.training.shim.transport import room, transport
 
 TYPE_CHECKING = False
@@ -215,10 +214,35 @@ class Run(Session):
                 run.finish()
 
     def _observe(self) -> None:
-        """Measure this process, and let the observers of the environment follow the reports."""
+        """Prepare for what follows the reports of this process."""
         self._restarts = launchers.restarts(os.environ)
-        self._probe = ProcessProbe()
-        observers.follow(self, self._sender, lambda: bool(self._gpus))
+        self._awaits_observers = True
+        self.timeline.first_step_ended = self._end_first_step
+        if not switched_off("STALLSCOPE_STACKS"):
+            forks.sample_workers()
+        if os.environ.get("STALLSCOPE_SUMMARY_DIR"):
+            self._follow()  # also a run that ends before its first step is stored
+
+    def _follow(self) -> None:
+        """Import what is needed from now on: measure this process, and let the observers follow the reports."""
+        if self.silent or not self._awaits_observers:
+            return
+        self._awaits_observers = False
+        try:
+            lifetime.prepare_for_end()
+            with standard_library():
+                from stallscope.training.shim import observers
+                from stallscope.training.shim.process import ProcessProbe
+
+            self._probe = ProcessProbe()
+            observers.follow(self, self._sender, lambda: bool(self._gpus))
+        except Exception as error:
+            tolerate(error, "preparing the observers of a run")
+
+    def _end_first_step(self) -> None:
+        began = self.timeline.now()
+        self._follow()
+        self.add_overhead(self.timeline.now() - began)
 
     def _register(self) -> None:
         """End this run with the process, and silence it in a forked child."""

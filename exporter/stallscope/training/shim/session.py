@@ -12,7 +12,6 @@ from math import inf, isfinite
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol import vocabulary
-from stallscope.training.shim import endings
 from stallscope.training.shim.timeline import NO_PHASE, Phase, Timeline
 from stallscope.training.shim.tolerance import (
     amount,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
     from stallscope.training.shim.hot_lines import HotLines
+    from stallscope.training.shim.observer import Observer
     from stallscope.training.shim.slow_steps import SlowSteps
     from stallscope.training.shim.transport import Sender
 
@@ -80,36 +80,6 @@ _LAST_PAUSE = 0.005
 """Seconds between them."""
 
 
-class Observer:
-    """Follows the reports of one session. Each method is called in the thread of the loop, and does nothing here.
-
-    An observer that raises is closed, and follows no further report.
-    """
-
-    task = "observing a run"
-    """Task that fails if a method raises, for the warning."""
-
-    def before_report(self, now: float, last: bool) -> None:
-        """Update what the report contains, before it is written.
-
-        Args:
-            now: by the clock of the timeline.
-            last: True for the last report of the session.
-        """
-
-    def before_sending(self, payload: bytes, last: bool) -> None:
-        """Receive the report as it is about to be sent, and signed if signatures are configured."""
-
-    def accepted(self) -> None:
-        """Learn that the report was sent. Not called for the last report."""
-
-    def resting(self) -> None:
-        """Learn that the loop is over, and that another run has begun."""
-
-    def close(self) -> None:
-        """Release what the observer holds; the session has ended."""
-
-
 class Session:
     """One rank from its beginning to its end: the values that it has measured, and its reports.
 
@@ -130,6 +100,8 @@ class Session:
     _probe: Probe | None = None
     _pid = 0
     _rests = False
+    _awaits_observers = False
+    """True until the observers of the environment follow the reports."""
 
     def __init__(self, interval: float = 0.5) -> None:
         """Create a session that is silent until it begins.
@@ -311,6 +283,11 @@ class Session:
             return
         state = "failed"
         try:
+            if error is None:
+                return
+            with standard_library():
+                from stallscope.training.shim import endings
+
             if endings.is_termination(error):
                 state = "terminated"
                 return
@@ -331,7 +308,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         leaving = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        if leaving and not endings.is_termination(error):
+        if leaving and not _is_termination(error):
             self.finish()
         else:
             self.fail(error)
@@ -540,7 +517,7 @@ class Session:
     @property
     def booking_overhead(self) -> float:
         """Seconds that the booking of steps and phases has cost so far, as measured outside of the loop."""
-        if not self.timeline.looping:
+        if not self.timeline.steps:
             return 0.0
         step_cost, phase_cost = self._booking_costs()
         occurrences = sum([phase.occurrences for phase in self.timeline.phases.values()])
@@ -549,10 +526,14 @@ class Session:
     def _booking_costs(self) -> tuple[float, float]:
         """Return the seconds for one step and for one phase."""
         if self._costs is None:
-            with standard_library():
-                from stallscope.training.shim.overhead import costs
+            self._costs = 0.0, 0.0
+            try:
+                with standard_library():
+                    from stallscope.training.shim.overhead import costs
 
-            self._costs = costs()
+                self._costs = costs()
+            except Exception as error:
+                tolerate(error, "measuring the shim's own cost")
         return self._costs
 
     @property
@@ -706,6 +687,8 @@ class Session:
         began, started = now, timeline.now()
         cause: str | None = "error"
         try:
+            if self._awaits_observers and not last and getattr(self._sender, "passes", False):
+                self._follow()
             if self._watchers:
                 self._refresh()
                 now = timeline.now()
@@ -722,6 +705,8 @@ class Session:
                 cause = self._sent_again(payload, cause)
             self._delivered = self._delivered or cause is None
             if cause is None and not last:
+                if self._awaits_observers:
+                    self._follow()
                 self._notify("accepted")
             timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
             timeline.due = began + timeline.interval
@@ -731,6 +716,9 @@ class Session:
             self._overhead += timeline.now() - started
         if cause is not None and cause != "absent":
             warn(f"a report could not be sent ({cause}); the next one includes its values", f"dropped: {cause}")
+
+    def _follow(self) -> None:
+        """Let the observers of the environment follow the reports: a step has ended, or there is an exporter."""
 
     def _sent_again(self, payload: bytes, cause: str | None) -> str | None:
         """Send the last report again while the exporter is busy or starts again; return the cause if it is dropped."""
@@ -848,6 +836,19 @@ class Session:
                 except Exception as error:
                     tolerate(error, "closing a run")
         self._observers.clear()
+
+
+def _is_termination(error: BaseException | None) -> bool:
+    if error is None:
+        return False
+    try:
+        with standard_library():
+            from stallscope.training.shim.endings import is_termination
+
+        return is_termination(error)
+    except Exception as problem:
+        tolerate(problem, "recording the end of a run")
+        return False
 
 
 def _is_countable(key: str) -> bool:

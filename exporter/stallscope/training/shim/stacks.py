@@ -31,9 +31,10 @@ import time
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.request_name import STACKS, request_name
 from stallscope.training.protocol.vocabulary import LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
+from stallscope.training.shim.descriptors import above_standard, is_same_file
 from stallscope.training.shim.request_file import RequestFile
 from stallscope.training.shim.termination import is_default
-from stallscope.training.shim.tolerance import above_standard, is_same_file, switched_off, tolerate, warn
+from stallscope.training.shim.tolerance import switched_off, tolerate, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -326,7 +327,8 @@ def _is_possible() -> bool:
         return False
     if SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ()) or not is_default(SIGNAL):
         return False
-    return not (_had_faulthandler and _has_thread_without_signals())
+    # With hooks, a timer of the program is known. Such a thread is then that of an earlier run, which is about to end.
+    return not (_had_faulthandler and not _has_hooks and _has_thread_without_signals())
 
 
 def _has_thread_without_signals() -> bool:

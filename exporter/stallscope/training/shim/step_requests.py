@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from stallscope.training.protocol import step_request
 from stallscope.training.protocol.request_name import request_name
+from stallscope.training.shim.observer import Observer
 from stallscope.training.shim.request_file import RequestFile
-from stallscope.training.shim.session import Observer
 from stallscope.training.shim.tolerance import tolerate, warn
 
 if TYPE_CHECKING:

@@ -12,8 +12,10 @@ import os
 import sys
 from contextlib import suppress
 
-from stallscope.common.standard_library import OWN_FOLDERS, standard_library
-from stallscope.training.shim.tolerance import above_standard, tolerate
+from stallscope.common.program_files import OWN_FOLDERS
+from stallscope.common.standard_library import standard_library
+from stallscope.training.shim.descriptors import above_standard
+from stallscope.training.shim.tolerance import tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

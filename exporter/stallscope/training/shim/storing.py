@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stallscope.training.shim.session import Observer
+from stallscope.training.shim.observer import Observer
 from stallscope.training.shim.slow_steps import WARM_UP
 
 TYPE_CHECKING = False

@@ -23,8 +23,9 @@ import weakref
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.vocabulary import TERMINATION_ADDRESS
+from stallscope.training.shim.descriptors import is_same_file
 from stallscope.training.shim.endings import SIGNALS
-from stallscope.training.shim.tolerance import is_same_file, tolerate
+from stallscope.training.shim.tolerance import tolerate
 from stallscope.training.shim.transport import datagram_socket
 
 _MAX_SESSIONS = 5

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from stallscope.training.shim.own_work import OwnWork
     from stallscope.training.shim.slow_steps import Step
 
-    Snapshot = dict["Phase", tuple[float, int, float]]
-    """Seconds, occurrences and longest recent occurrence of each phase."""
-
 STEP_BUCKETS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0),
@@ -240,6 +237,7 @@ class Timeline:
         "due",
         "durations",
         "first_step",
+        "first_step_ended",
         "held",
         "initialization",
         "input_functions",
@@ -284,6 +282,8 @@ class Timeline:
         """Called at the end of each step, before a report that is due."""
         self.after_step: Callable[[], object] | None = None
         """Called once at the end of the current step. Its exceptions reach the program."""
+        self.first_step_ended: Callable[[], None] | None = None
+        """Called once, at the end of the first step."""
         self.interval = interval
         """Seconds between reports; a report may be this much early."""
         self.held = False
@@ -375,6 +375,7 @@ class Timeline:
                 self.durations.append(duration)
             if self.first_step is None:
                 self.first_step = now
+                self._end_first_step()
             if opening is not None and not opening.opened:
                 opening.around = current
                 self.current = opening
@@ -462,69 +463,20 @@ class Timeline:
             self._samples += samples
             self._special = True
 
+    def explain(self, seconds: float) -> None:
+        """Exclude seconds of the current step from the detection of slow steps: their phase is the reason."""
+        self._explained += seconds
+        self._special = True
+
+    def delay_step(self, seconds: float) -> None:
+        """Begin the current step later, but not after the time that is booked."""
+        self._step_began = min(self._step_began + seconds, self.mark)
+
     def book(self, now: float) -> None:
         """Add the time since `mark` to the open phase."""
         self.current.seconds += now - self.mark
         self.mark = now
         self.other.occurrences = sum(self.counts)
-
-    def snapshot(self) -> Snapshot:
-        """Add the time since `mark` to the open phase, and return the current values of each phase."""
-        self.settle()
-        now = self.now()
-        self.current.seconds += now - self.mark
-        self.mark = now
-        return {phase: (phase.seconds, phase.occurrences, phase.peak) for phase in self.phases.values()}
-
-    def rebook(self, before: Snapshot, target: Phase, sources: Collection[str], after: Snapshot | None = None) -> None:
-        """Move time to another phase, once its phase is known. Only time that was not yet reported may be moved.
-
-        Args:
-            before: the snapshot at the beginning of that time.
-            target: the phase that the time belongs to.
-            sources: names of the phases from which time may be moved.
-            after: the snapshot at the end of that time; now by default.
-        """
-        now = self.snapshot()
-        after = now if after is None else after
-        moved = from_steps = 0.0
-        for phase in self.phases.values():
-            seconds, occurrences, peak = before.get(phase, (0.0, 0, 0.0))
-            until, occurred, _ = after.get(phase, (0.0, 0, 0.0))
-            added = until - seconds
-            if added <= 0.0 or phase is target or phase.name not in sources:
-                continue
-            phase.seconds -= added
-            phase.mark = min(phase.mark, phase.seconds)
-            if not phase.opened:
-                phase.occurrences -= occurred - occurrences
-                phase.peak = peak if after is now else phase.peak
-            moved += added
-            if not phase.outside:
-                from_steps += added
-        if moved <= 0.0:
-            return
-        if self.rebooked is not None:
-            # The sum of all phases is the time since the beginning.
-            origin = self.mark - sum(seconds for seconds, _, _ in now.values())
-            began, ended = (sum(seconds for seconds, _, _ in each.values()) for each in (before, after))
-            self.rebooked(origin + began, origin + ended, target.name, sources)
-        self.move(None, target, moved)
-        shift = from_steps if target.outside else from_steps - moved
-        self._step_began = min(self._step_began + shift, self.mark)
-        if target.outside:
-            self.excuse(1)
-
-    def move(self, source: Phase | None, target: Phase, seconds: float) -> None:
-        """Move seconds that were not yet reported from one phase of the step to another, as a separate occurrence."""
-        if source is not None:
-            source.seconds -= seconds
-            source.mark = min(source.mark, source.seconds)
-        target.seconds += seconds
-        if target.opened:
-            target.mark += seconds
-        target.occurrences += 1
-        target.peak = max(target.peak, seconds)
 
     def end_left_step(self, wait: Phase, longest: float = inf) -> None:
         """End the current step, whose loop was left, if its work took at least half as long as that of other steps.
@@ -567,20 +519,6 @@ class Timeline:
     def _occurrences(self) -> int:
         return sum([phase.occurrences for phase in self.phases.values() if phase is not self.other]) + self.steps
 
-    def extend(self, phase: Phase, seconds: float) -> None:
-        """Move the newest seconds of `other` that were not yet reported to a phase of the step that precedes them."""
-        self.snapshot()
-        other = self.other
-        seconds = min(seconds, other.seconds)
-        other.seconds -= seconds
-        other.mark = min(other.mark, other.seconds)
-        phase.seconds += seconds
-        phase.peak = max(phase.peak, seconds)
-        self._explained += seconds
-        self._special = True
-        if self.rebooked is not None:
-            self.rebooked(self.mark - seconds, self.mark, phase.name, ("other",))
-
     def publish(self, now: float) -> None:
         """Send the report that is due, unless it is delayed."""
         self.settle()
@@ -606,8 +544,7 @@ class Timeline:
             self.excuse(1)  # caches are cold, and queues are empty
             self.activity_changed(now)
             return
-        self._explained += spent
-        self._special = True
+        self.explain(spent)
         if phase.announced:
             self.activity_changed(now)
         elif now >= self.due:
@@ -650,8 +587,13 @@ class Timeline:
         self.steps = 1
         self.first_step = self.last_step = now
         self.begin_loop(now)
+        self._end_first_step()
         if self.listener is not None:
             self.listener()
+
+    def _end_first_step(self) -> None:
+        if self.first_step_ended is not None:
+            self.first_step_ended()
 
     def _new_phase(self, name: str) -> Phase:
         if not is_label(name, MAX_LABEL_LENGTH):

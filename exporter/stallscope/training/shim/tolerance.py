@@ -123,30 +123,6 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def above_standard(descriptor: int) -> int:
-    """Return the descriptor, moved above those of standard input, output and error.
-
-    A program that was started without them has these numbers free, and native code writes to them.
-    """
-    if descriptor > 2:
-        return descriptor
-    with standard_library():
-        import fcntl
-
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(descriptor)
-
-
-def is_same_file(descriptor: int, inode: int) -> bool:
-    """Return whether a descriptor still belongs to its file: a program may close all, and open others instead."""
-    try:
-        return os.fstat(descriptor).st_ino == inode
-    except OSError:
-        return False
-
-
 def forget_warnings() -> None:
     """Log again what was logged before."""
     _logged.clear()

@@ -10,7 +10,7 @@ from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS,
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
-from stallscope.training.shim.tolerance import above_standard, complain
+from stallscope.training.shim.tolerance import complain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -197,7 +197,12 @@ def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagr
 def datagram_socket(family: int) -> socket.socket:
     """Return a new socket with a descriptor above those of the standard streams."""
     opened = socket.socket(family, socket.SOCK_DGRAM)
-    return opened if opened.fileno() > 2 else socket.socket(fileno=above_standard(opened.detach()))
+    if opened.fileno() > 2:
+        return opened
+    with standard_library():
+        from stallscope.training.shim.descriptors import above_standard
+
+    return socket.socket(fileno=above_standard(opened.detach()))
 
 
 def room(sender: Sender) -> int:

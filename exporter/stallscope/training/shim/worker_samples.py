@@ -20,7 +20,8 @@ from math import inf
 
 from stallscope.common.standard_library import loaded, standard_library
 from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH
-from stallscope.training.shim.tolerance import above_standard, is_same_file, label, switched_off, switched_on, tolerate
+from stallscope.training.shim.descriptors import above_standard, is_same_file
+from stallscope.training.shim.tolerance import label, switched_off, switched_on, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ def _run_the_other() -> None:
 
 _run_the_other()
 try:
-    from stallscope.common.standard_library import release, script_folder, standard_library
+    from stallscope.common.program_files import release, script_folder
+    from stallscope.common.standard_library import standard_library
 
     with standard_library():
         from stallscope.training.shim.automatic import VARIABLE, start

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stallscope.common.file_trust import folder_problem
 from stallscope.training.shim.gpu_counters import Exporter
 from stallscope.training.shim.lifetime import current_session
-from stallscope.training.shim.session import Observer
+from stallscope.training.shim.observer import Observer
 from stallscope.training.shim.step_requests import requests_of
 from stallscope.training.shim.tolerance import amount, complain, tolerate, warn
 from stallscope.training.shim.tracing.recording import Recording
