@@ -10,24 +10,24 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from threading import Thread, current_thread, get_ident
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.modules.loss import _Loss
 
 from stallscope.training.integrations.pytorch_batches import Pass, unobserved
+from stallscope.training.integrations.pytorch_callers import Callers
 from stallscope.training.integrations.pytorch_cost import TimedLoop
 from stallscope.training.integrations.pytorch_device import DeviceClock, ReducerClock, Span, report_allocator
+from stallscope.training.integrations.pytorch_evaluation import BETWEEN, EVALUATING, SUSPECTED, TRAINING, Evaluations
 from stallscope.training.integrations.pytorch_forward import ModuleCalls
 from stallscope.training.integrations.pytorch_input import LoopInput
 from stallscope.training.integrations.pytorch_steady import SHORT, SteadyLoop
 from stallscope.training.integrations.pytorch_updates import Updates
 from stallscope.training.shim import rebooking
 from stallscope.training.shim.run import Run
-from stallscope.training.shim.timeline import ROLLOUT_PHASES, STEP_PHASES, Phase
+from stallscope.training.shim.timeline import ROLLOUT_PHASES, Phase
 from stallscope.training.shim.tolerance import number, tolerate
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ _AT_ONCE = 0.05
 _USUAL = 2
 """Steps in a row without calls that compute no gradients, after which such a call evaluates: else it is a part of each
 step, as the choice of an action is in reinforcement learning."""
-_MOST_CALLERS = 64
-_MOST_FRAMES = 32
 _MOST_AHEAD = 2
 """Batches that a loader may be ahead of the loop; more were passed over."""
 _MOST_MODULES = 4096
@@ -87,18 +85,6 @@ class Module:
         """True if it is a part of a module that is trained."""
         self.compared_with = 0
         """Trained modules that were known when `is_part` was set."""
-
-
-@dataclass
-class Evaluation:
-    """An evaluation that is under way."""
-
-    iterator: weakref.ref[Any] | None
-    """The iterator that its batches come from, if it began with one."""
-    in_context: bool
-    """True if it is inside of a context without gradients, and ends with that."""
-    in_mode: bool
-    """True if a module was switched to evaluation mode for it."""
 
 
 class Loop:
@@ -164,7 +150,6 @@ class Loop:
         self._backward = run.phase("backward")
         self._communication = run.phase("communication")
         self._optimizing = run.phase("optimizer")
-        self._evaluation = run.phase("evaluation")
         self._steps = run.timeline.steps
         self._others_step = False
         # Loaders
@@ -184,15 +169,9 @@ class Loop:
         self._forwards_before = 0  # the last backward pass
         self._is_forward = False  # whether the call under way is one
         self._span: Span | None = None
-        self._gradients_off = False
-        self._hint: Snapshot | None = None  # when an evaluation may have begun
-        self._evaluating: Evaluation | None = None
-        self._evaluated: Snapshot | None = None  # when what may be one ended
-        self._called_for_evaluation = False
-        self._is_evaluation_mode = False  # whether a module was switched to it since training
+        self._evaluations = Evaluations(run.timeline, run.phase("evaluation"), self._close_step, self._begin_input)
         self._called_between = 0  # steps at the newest call without gradients between two of them
-        # By the functions around such calls: the newest step, and how often.
-        self._callers: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._callers = Callers()
         self._before = before
         self._input = LoopInput(run)
         run.timeline.input_functions = self._input.sampled
@@ -243,7 +222,7 @@ class Loop:
         self._timeline.held = False
         self._input.end()
         self._leave_optimizers()
-        self._end_evaluation()
+        self._evaluations.end()
 
     # Data loaders
 
@@ -323,8 +302,7 @@ class Loop:
         """Return whether a pass that trains goes on as it did with its last batch, which needs no decision."""
         return bool(
             found.trains
-            and self._evaluating is None
-            and self._hint is None
+            and self._evaluations.state is TRAINING
             and not self._wait.opened
             and not self._input.is_open
             and get_ident() == self._thread
@@ -349,8 +327,8 @@ class Loop:
             trains = False
         made = Pass(loader, trains, predicted, gradients)
         if trains is False:
-            if self._evaluating is None:
-                self._open_evaluation(self._hint, None)
+            if self._evaluations.state is not EVALUATING:
+                self._open_evaluation()
         else:
             self._close_for_training()
             made.before = rebooking.snapshot(self._timeline)
@@ -363,8 +341,8 @@ class Loop:
         self._passes[iterator] = made
         if not made.is_prefetched:
             self._pass = None
-        if made.trains is False and self._evaluating is not None and self._evaluating.iterator is None:
-            self._follow(iterator)
+        if made.trains is False and self._evaluations.lacks_iterator:
+            self._evaluations.follow(iterator, self._dropped)
 
     @guarded
     def _begin_fetch(self, iterator: Any) -> Pass | None:
@@ -390,10 +368,10 @@ class Loop:
             found.trains = False
         found.is_evaluated = found.trains is False or (found.gradients and not gradients)
         if found.is_evaluated:
-            if self._evaluating is None:
-                self._open_evaluation(self._hint, iterator)
-            elif self._evaluating.iterator is None:
-                self._follow(iterator)
+            if self._evaluations.state is not EVALUATING:
+                self._open_evaluation()
+            if self._evaluations.lacks_iterator:
+                self._evaluations.follow(iterator, self._dropped)
             return found
         self._close_for_training()
         if found.trains is None and not found.fetched:
@@ -411,9 +389,8 @@ class Loop:
     def _end_pass(self, found: Pass, iterator: Any, error: BaseException) -> None:
         """A pass has no more batches, or failed."""
         if found.is_evaluated:
-            evaluating = self._evaluating
-            if evaluating is not None and evaluating.iterator is not None and evaluating.iterator() is iterator:
-                self._leave_evaluation()
+            if self._evaluations.is_from(iterator):
+                self._evaluations.leave()
         elif not isinstance(error, StopIteration):
             return
         elif found.trains:
@@ -421,7 +398,7 @@ class Loop:
             found.in_hand.clear()
         elif self._is_used(found):
             self._decide(found)
-            self._end_evaluation()
+            self._evaluations.end()
             self._exhausted = False
 
     def _take(self, found: Pass, dimension: int) -> None:
@@ -452,7 +429,7 @@ class Loop:
         if loader is not None:
             self._roles.setdefault(loader, {})[found.gradients] = False
         if found.before is not None:
-            self._open_evaluation(found.before, None)
+            self._open_evaluation(found.before)
             found.before = None
 
     def _predict(self, loader: Any, gradients: bool) -> bool:
@@ -513,96 +490,41 @@ class Loop:
             return
         if off is None:
             off = not torch.is_grad_enabled()
-        if off == self._gradients_off:
-            return
-        self._gradients_off = off
-        if off:
-            self._begin_hint()
-        elif self._evaluating is not None:
-            if self._evaluating.in_context:
-                goes_on = self._evaluating.in_mode
-                self._end_evaluation()
-                if goes_on:  # if another context follows before the training, the time between them is evaluation too
-                    self._begin_hint()
-                    self._is_evaluation_mode = True
-        elif not self._called_for_evaluation and not self._is_evaluation_mode:
-            self._hint = None
+        self._evaluations.switch_gradients(off=off)
 
     @guarded
     def mode_switched(self, trains: bool) -> None:
         """Take note that a module was switched to training or to evaluation mode."""
-        if self._elsewhere():
-            return
-        if not trains:
-            self._begin_hint()
-            self._is_evaluation_mode = True
-            return
-        if self._evaluating is not None:
-            if not self._evaluating.in_context:
-                self._end_evaluation()
-        elif self._hint is not None and self._evaluated is not None:
-            rebooking.rebook(self._timeline, self._hint, self._evaluation, _EVALUATED, self._evaluated)
-        self._forget_hints()
-
-    def _begin_hint(self) -> None:
-        if self._hint is None and self._evaluating is None and self._timeline.current.name in _BETWEEN:
-            self._hint = rebooking.snapshot(self._timeline)
-            self._timeline.held = True
-
-    def _forget_hints(self) -> None:
-        self._hint = self._evaluated = None
-        self._called_for_evaluation = self._is_evaluation_mode = False
-
-    def _follow(self, iterator: Any) -> None:
-        if self._evaluating is not None:
-            self._evaluating.iterator = weakref.ref(iterator, self._dropped)
+        if not self._elsewhere():
+            self._evaluations.switch_mode(trains=trains)
 
     @guarded
     def _dropped(self, reference: weakref.ref[Any]) -> None:
         """End the evaluation whose loader was left early."""
-        if self._evaluating is not None and reference is self._evaluating.iterator and not self._elsewhere():
-            self._leave_evaluation()
+        if self._evaluations.follows(reference) and not self._elsewhere():
+            self._evaluations.leave()
 
-    def _leave_evaluation(self) -> None:
-        """End the evaluation with its loader, unless it lasts until gradients are switched on again."""
-        if self._evaluating is not None:
-            if self._evaluating.in_context:
-                self._evaluating.iterator = None
-            else:
-                self._end_evaluation()
+    def _open_evaluation(self, since: Snapshot | None = None) -> None:
+        """Begin an evaluation.
 
-    def _open_evaluation(self, since: Snapshot | None, iterator: Any) -> None:
-        timeline, evaluation = self._timeline, self._evaluation
+        Args:
+            since: when it began; by default when it was suspected, else now.
+        """
         self._input.end()
         self._leave_optimizers()
-        before = evaluation.occurrences
-        if since is not None:
-            rebooking.rebook(timeline, since, evaluation, _EVALUATED)
+        self._evaluations.open(since, in_context=not torch.is_grad_enabled())
+
+    def _close_step(self) -> None:
+        """Mark the step before an evaluation, if its optimizer has stepped."""
         if self._cycle:
             self._mark()
-        in_mode = self._is_evaluation_mode
-        self._forget_hints()
-        timeline.held = False
-        self._evaluating = Evaluation(None, self._gradients_off or not torch.is_grad_enabled(), in_mode)
-        if iterator is not None:
-            self._follow(iterator)
-        evaluation.__enter__()
-        if not evaluation.hidden:
-            evaluation.occurrences = before + 1
-
-    def _end_evaluation(self) -> None:
-        if self._evaluating is not None:
-            self._evaluating = None
-            self._evaluation.__exit__()
-            self._begin_input()
 
     def _close_for_training(self, *, computes_gradients: bool = False) -> None:
         """Training goes on: whatever was an evaluation is over."""
-        if self._evaluating is not None:
-            self._end_evaluation()
+        self._evaluations.end()
         if self._input.is_open:
             self._input.end(computes_gradients=computes_gradients)
-        self._forget_hints()
+        self._evaluations.forget()
 
     # Modules
 
@@ -613,11 +535,11 @@ class Loop:
             if known is None or known.module() is not module:
                 known = self._know(module)
             if not known.is_observed or get_ident() != self._thread or self.run.silent:
-                if known.is_loss and self._hint is not None and not torch.is_grad_enabled():
+                if known.is_loss and self._evaluations.state is SUSPECTED and not torch.is_grad_enabled():
                     self._evaluate_loss()
                 return False
             self.calls.ignored = True
-            is_usual = known.trains and self._evaluating is None and self._hint is None and torch.is_grad_enabled()
+            is_usual = known.trains and self._evaluations.state is TRAINING and torch.is_grad_enabled()
             self._is_forward = is_usual or self._admits(module, known)
             if not self._is_forward:
                 return True
@@ -639,23 +561,24 @@ class Loop:
 
     def _admits(self, module: Any, known: Module) -> bool:
         """Return whether a call is a part of the loop's steps, as far as can be said before a backward pass."""
-        if self._timeline.current.is_rollout or (self._evaluating is not None and self._evaluating_goes_on()):
+        gradients = torch.is_grad_enabled()
+        if self._timeline.current.is_rollout or self._evaluations.goes_on(gradients=gradients):
             return False
-        if not torch.is_grad_enabled():
+        if not gradients:
             if not self._timeline.looping or self.run.claimed_by:
                 return False
             if self._is_evaluation(module, known):
-                self._open_evaluation(self._hint, None)
+                self._open_evaluation()
                 return False
             if self._forwards == self._forwards_before:
                 self._forwards_before += 1  # which is not a forward pass of the step
         else:
             if not known.trains:
                 self._called.append(known)
-            if not module.training and self._hint is not None and not self._batches:
-                self._called_for_evaluation = True
+            if not module.training and self._evaluations.state is SUSPECTED and not self._batches:
+                self._evaluations.called = True
             else:
-                self._forget_hints()
+                self._evaluations.forget()
         self._input.has_modules = True
         if not self._precision_known:
             self._describe_precision(module)
@@ -664,8 +587,9 @@ class Loop:
     def _evaluate_loss(self) -> None:
         """A loss that is computed without gradients evaluates, and so did the calls of modules before it."""
         is_between = self._forwards == self._forwards_before and (not self._batches or self._cycle)
-        if is_between and self._timeline.looping and not self._elsewhere() and self._evaluating is None:
-            self._open_evaluation(self._hint, None)
+        is_known = self._evaluations.state is EVALUATING
+        if is_between and self._timeline.looping and not self._elsewhere() and not is_known:
+            self._open_evaluation()
 
     def _know(self, module: Any) -> Module:
         if len(self.modules) >= _MOST_MODULES:  # most are gone
@@ -686,19 +610,9 @@ class Loop:
     def close_forward(self, _: None = None) -> None:
         """End `forward`."""
         self._leave(self._forward, self._span)
-        if self._called_for_evaluation:
-            self._evaluated = rebooking.snapshot(self._timeline)
+        self._evaluations.note_call()
         if not self._batches:
             self._begin_input()
-
-    def _evaluating_goes_on(self) -> bool:
-        if self._evaluating is None:
-            return False
-        if self._evaluating.in_context and torch.is_grad_enabled():  # which were switched on by a function
-            self._gradients_off = False
-            self._end_evaluation()
-            return False
-        return True
 
     def _is_evaluation(self, module: Any, known: Module) -> bool:
         """Return whether a call without gradients evaluates what is trained, rather than being a part of the step."""
@@ -707,33 +621,15 @@ class Loop:
         original = self.modules.get(id(getattr(module, "_orig_mod", None)))
         is_trained = known.trains or (original is not None and original.trains)
         if not (is_trained or self._is_part(module, known)):
-            return self._is_evaluation_mode  # else it may be a teacher
+            return self._evaluations.in_mode  # else it may be a teacher
         if is_trained and not module.training:
             return True
         steps = self._timeline.steps
         before, self._called_between = self._called_between, steps
-        if self._is_called_rarely(steps):
-            self._is_evaluation_mode = True  # the time up to the next such call is evaluation too
+        if self._callers.is_rare(steps):
+            self._evaluations.in_mode = True  # the time up to the next such call is evaluation too
             return True
         return steps - before > _USUAL
-
-    def _is_called_rarely(self, steps: int) -> bool:
-        """Return whether the program makes this call between fewer steps than another call without gradients.
-
-        An agent that chooses its actions is called between most steps. A test of the agent calls it from another
-        function, and less often.
-        """
-        path: list[int] = []
-        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way to the calling functions
-        while frame is not None and len(path) < _MOST_FRAMES:
-            if not str(frame.f_globals.get("__name__", "")).startswith("stallscope."):
-                path.append(id(frame.f_code))
-            frame = frame.f_back
-        if len(self._callers) >= _MOST_CALLERS:
-            self._callers.clear()
-        newest, times = self._callers.get(caller := tuple(path), (-1, 0))
-        self._callers[caller] = steps, (times := times + (newest != steps))
-        return 2 * times < max(most for _, most in self._callers.values())
 
     def _is_part(self, module: Any, known: Module) -> bool:
         """Return whether a module is a part of one that is trained."""
@@ -783,7 +679,7 @@ class Loop:
     def open_backward(self, arguments: tuple[Any, ...]) -> Span | None:
         """Begin `backward`."""
         try:
-            if self._evaluating is not None or self._hint is not None or self._input.is_open:
+            if self._evaluations.state is not TRAINING or self._input.is_open:
                 self._close_for_training(computes_gradients=True)
             if self._fetched or self._called:
                 self._prove()
@@ -874,7 +770,7 @@ class Loop:
         if key in self._inside and self._backwards > self._backwards_before:
             self._leave_optimizers()  # its last step was left by an exception; else a class calls another's step
         if not self._inside:
-            if self._evaluating is not None or self._hint is not None or self._input.is_open:
+            if self._evaluations.state is not TRAINING or self._input.is_open:
                 self._close_for_training()
             if self._updates is not None:
                 self._updates = None
@@ -919,7 +815,7 @@ class Loop:
         if self._plain_steps > steady.patience:
             self._plain_steps = 0
             self.stop_timing()
-            steady.begin(found, gradients_off=self._gradients_off)
+            steady.begin(found, gradients_off=self._evaluations.gradients_off)
 
     @property
     def processing_seconds(self) -> float:
@@ -957,7 +853,7 @@ class Loop:
 
     def gradients_of(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let `torch.autograd.grad` compute gradients, which no optimizer need follow."""
-        if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._capture is not None:
+        if self._elsewhere() or self._timeline.current.name not in BETWEEN or self._capture is not None:
             return function(*arguments, **options)
         if self._updates is not None and self._updates.are_made_by(arguments, options):
             return self.backward(function, arguments, options)
@@ -982,7 +878,7 @@ class Loop:
     def replayed(self, graph: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let a CUDA graph do what was captured in it."""
         held = self._captured.get(graph)
-        if held is None or self._elsewhere() or self._timeline.current.name not in _BETWEEN:
+        if held is None or self._elsewhere() or self._timeline.current.name not in BETWEEN:
             return function(graph, *arguments, **options)
         phase = self._backward if "backward" in held else self._optimizing if held else self._forward
         self._close_for_training()
@@ -1064,7 +960,7 @@ class Loop:
         if not self._elsewhere() and phase in ROLLOUT_PHASES and timeline.current.is_rollout:
             with self.run.phase(phase):
                 return function(*arguments, **options)
-        if self._elsewhere() or timeline.current.name not in _BETWEEN or self._input.drawing:
+        if self._elsewhere() or timeline.current.name not in BETWEEN or self._input.drawing:
             return function(*arguments, **options)
         if not timeline.looping:
             rebooking.snapshot(timeline)
@@ -1169,13 +1065,11 @@ class Loop:
             self._finish()
         for found in self._fetched:
             if found.trains is None and found.before is not None:
-                if found.predicted or not self._is_used(found) or timeline.current.name not in _BETWEEN:
+                if found.predicted or not self._is_used(found) or timeline.current.name not in BETWEEN:
                     found.before = rebooking.snapshot(timeline)  # what this report contains can't be moved any more
                 else:
                     self._decide(found)
-        if self._hint is not None:
-            self._hint = rebooking.snapshot(timeline)
-        self._evaluated = None
+        self._evaluations.reported()
         self._input.forget()
         prefetched, seconds = self._before.prefetched.take()
         self._prefetching += seconds
@@ -1221,11 +1115,6 @@ class Loop:
         if self.device is None and torch.cuda.is_initialized():
             self.device = DeviceClock(torch.cuda, self.run)
             self._gpu_found()
-
-
-_EVALUATED = (*STEP_PHASES, "initialization")
-"""Phases whose time may turn out to have been an evaluation."""
-_BETWEEN = ("initialization", "other")
 
 
 def _compiled_graphs() -> int | None:
