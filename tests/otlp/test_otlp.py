@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -24,6 +26,7 @@ from stallscope.node.sampling.reading import Distribution, Sample
 from stallscope.node.sampling.sampler import Snapshot
 from tests.free_ports import free_port
 from tests.handled import handled, reply
+from tests.prometheus_server import prometheus
 from tests.waiting import until
 
 GPU = ("0", "GPU-a")
@@ -218,6 +221,41 @@ def test_a_receiver_gets_all_metrics_with_the_resource(receiver: str, monkeypatc
     (steps,) = metrics["stallscope_training_step_seconds"].histogram.data_points
     assert list(steps.explicit_bounds) == list(family("stallscope_training_step_seconds").buckets)
     assert (steps.count, steps.sum, steps.HasField("min")) == (len(steps.bucket_counts), 12.5, False)
+
+
+def test_prometheus_stores_every_series_under_its_own_name_and_gpus_under_those_of_the_conventions_too() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    program = shutil.which("prometheus")
+    if (
+        program is None
+        or "otlp-receiver" not in subprocess.run([program, "--help-long"], capture_output=True, text=True).stdout
+    ):
+        pytest.skip("no Prometheus 3 with an OTLP receiver on PATH; Debian's packages are built without it")
+    with prometheus(flags=["--web.enable-otlp-receiver"]) as server:
+        flags = (f"--otlp.endpoint={server.address}/api/v1/otlp",)
+        sender = pusher(configured(*flags), lambda: Snapshot(time.time(), samples()))
+        assert sender is not None
+        sender.push()
+        found = [each["metric"] for each in server.get("query", query='{job="stallscope"}')["data"]["result"]]
+    assert {each.pop("instance") for each in found} == {f"{os.uname().nodename}:19400"}
+    names = {each["__name__"] for each in found}
+    expected = {name for each in samples() for name in (each.family.series_names or (each.family.name,))}
+    assert {name for name in names if name.startswith("stallscope_")} == expected
+    assert {name for name in names if name.startswith("hw_")} == {
+        "hw_status",
+        "hw_gpu_utilization_ratio",
+        "hw_gpu_memory_usage_bytes",
+        "hw_gpu_memory_limit_bytes",
+        "hw_gpu_memory_utilization_ratio",
+        "hw_gpu_io_bytes_total",
+        "hw_energy_joules_total",
+        "hw_power_watts",
+        "hw_errors_total",
+        "hw_temperature_celsius",
+        "hw_fan_speed_ratio",
+    }
+    power = {"__name__": "stallscope_gpu_power_watts", "job": "stallscope", "gpu": "0", "uuid": "GPU-a"}
+    assert [each for each in found if each["__name__"] == power["__name__"]] == [power]
 
 
 def test_changed_headers_are_used_without_a_restart(receiver: str, tmp_path: Path) -> None:
