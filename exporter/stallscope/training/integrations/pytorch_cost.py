@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_observed import Observed, Observing
+    from stallscope.training.shim.run import Run
 
 _STEPS = 8
 """Steps that are timed after each report."""
@@ -21,6 +22,29 @@ _READINGS = 16
 """Readings of the clock, of which the quickest is what one takes."""
 _SKIPPED = 2
 """Steps before them, in which the caches lack this code too."""
+
+
+class Overhead:
+    """Adds to a run's overhead what observing a loop costs, in place of what booking its steps usually costs."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._measured = 0.0
+        self._added = 0.0
+        self._booked_before = run.booking_overhead
+
+    def add(self, seconds: float, processing: float) -> None:
+        """Add what the steps since the last report cost.
+
+        Args:
+            seconds: for the calls of the loop's observer.
+            processing: for the processing of noted events, since the beginning.
+        """
+        self._measured += seconds
+        beyond = self._measured + processing - (self._run.booking_overhead - self._booked_before)
+        if beyond > self._added:
+            self._run.add_overhead(beyond - self._added)
+            self._added = beyond
 
 
 class TimedLoop:

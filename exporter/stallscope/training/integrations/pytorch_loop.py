@@ -18,7 +18,8 @@ from torch.nn.modules.loss import _Loss
 
 from stallscope.training.integrations.pytorch_batches import Pass, unobserved
 from stallscope.training.integrations.pytorch_callers import Callers
-from stallscope.training.integrations.pytorch_cost import TimedLoop
+from stallscope.training.integrations.pytorch_cost import Overhead, TimedLoop
+from stallscope.training.integrations.pytorch_cycle import BY_HAND, IN_STEP, StepCycle
 from stallscope.training.integrations.pytorch_device import DeviceClock, ReducerClock, Span, report_allocator
 from stallscope.training.integrations.pytorch_evaluation import BETWEEN, EVALUATING, SUSPECTED, TRAINING, Evaluations
 from stallscope.training.integrations.pytorch_forward import ModuleCalls
@@ -44,11 +45,6 @@ _MOST_AHEAD = 2
 _MOST_MODULES = 4096
 _PATIENCE = 16
 """Updates by the program after which an optimizer that was never seen to step is held not to be in use."""
-_OF_ONE_BATCH = 16
-"""Steps for one batch after which the step of another optimizer is a step of its own: the program trains one layer
-after another. After fewer steps it belongs to the last of them, as a generator's step after several of its critic."""
-_BY_HAND = 0
-"""Stands for an optimizer where the program updates its parameters itself."""
 _PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -157,8 +153,6 @@ class Loop:
         self._roles: weakref.WeakKeyDictionary[Any, dict[bool, bool]] = weakref.WeakKeyDictionary()
         self._fetched: list[Pass] = []  # passes with batches since the last backward pass
         self._waits = -1 if self._wait.opened else self._wait.occurrences  # others are the program's own
-        self._exhausted = False  # whether the newest pass has no more batches
-        self._batches = 0  # since the boundary
         self._pass: Pass | None = None  # of the newest batch
         self._samples = 0
         self._prefetching = 0.0
@@ -178,11 +172,8 @@ class Loop:
         self._input.functions |= before.functions
         self._input.sampled |= before.functions
         # Optimizers
-        self._cycle: set[int] = set()  # that stepped since the boundary
-        self._of_one_batch = 0  # boundaries since the loop fetched a batch
-        self._newest = 0  # that stepped
+        self._cycle = StepCycle()
         self._stepped = 0.0  # seconds of the step by then
-        self._closing = 0  # the one that was the last of its cycle
         self._backwards = 0  # since an optimizer stepped
         self._backwards_before = 0  # when the present one began to
         self.optimizer_steps = 0
@@ -200,9 +191,7 @@ class Loop:
         self._ended = 0.0  # the newest step of an optimizer, in seconds of the run's clock
         self._steady: SteadyLoop | None = SteadyLoop(self, direct)
         self._timed: TimedLoop | None = None if run.is_scripted else TimedLoop(self, direct)
-        self._measured = 0.0  # seconds that the loop's calls took
-        self._added = 0.0  # of these, what was added to the run's overhead
-        self._booked_before = run.booking_overhead
+        self._overhead = Overhead(run)
         direct(self)
         if self._timed is not None:
             self._timed.added(self)
@@ -270,16 +259,14 @@ class Loop:
 
     def begin_fetch(self, found: Pass) -> None:
         """Begin the wait for a batch of a pass that trains."""
-        self._exhausted = True
+        self._cycle.is_waiting = True
         self._begin_wait(self._wait)
 
     def end_fetch(self, found: Pass, dimension: int) -> None:
         """End the wait with a batch of this leading dimension."""
         self._end_wait()
         self._timeline.held = True
-        self._exhausted = False
-        self._batches += 1
-        self._of_one_batch = 0
+        self._cycle.fetched()
         self._take(found, dimension)
         if not self._input.has_modules:
             self._begin_input()
@@ -291,7 +278,7 @@ class Loop:
 
     def _evaluated_batch(self, found: Pass, iterator: Any, following: Callable[[Any], Any]) -> Any:
         self._pass = None
-        self._exhausted = False
+        self._cycle.is_waiting = False
         try:
             return following(iterator)
         except BaseException as error:
@@ -399,7 +386,7 @@ class Loop:
         elif self._is_used(found):
             self._decide(found)
             self._evaluations.end()
-            self._exhausted = False
+            self._cycle.is_waiting = False
 
     def _take(self, found: Pass, dimension: int) -> None:
         """Count a batch. Its samples count once it has been used."""
@@ -423,7 +410,7 @@ class Loop:
         found.trains = False
         found.in_hand.clear()
         self._forwards_before = self._forwards
-        self._batches = max(self._batches - found.fetched, 0)
+        self._cycle.unfetched(found.fetched)
         self._fetched = [other for other in self._fetched if other is not found]
         loader = found.loader()
         if loader is not None:
@@ -447,7 +434,7 @@ class Loop:
             if self._inside:
                 self._leave_optimizers()
             self._waits += 1
-            if not (self._cycle and self._mark(wait)):
+            if not (self._cycle.optimizers and self._mark(wait)):
                 wait.__enter__()
         except Exception as error:
             tolerate(error, "observing a loader")
@@ -516,7 +503,7 @@ class Loop:
 
     def _close_step(self) -> None:
         """Mark the step before an evaluation, if its optimizer has stepped."""
-        if self._cycle:
+        if self._cycle.optimizers:
             self._mark()
 
     def _close_for_training(self, *, computes_gradients: bool = False) -> None:
@@ -575,7 +562,7 @@ class Loop:
         else:
             if not known.trains:
                 self._called.append(known)
-            if not module.training and self._evaluations.state is SUSPECTED and not self._batches:
+            if not module.training and self._evaluations.state is SUSPECTED and not self._cycle.batches:
                 self._evaluations.called = True
             else:
                 self._evaluations.forget()
@@ -586,7 +573,7 @@ class Loop:
 
     def _evaluate_loss(self) -> None:
         """A loss that is computed without gradients evaluates, and so did the calls of modules before it."""
-        is_between = self._forwards == self._forwards_before and (not self._batches or self._cycle)
+        is_between = self._forwards == self._forwards_before and self._cycle.state is not IN_STEP
         is_known = self._evaluations.state is EVALUATING
         if is_between and self._timeline.looping and not self._elsewhere() and not is_known:
             self._open_evaluation()
@@ -611,12 +598,12 @@ class Loop:
         """End `forward`."""
         self._leave(self._forward, self._span)
         self._evaluations.note_call()
-        if not self._batches:
+        if not self._cycle.batches:
             self._begin_input()
 
     def _is_evaluation(self, module: Any, known: Module) -> bool:
         """Return whether a call without gradients evaluates what is trained, rather than being a part of the step."""
-        if self._forwards != self._forwards_before or (self._batches and not self._cycle):
+        if self._forwards != self._forwards_before or self._cycle.state is IN_STEP:
             return False
         original = self.modules.get(id(getattr(module, "_orig_mod", None)))
         is_trained = known.trains or (original is not None and original.trains)
@@ -697,7 +684,7 @@ class Loop:
     def close_backward(self, span: Span | None = None) -> None:
         """End `backward`."""
         self._leave(self._backward, span)
-        if self._updates is not None or not self._batches:
+        if self._updates is not None or not self._cycle.batches:
             self._end_backward()
 
     @guarded
@@ -734,7 +721,7 @@ class Loop:
 
     def _step_by_hand(self) -> None:
         """The program applied the gradients of the step before itself: that step is over."""
-        self._newest = _BY_HAND
+        self._cycle.step_by_hand()
         self._mark_within_batch()
 
     def begin_optimizer(self, optimizer: Any) -> None:
@@ -775,8 +762,7 @@ class Loop:
             if self._updates is not None:
                 self._updates = None
                 self._look_for_gpu()
-            is_next = key in self._cycle or (self._cycle and self._of_one_batch >= _OF_ONE_BATCH)
-            if is_next and self._backwards and not self.run.claimed_by:
+            if self._cycle.begins_with(key) and self._backwards and not self.run.claimed_by:
                 self._mark_within_batch()
             self._backwards_before = self._backwards
             self.optimizer_span = self._enter(self._optimizing)
@@ -798,7 +784,7 @@ class Loop:
         self._ended = timeline.mark
         if (
             found is None
-            or not self._batches
+            or not self._cycle.batches
             or not self._is_training(found)
             or not self._input.has_modules  # else the forward pass is to be found
             or self._called
@@ -830,11 +816,10 @@ class Loop:
     def _stepped_with(self, key: int) -> None:
         self.optimizer_steps += 1
         self._backwards = 0
-        self._newest = key
         self._stepped = self._timeline.step_by_now
-        if self._batches:
-            self._cycle.add(key)  # the step lasts until the loop requests the next batch
-            if self._exhausted and self._closing in (0, key):  # which it has done already, if its loader fetches ahead
+        is_complete = self._cycle.stepped(key)
+        if self._cycle.batches:
+            if is_complete:
                 self._mark()
             return
         if not self.run.claimed_by and not self._someone_else_steps():
@@ -891,7 +876,7 @@ class Loop:
             return function(graph, *arguments, **options)
         finally:
             self._leave(phase, span)
-            if "optimizer" in held and self._batches:
+            if "optimizer" in held and self._cycle.batches:
                 self._stepped_with(id(graph))
             elif "optimizer" in held:
                 self._mark()
@@ -970,7 +955,7 @@ class Loop:
             rebooking.move(initialization, timeline.phase(phase), initialization.seconds - began)
             return result
         self._input.end()
-        if self._cycle and phase == "evaluation":  # inside of which no step can end
+        if self._cycle.optimizers and phase == "evaluation":  # inside of which no step can end
             self._mark()
         ignored = self.calls.ignored
         self.calls.ignored = ignored or phase in ROLLOUT_PHASES  # calls of modules there are no part of the training
@@ -981,16 +966,14 @@ class Loop:
             self.calls.ignored = ignored
         self._begin_input()
         if phase == "checkpoint":
-            self._input.follow(timeline.phase(phase), is_in_step=not self._exhausted)
+            self._input.follow(timeline.phase(phase), is_in_step=not self._cycle.is_waiting)
         return result
 
     # Steps
 
     def _mark(self, opening: Phase | None = None) -> bool:
         """Mark a step's boundary, unless the program marks them; return whether the opening phase is open."""
-        self._cycle.clear()
-        self._batches = 0
-        self._closing = self._newest
+        self._cycle.end()
         if not self.run.claimed_by and not self._someone_else_steps():
             timeline = self._timeline
             timeline.step(opening)
@@ -999,9 +982,9 @@ class Loop:
 
     def _mark_within_batch(self) -> None:
         """Mark a boundary although the loop has not requested another batch: several steps use one."""
-        batches, self._of_one_batch = min(self._batches, 1), self._of_one_batch + 1
+        batches = min(self._cycle.batches, 1)
         self._mark()
-        self._batches = batches
+        self._cycle.use_again(batches)
 
     def _someone_else_steps(self) -> bool:
         if self._timeline.steps != self._steps:
@@ -1038,12 +1021,12 @@ class Loop:
         timeline = self._timeline
         if self._steady is not None and self._steady.is_replaying:
             return
-        if self._batches and (self._input.has_modules or not timeline.steps):
+        if self._cycle.batches and (self._input.has_modules or not timeline.steps):
             return
         if not timeline.looping or timeline.current.name != "other" or self.run.claimed_by:
             return
         if self._wait.occurrences <= self._waits + self._input.moves:  # else the program times its own waits
-            self._input.begin(has_batch=self._batches > 0)
+            self._input.begin(has_batch=self._cycle.batches > 0)
 
     def _enter(self, phase: Phase) -> Span | None:
         phase.__enter__()
@@ -1084,7 +1067,8 @@ class Loop:
             self.run.add("recompilations", graphs - before if graphs >= before else graphs)
         self._look_for_gpu()
         if self._timed is not None and self._steady is not None:
-            self._add_overhead(self._timed, self._steady)
+            timed = self._timed.added(self._steady if self._steady.is_open else self)
+            self._overhead.add(timed, self._steady.processing_seconds)
         if self.device is not None:
             self.device.read()
             report_allocator(torch.cuda, self.run)
@@ -1092,23 +1076,15 @@ class Loop:
                 if waited := self._reducers.setdefault(model, ReducerClock()).read(model):
                     self.device.move("backward", "communication", waited)
 
-    def _add_overhead(self, timed: TimedLoop, steady: SteadyLoop) -> None:
-        """Add what the steps since the last report cost, in place of what booking them usually costs."""
-        self._measured += timed.added(steady if steady.is_open else self)
-        beyond = self._measured + steady.processing_seconds - (self.run.booking_overhead - self._booked_before)
-        if beyond > self._added:
-            self.run.add_overhead(beyond - self._added)
-            self._added = beyond
-
     def _finish(self) -> None:
         """Count the last step, if the loop was left before it requested another batch."""
         if self._elsewhere():
             return
         self._input.end()
         if self._updates is not None and self._updates.is_by_hand and self._updates.is_pending:
-            self._cycle.add(_BY_HAND)
-        if self._cycle and not self.run.claimed_by and not self._someone_else_steps():
-            self._cycle.clear()
+            self._cycle.optimizers.add(BY_HAND)
+        if self._cycle.optimizers and not self.run.claimed_by and not self._someone_else_steps():
+            self._cycle.optimizers.clear()
             self._timeline.end_last_step(self._stepped)
 
     def _look_for_gpu(self) -> None:
