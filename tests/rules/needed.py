@@ -1,7 +1,9 @@
 """Leave out the rules that a story does not need: promtool takes 0.1 ms per rule and step, even for one without input.
 
 A rule is left out if it can't record anything from the story's series, or if nothing that the story expects reads it.
-Alerts whose text is not expected have none: promtool would write it at every step, with all its queries.
+Rules that record numbers, such as thresholds, become input series, and an expression that reads one as a scalar has the
+number: at every step, promtool writes and parses all expressions, which takes half of its time. Alerts whose text is
+not expected have none: promtool would write it at every step, with all its queries.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from stallscope.lab.replay import rule_engine
 from tests.promql_names import Selector, names_in
 from tests.rules.layers import groups_of, selects
 
@@ -24,6 +27,10 @@ _RECORDED = re.compile(r"\w+:\w[\w:]*")
 """Matches the names of recorded series in an alert's texts."""
 _PATTERN = re.compile(r'__name__=~"([^"]+)"')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_NUMBER = r"vector\((-?[\d.]+(?:e-?\d+)?)\)"
+_CONSTANT = re.compile(_NUMBER)
+_LABELLED = re.compile(rf'label_replace\({_NUMBER}, "(\w+)", "(\w+)", "", ""\)')
+_SCALAR = re.compile(r'scalar\((\w[\w:]*)\{(\w+)="(\w+)"\}\)')
 _ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
 
 Labels = Mapping[str, str]
@@ -44,6 +51,26 @@ class Rule:
     """Matches the names of the other series that it reads."""
     in_texts: Sequence[Selector]
     """Series that an alert's texts query. No alert fires because of them."""
+    constants: Sequence[Constant]
+    """Its series, if it records nothing but numbers."""
+
+
+class Constant(NamedTuple):
+    """A series whose value never changes."""
+
+    name: str
+    labels: Labels
+    value: float
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Rules and constants that a story needs."""
+
+    files: Sequence[Path]
+    """Rule files, with the rules that are needed and do not record numbers alone."""
+    constants: Sequence[Constant]
+    """Series that the other rules record."""
 
 
 @cache
@@ -63,7 +90,18 @@ def _rule(source: Mapping[str, Any]) -> Rule:
         tuple(selector for selector in names_in(source["expr"]).selectors if selector.metric),
         "|".join(_PATTERN.findall(source["expr"])),
         tuple(Selector(name) for name in sorted({*_RECORDED.findall(texts)})),
+        () if alert else tuple(_constants_of(source)),
     )
+
+
+def _constants_of(source: Mapping[str, Any]) -> Iterator[Constant]:
+    """Yield the series of a recording rule that records numbers alone; none of any other rule."""
+    expression, labels = source["expr"].strip(), source.get("labels", {})
+    if found := _CONSTANT.fullmatch(expression):
+        yield Constant(source["record"], labels, float(found[1]))
+    elif not _LABELLED.sub("", expression).replace(" or", "").strip():
+        for value, label, text in _LABELLED.findall(expression):
+            yield Constant(source["record"], {**labels, label: text}, float(value))
 
 
 def with_needed_rules(document: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
@@ -77,14 +115,25 @@ def with_needed_rules(document: Mapping[str, Any], folder: Path) -> Mapping[str,
     texts = {check["alertname"] for test in tests for check in test.get("alert_rule_test", ())}
     expressions = [check["expr"] for test in tests for check in test.get("promql_expr_test", ())]
     series = [each["series"] for test in tests for each in test.get("input_series", ())]
-    paths = [Path(path) for path in document["rule_files"]]
-    return {**document, "rule_files": list(map(str, needed_files(paths, series, expressions, texts, folder)))}
+    found = needed(list(map(Path, document["rule_files"])), series, expressions, texts, folder)
+    if found.constants:
+        tests = [{**test, "input_series": [*test.get("input_series", ()), *_inputs(found, test)]} for test in tests]
+    return {**document, "rule_files": list(map(str, found.files)), "tests": tests}
 
 
-def needed_files(
+def _inputs(found: Needed, test: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+    """Yield the constants as input series, up to the last expectation."""
+    checks = (*test.get("promql_expr_test", ()), *test.get("alert_rule_test", ()))
+    end = max(rule_engine.in_seconds(check["eval_time"]) for check in checks)
+    count = end // rule_engine.in_seconds(test["interval"]) + 1
+    for name, labels, value in found.constants:
+        yield {"series": rule_engine.selector(name, labels), "values": f"{value!r}+0x{count}"}
+
+
+def needed(
     paths: Sequence[Path], series: Iterable[str], expressions: Iterable[str], texts: Collection[str], folder: Path
-) -> list[Path]:
-    """Write copies of rule files that hold only what is needed, and return their paths.
+) -> Needed:
+    """Write copies of rule files that hold only what is needed; return them and the constants that they read.
 
     Args:
         paths: the rule files.
@@ -96,21 +145,45 @@ def needed_files(
     rules = [rule for path in paths for rule in rules_of(path)]
     expressions = [*expressions, *(f'ALERTS{{alertname="{name}"}}' for name in texts)]
     wanted = {selector for each in expressions for selector in _named(names_in(each).selectors, each, rules)}
-    needed = set(read(fed(rules, series), wanted, texts))
+    series = list(series)
+    read_and_fed = read(fed(rules, series), wanted, texts)
+    constant = {rule for rule in read_and_fed if rule.constants}
+    evaluated = {*read_and_fed} - constant
+    constants = [each for rule in read_and_fed for each in rule.constants]
+    varying = {name for rule in evaluated for name in rule.records} | {each.partition("{")[0] for each in series}
+    fixed = [each for each in constants if each.name not in varying]
     folder.mkdir(exist_ok=True)
     copies = []
     for number, path in enumerate(paths):
         sources = [
-            {key: value for key, value in rule.source.items() if key != "annotations" or rule.source["alert"] in texts}
+            {
+                **{
+                    key: value
+                    for key, value in rule.source.items()
+                    if key != "annotations" or rule.source["alert"] in texts
+                },
+                "expr": _with_numbers(rule.source["expr"], fixed),
+            }
             for rule in rules_of(path)
-            if rule in needed
+            if rule in evaluated
         ]
         if sources:
             (group,) = groups_of(path)
             copy = folder / f"{number}-{path.name}"
             copy.write_text(json.dumps({"groups": [{**group, "rules": sources}]}), encoding="utf-8")
             copies.append(copy)
-    return copies
+    return Needed(copies, constants)
+
+
+def _with_numbers(expression: str, constants: Sequence[Constant]) -> str:
+    """Return the expression with the number in place of each scalar that selects exactly one constant."""
+
+    def number(match: re.Match[str]) -> str:
+        name, label, value = match.groups()
+        found = [each.value for each in constants if each.name == name and each.labels.get(label) == value]
+        return repr(found[0]) if len(found) == 1 else match[0]
+
+    return _SCALAR.sub(number, expression)
 
 
 def _named(selectors: Iterable[Selector], expression: str, rules: Sequence[Rule]) -> Iterator[Selector]:

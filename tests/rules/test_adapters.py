@@ -23,8 +23,6 @@ from tests.rules.rulebook import (
 )
 from tests.rules.test_canonical import FILES, PAGES, exposed, labelled, ours, page, without
 
-EVALUATION_INTERVAL = 60
-
 OLD, NEW = "dcgm_exporter_4_8", "dcgm_exporter_4_9"
 UNUSABLE = (*CANONICAL_FILES, *(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "stallscope")))
 ALERT = 'ALERTS{alertname="StallscopeExporterUnusable", alertstate="firing"}'

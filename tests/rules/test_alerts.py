@@ -31,8 +31,6 @@ from tests.rules.rulebook import (
     until,
 )
 
-EVALUATION_INTERVAL = 60
-
 INPUT_BOUND = {"alertname": "TrainingInputBound", "severity": "warning", "run": "train"}
 INPUT_CPU = {"alertname": "TrainingInputCpuSaturated", "severity": "warning", "run": "train"}
 STALLED = {"alertname": "TrainingStalled", "severity": "critical", "run": "train"}

@@ -23,8 +23,6 @@ from tests.rules.rulebook import (
 )
 from tests.rules.test_canonical import labelled
 
-EVALUATION_INTERVAL = 60
-
 ALL = (*CANONICAL_FILES, *RULE_FILES)
 UNUSABLE = 'count by (job, reason) (ALERTS{alertname="StallscopeExporterUnusable", alertstate="firing"})'
 STALLSCOPE = (

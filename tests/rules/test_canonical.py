@@ -260,6 +260,7 @@ def test_a_run_on_a_gpu_of_another_exporter_gets_its_verdict(rulebook: Rulebook)
     )
 
 
+@pytest.mark.evaluated_every(30)
 def test_an_xid_is_dated_once_and_keeps_its_date_when_a_run_begins_on_the_gpu(rulebook: Rulebook) -> None:
     xid = "DCGM_FI_DEV_XID_ERRORS"
     story: Story = []

@@ -8,8 +8,6 @@ import pytest
 
 from tests.rules.rulebook import TARGET, Rulebook, Story, exporter, gpu, growing, rank, series, steady
 
-EVALUATION_INTERVAL = 60
-
 MIB = 2**20
 LATE = "round(100 * nccl_rank:late:ratio5m) > 0"
 PEERS = "round(100 * max by (communicator) (nccl_communicator:bandwidth_of_peers:ratio5m))"

@@ -18,8 +18,6 @@ from tests.rules.rulebook import (
     steady,
 )
 
-EVALUATION_INTERVAL = 60
-
 VERDICT = "round(100 * run:verdict:ratio5m)"
 LIMIT = 500.0
 """Watts."""

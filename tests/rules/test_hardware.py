@@ -28,8 +28,6 @@ from tests.rules.rulebook import (
     until,
 )
 
-EVALUATION_INTERVAL = 60
-
 FILES = tuple(
     path
     for path in RULE_FILES

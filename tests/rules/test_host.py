@@ -211,6 +211,7 @@ def test_pressure_must_last(rulebook: Rulebook) -> None:
         pytest.param(faults("node2:19400", 625, 2e6), ["HostMemPressure", "HostSwapping"], id="another host swaps"),
     ],
 )
+@pytest.mark.evaluated_every(30)
 def test_memory_that_is_short_is_no_incident_of_its_own_beside_its_effect(
     rulebook: Rulebook, story: Story, alerts: list[str]
 ) -> None:

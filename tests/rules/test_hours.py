@@ -89,6 +89,7 @@ def reborn(name: str, values: str) -> tuple[str, str]:
     return name, f"{first}+{slope}x40 _x20 {again:g}+{slope}x60"
 
 
+@pytest.mark.evaluated_every(30)
 def test_goodput_counts_the_time_in_which_no_process_lived(rulebook: Rulebook) -> None:
     story = [reborn(name, values) for name, values in rank(gpus=())]
     rulebook.check_percent(story, GOODPUT, [(RUN, 100)], at="19m")

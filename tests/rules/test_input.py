@@ -19,8 +19,6 @@ from tests.rules.rulebook import (
     steady,
 )
 
-EVALUATION_INTERVAL = 60
-
 VERDICT = "round(100 * run:verdict:ratio5m)"
 
 
@@ -500,7 +498,6 @@ def test_throttling_alerts_after_fifteen_minutes(rulebook: Rulebook) -> None:
 
 
 URL = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/"
-
 
 KNOWN = (
     "The reason is now known: CPUs saturated. Decode and augment less per sample, give the job more CPUs per GPU, or "

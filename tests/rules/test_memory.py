@@ -21,8 +21,6 @@ from tests.rules.rulebook import (
     until,
 )
 
-EVALUATION_INTERVAL = 60
-
 GIB = 2**30
 FILES = tuple(path for path in RULE_FILES if path.stem in (*SHARED, "input", "goodput", "memory", "training_memory"))
 """Rules that judge memory; no verdict depends on them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +27,48 @@ RULES = (
 CONSTANTS = ["bound:ratio", "bound:ratio"]
 
 
-def needed(folder: Path, series: Sequence[str], *queries: str, alerts: Sequence[str] = ()) -> list[str]:
-    """Return the names of the rules that are left."""
-    file = folder / "all.yml"
-    file.write_text(json.dumps({"groups": [{"name": "all", "rules": RULES}]}))
+def prepared(
+    folder: Path,
+    series: Sequence[str],
+    queries: Sequence[str],
+    alerts: Sequence[str],
+    rules: Sequence[Mapping[str, Any]] = RULES,
+) -> Mapping[str, Any]:
+    """Return the test file with the rules and constants that are left."""
+    file = folder / f"{len(list(folder.iterdir()))}.yml"  # each file is read once
+    file.write_text(json.dumps({"groups": [{"name": "all", "rules": rules}]}))
     document: dict[str, Any] = {
         "rule_files": [str(file)],
         "tests": [
             {
+                "interval": "30s",
                 "input_series": [{"series": each, "values": "1"} for each in series],
-                "promql_expr_test": [{"expr": query} for query in queries],
-                "alert_rule_test": [{"alertname": name} for name in alerts],
+                "promql_expr_test": [{"expr": query, "eval_time": "90s"} for query in queries],
+                "alert_rule_test": [{"alertname": name, "eval_time": "1m"} for name in alerts],
             }
         ],
     }
-    left = with_needed_rules(document, folder / "rules")["rule_files"]
-    return [
+    return with_needed_rules(document, folder / "rules")
+
+
+def needed(folder: Path, series: Sequence[str], *queries: str, alerts: Sequence[str] = ()) -> list[str]:
+    """Return the names of the constants and then of the rules that are left."""
+    found = prepared(folder, series, queries, alerts)
+    inputs = [each["series"] for each in found["tests"][0]["input_series"]]
+    return [each.partition("{")[0] for each in inputs if each not in series] + [
         rule.get("record", rule.get("alert"))
-        for path in left
+        for path in found["rule_files"]
         for group in json.loads(Path(path).read_text())["groups"]
         for rule in group["rules"]
     ]
+
+
+def left(folder: Path) -> str:
+    """Return the text of the rules that are left."""
+    (file,) = (folder / "rules").iterdir()
+    text = file.read_text()
+    file.unlink()
+    return text
 
 
 GPU, RANK = 'gpu_idle{gpu="0"}', 'rank_wait{gpu="0"}'
@@ -60,6 +81,62 @@ def test_what_a_query_reads_is_needed_and_what_that_reads_too(tmp_path: Path) ->
 def test_a_matcher_chooses_among_rules_that_record_one_name(tmp_path: Path) -> None:
     assert needed(tmp_path, [], 'bound:ratio{name="wait"}') == CONSTANTS[:1]
     assert needed(tmp_path, [], 'bound:ratio{name=~"wait|idle"}') == CONSTANTS
+
+
+def test_rules_that_record_numbers_become_series_until_the_last_expectation(tmp_path: Path) -> None:
+    found = prepared(tmp_path, [], ["bound:ratio"], [])
+    assert found["rule_files"] == []
+    assert found["tests"][0]["input_series"] == [
+        {"series": 'bound:ratio{name="idle"}', "values": "0.5+0x4"},
+        {"series": 'bound:ratio{name="wait"}', "values": "0.7+0x4"},
+    ]
+
+
+def test_a_scalar_of_a_constant_is_its_number_unless_it_may_have_others(tmp_path: Path) -> None:
+    reader = {"record": "gpu:idle:ratio", "expr": 'gpu_idle > scalar(bound:ratio{name="idle"})'}
+    second = {**RULES[0], "labels": {"name": "idle", "origin": "mine"}}
+
+    def expression(rules: Sequence[Mapping[str, Any]], *series: str) -> str:
+        left = prepared(tmp_path, [GPU, *series], ["gpu:idle:ratio"], [], rules)["rule_files"][0]
+        return str(json.loads(Path(left).read_text())["groups"][0]["rules"][0]["expr"])
+
+    assert expression([RULES[0], reader]) == "gpu_idle > 0.5"
+    unchanged = [
+        expression([reader]),
+        expression([RULES[1], reader]),
+        expression([RULES[0], second, reader]),
+        expression([RULES[0], reader], 'bound:ratio{name="idle", cluster="edge"}'),
+    ]
+    assert unchanged == [reader["expr"]] * 4
+
+
+def test_constants_are_the_series_that_prometheus_records() -> None:
+    """All rules that record numbers, evaluated by promtool."""
+    rules = [rule for path in RULE_FILES for rule in rules_of(path)]
+    names = {name for rule in rules if rule.constants for name in rule.records}
+    names -= {name for rule in rules if not rule.constants for name in rule.records}
+    assert names >= {"stallscope:threshold", "stallscope:cause:code", "stallscope:cause:info"}
+    queries = {name: [0, INTERVAL] for name in names}
+    said = evaluate(
+        [],
+        queries,
+        promtool=tool("promtool"),
+        rule_files=RULE_FILES,
+        groups=GROUPS,
+        scrape_seconds=INTERVAL,
+        evaluation_seconds=INTERVAL,
+    )
+    for moment in (0, INTERVAL):
+        recorded = {
+            (json.dumps(sample.labels, sort_keys=True), sample.value)
+            for name in names
+            for sample in said.samples[name][moment]
+        }
+        constants = [each for rule in rules for each in rule.constants if each.name in names]
+        assert recorded == {
+            (json.dumps({"__name__": name, **labels}, sort_keys=True), value) for name, labels, value in constants
+        }
+        assert len(recorded) == len(constants)
 
 
 def test_a_rule_without_input_is_not_needed(tmp_path: Path) -> None:
@@ -95,9 +172,9 @@ def test_an_alert_needs_the_alerts_that_silence_it(tmp_path: Path) -> None:
 def test_a_text_that_is_not_expected_is_not_written_and_needs_nothing(tmp_path: Path) -> None:
     alert = 'ALERTS{alertname="GpuIdle"}'
     assert needed(tmp_path, [GPU, RANK], alert) == ["bound:ratio", "gpu:idle:ratio", "GpuIdle"]
-    assert "annotations" not in (tmp_path / "rules" / "0-all.yml").read_text()
+    assert "annotations" not in left(tmp_path)
     needed(tmp_path, [GPU, RANK], alerts=["GpuIdle"])
-    assert "annotations" in (tmp_path / "rules" / "0-all.yml").read_text()
+    assert "annotations" in left(tmp_path)
 
 
 def test_a_query_of_a_pattern_of_names_needs_all_that_record_them(tmp_path: Path) -> None:
@@ -110,7 +187,13 @@ def test_a_query_of_a_pattern_of_names_needs_all_that_record_them(tmp_path: Path
 def test_groups_and_files_keep_their_order_and_settings(tmp_path: Path) -> None:
     document = {
         "rule_files": list(map(str, RULE_FILES)),
-        "tests": [{"input_series": [{"series": 'up{job="stallscope"}'}], "promql_expr_test": [{"expr": "ALERTS"}]}],
+        "tests": [
+            {
+                "interval": "30s",
+                "input_series": [{"series": 'up{job="stallscope"}'}],
+                "promql_expr_test": [{"expr": "ALERTS", "eval_time": "1m"}],
+            }
+        ],
     }
     groups = [groups_of(Path(path))[0] for path in with_needed_rules(document, tmp_path)["rule_files"]]
     names = [group["name"] for group in groups]

@@ -20,8 +20,6 @@ from tests.rules.rulebook import (
     until,
 )
 
-EVALUATION_INTERVAL = 60
-
 RUN_VERDICT = "run:verdict:ratio5m"
 RANK_VERDICT = "rank:verdict:ratio5m"
 SCORE = "run_rank:straggler_score:ratio5m"

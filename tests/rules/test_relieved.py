@@ -24,6 +24,8 @@ from tests.rules.rulebook import (
     steady,
 )
 
+pytestmark = pytest.mark.evaluated_every(30)
+
 _END = 14.0
 _VERDICT = "sum by (run, cause) (round(100 * run:verdict:ratio5m{}))"
 _ALERTS = 'count by (alertname, severity, run) (last_over_time(ALERTS{{alertstate="firing", cause!=""}}[1m]{}))'

@@ -296,6 +296,7 @@ def test_what_only_slows_a_gpu_does_not_hide_that_its_run_stands_still(
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": cause}, 1)]})
 
 
+@pytest.mark.evaluated_every(30)
 def test_the_loss_of_a_standstill_begins_and_ends_a_minute_late(rulebook: Rulebook) -> None:
     again = f"0+{INTERVAL}x{scrapes(10)} 600+0x{scrapes(5) - 2} 900+{INTERVAL}x{LENGTH}"
     story = rank(last_step=again) + gpu(idle=1.0)
@@ -318,6 +319,7 @@ def test_a_late_step_is_lost_at_once_where_a_gpu_of_the_run_is(
     rulebook.check_percent(story, RUN_VERDICT, [(of_run(cause), share)], at="11m")
 
 
+@pytest.mark.evaluated_every(30)
 def test_a_rank_that_ends_in_a_standstill_loses_nothing_more(rulebook: Rulebook) -> None:
     ended = [
         (name, until(15) if name.startswith("stallscope_training_state{") and 'state="running"' in name else values)
@@ -333,6 +335,7 @@ def test_a_hot_gpu_has_its_own_verdict_while_its_rank_stands_still(rulebook: Rul
     rulebook.check(rank(last_step=STOPPED) + HOT, found)
 
 
+@pytest.mark.evaluated_every(30)
 def test_a_rank_is_not_stalled_before_its_limit_of_time(rulebook: Rulebook) -> None:
     story = rank(last_step=growing_until(16)) + gpu()
     rulebook.check(story, {"rank:stalled:info": []}, at="17m")

@@ -154,6 +154,7 @@ def at_work(number: int, per_second: float, first_step: float) -> Story:
         pytest.param(330, 100, id="right after five minutes"),
     ],
 )
+@pytest.mark.evaluated_every(30)
 def test_the_throughput_of_a_new_run_is_right_or_absent(
     rulebook: Rulebook, seconds: int, samples_a_second: float | None
 ) -> None:
@@ -166,6 +167,7 @@ def test_the_throughput_of_a_new_run_is_right_or_absent(
     )
 
 
+@pytest.mark.evaluated_every(30)
 def test_the_throughput_of_a_run_is_absent_while_one_of_its_ranks_is_new(rulebook: Rulebook) -> None:
     story = node("node1:19400", gpu() + at_work(0, 100, first_step=0) + at_work(1, 100, first_step=600))
     for seconds, expected in ((660, []), (690, [({"run": "train"}, 200)])):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import pytest
+
 from tests.rules.rulebook import (
     LENGTH,
     RULE_FILES,
@@ -159,6 +161,7 @@ def test_a_gpu_is_idle_when_held_for_an_hour_without_work(rulebook: Rulebook) ->
     )
 
 
+@pytest.mark.evaluated_every(30)
 def test_a_gpu_that_slurm_gave_a_job_and_that_no_process_uses_is_named_within_ten_minutes(rulebook: Rulebook) -> None:
     # The job starts at minute 10.
     def given(index: int = 0) -> LastReport:

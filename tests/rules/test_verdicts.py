@@ -177,6 +177,7 @@ def test_without_enough_evidence_the_verdict_is_insufficient_data_and_says_what_
     )
 
 
+@pytest.mark.evaluated_every(30)
 def test_a_young_rank_that_is_seen_to_do_well_is_healthy_90_seconds_after_its_first_step(rulebook: Rulebook) -> None:
     story = rank(wait=0.02, first_step=600) + gpu(idle=0.02)
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="11m")
@@ -228,6 +229,7 @@ def with_shorter_steps(minute: float) -> Story:
     return [*reported, *settling, *gpu(idle=0.3)]
 
 
+@pytest.mark.evaluated_every(30)
 def test_warm_up_goes_on_while_steps_become_shorter(rulebook: Rulebook) -> None:
     story = with_shorter_steps(14)
     missing = 'count(rank:missing:info{missing="warmup"})'
@@ -422,6 +424,7 @@ def test_other_labels_of_the_target_do_not_disturb_the_joins(rulebook: Rulebook)
     rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 29)])
 
 
+@pytest.mark.evaluated_every(30)
 def test_an_exporters_restart_changes_no_verdict(rulebook: Rulebook) -> None:
     """Its GPU counters begin at zero again, the shim's go on; what the GPU did meanwhile is not known, nor claimed."""
     story = [
@@ -495,6 +498,7 @@ def test_the_gpu_of_a_straggler_has_its_own_hardware_cause_and_the_run_has_a_str
     )
 
 
+@pytest.mark.evaluated_every(30)
 def test_a_scrape_that_goes_unanswered_takes_no_verdict_away(rulebook: Rulebook) -> None:
     """Every series of the node is stale for one interval, as Prometheus marks them."""
     story = []

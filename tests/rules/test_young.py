@@ -20,6 +20,8 @@ from tests.rules.rulebook import (
     steady,
 )
 
+pytestmark = pytest.mark.evaluated_every(30)
+
 RUN_VERDICT = "run:verdict:ratio5m"
 _BEGIN = 10.0
 """Minute of the first step."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from stallscope.lab.replay import rule_engine
 from stallscope.lab.replay.rule_engine import Said
 from stallscope.lab.replay.series import Series
-from tests.rules.needed import needed_files
+from tests.rules.needed import needed
 from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, tool
 
 EVALUATION_SECONDS = 30
@@ -54,11 +54,17 @@ def evaluate(
     """Evaluate the rules of the bundle, or of other files, as `rule_engine.evaluate` does: those that are needed."""
     with tempfile.TemporaryDirectory() as folder:
         names = [rule_engine.selector(each.name, each.labels) for each in series]
+        found = needed(rule_files, names, expressions, words, Path(folder))
+        end = max(second for seconds in (*expressions.values(), *words.values()) for second in seconds)
+        constants = [
+            Series(each.name, {**each.labels}, [each.value] * (end // EVALUATION_SECONDS + 1))
+            for each in found.constants
+        ]
         return rule_engine.evaluate(
-            series,
+            [*series, *constants],
             expressions,
             promtool=tool("promtool"),
-            rule_files=needed_files(rule_files, names, expressions, words, Path(folder)),
+            rule_files=found.files,
             groups=groups,
             scrape_seconds=EVALUATION_SECONDS,
             evaluation_seconds=evaluation_seconds,
