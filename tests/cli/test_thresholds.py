@@ -62,6 +62,10 @@ def test_the_list_can_be_used_as_a_file_of_values(tmp_path: Path, capsys: pytest
     ("content", "message"),
     [
         ("input_warnings: 0.1", "no threshold named input_warnings; `stallscope thresholds --list` shows all names"),
+        (
+            "packing_cpu: 0.5",
+            "constants now: packing_cpu in gpu:jobs_that_fit:count (hours.yml); remove these names from your values",
+        ),
         ("input_warning: much", "input_warning: expected a number, got 'much'"),
         ("input_warning: true", "input_warning: expected a number, got True"),
         ("input_warning: .nan", "input_warning: expected a finite number, got nan"),

@@ -36,8 +36,8 @@ THRESHOLDS = {"few_workers_cpu": 0.75, "stall_seconds": 15, "comm_warning": 0.4}
 report comes every second as ever, so that a step may seem older than two fifths of 2 s; and five minutes hold nine
 steps of the simulated run, after a restart two or three, of which communication may take a sixth by chance (8 % in
 the mean)."""
-OF_THE_JOB = frozenset({"nfs_wait_seconds", "small_batch_step_seconds"})
-"""Thresholds in seconds that measure operations and steps, whose time runs as ever."""
+OF_THE_JOB = frozenset({"nfs_wait_seconds"})
+"""Thresholds in seconds that measure operations, whose time runs as ever."""
 
 Alert = dict[str, Any]
 _Found = TypeVar("_Found")

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
+from stallscope.common.thresholds import default_thresholds, former_thresholds
 from stallscope.model.catalogue.causes import CAUSES, Cause, Tier
 from tests.known_names import LABELS, RECORDED, is_known, rules, selects_something
 from tests.promql_names import names_in
@@ -186,6 +187,18 @@ def test_a_value_is_a_threshold_or_a_constant_with_its_source() -> None:
         text = re.sub(r"\[[^\]]*\]|offset \w+|\"[^\"]*\"", "", rule["expr"])
         values = set(re.findall(r"(?<![\w:.])-?\d+(?:\.\d+)?(?![\w:.])", text))
         assert values <= harmless | explained.get(name, set()), (name, values)
+
+
+def test_a_former_threshold_is_a_constant_of_the_rule_that_is_named() -> None:
+    explained = constants()
+    former = former_thresholds()
+    assert former
+    assert not former.keys() & default_thresholds().keys()
+    for name, place in former.items():
+        record, file = re.fullmatch(r"(\S+) \((\S+)\)", place).groups()  # type: ignore[union-attr]
+        value = re.search(rf"^# {name}: (\S+) in ", RULE_FILES[0].read_text(), re.MULTILINE)[1]  # type: ignore[index]
+        assert value in explained[record], (name, value)
+        assert f"- record: {record}\n" in RULE_FILES[0].with_name(file).read_text(), name
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:

@@ -13,6 +13,9 @@ from stallscope.common.bundle import bundle_folder
 # On one line as in the bundle, or on several as a YAML library writes them.
 _RULE = re.compile(r"(record: stallscope:threshold,?\s+labels:\s+\{?name: (\w+)\}?,?\s+expr: vector\()([^()]+)(\))")
 
+# A line of the comment at the end of the file: `# packing_cpu: 0.6 in gpu:jobs_that_fit:count (hours.yml)`.
+_CONSTANT = re.compile(r"^# (\w+): \S+ in (\S+ \(\S+\))$", re.MULTILINE)
+
 
 def threshold_file() -> Path:
     """Return the path of the bundle's rule file with all thresholds."""
@@ -23,6 +26,11 @@ def threshold_file() -> Path:
 def default_thresholds() -> Mapping[str, float]:
     """Return the bundle's thresholds by name."""
     return _values(threshold_file().read_text(encoding="utf-8"))
+
+
+def former_thresholds() -> Mapping[str, str]:
+    """Return the rule and file that hold each value that was a threshold and is a constant now, by its former name."""
+    return dict(_CONSTANT.findall(threshold_file().read_text(encoding="utf-8")))
 
 
 def _values(text: str) -> dict[str, float]:
@@ -41,6 +49,9 @@ def with_values(values: Mapping[str, float], file: Path | None = None) -> str:
     """
     text = (file or threshold_file()).read_text(encoding="utf-8")
     unknown = sorted(values.keys() - _values(text).keys())
+    former = former_thresholds()
+    if known := [f"{name} in {former[name]}" for name in unknown if name in former]:
+        raise ValueError(f"constants now: {', '.join(known)}; remove these names from your values, or edit the rules")
     if unknown:
         raise ValueError(f"no threshold named {', '.join(unknown)}; `stallscope thresholds --list` shows all names")
     for name, value in values.items():
