@@ -24,7 +24,7 @@ after another. After fewer steps it belongs to the last of them, as a generator'
 class StepCycle:
     """The batches and the optimizers of the current step."""
 
-    __slots__ = ("_closing", "_newest", "_of_one_batch", "batches", "is_waiting", "optimizers")
+    __slots__ = ("_closing", "_newest", "_of_one_batch", "backwards", "batches", "is_waiting", "optimizers")
 
     def __init__(self) -> None:
         self.batches = 0
@@ -33,6 +33,8 @@ class StepCycle:
         """Optimizers that have stepped since the boundary, while there was a batch."""
         self.is_waiting = False
         """True from the request of a batch to its arrival, and after the last batch of a pass."""
+        self.backwards = 0
+        """Backward passes since an optimizer has stepped."""
         self._of_one_batch = 0
         """Boundaries since the newest batch."""
         self._newest = BY_HAND
@@ -65,6 +67,7 @@ class StepCycle:
             ahead. Without a batch, False: each step of an optimizer may be one then.
         """
         self._newest = optimizer
+        self.backwards = 0
         if not self.batches:
             return False
         self.optimizers.add(optimizer)

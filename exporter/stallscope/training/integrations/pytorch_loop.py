@@ -18,6 +18,7 @@ from torch.nn.modules.loss import _Loss
 
 from stallscope.training.integrations.pytorch_batches import Pass, unobserved
 from stallscope.training.integrations.pytorch_callers import Callers
+from stallscope.training.integrations.pytorch_captures import Captures
 from stallscope.training.integrations.pytorch_cost import Overhead, TimedLoop
 from stallscope.training.integrations.pytorch_cycle import BY_HAND, IN_STEP, StepCycle
 from stallscope.training.integrations.pytorch_device import DeviceClock, ReducerClock, Span, report_allocator
@@ -174,7 +175,6 @@ class Loop:
         # Optimizers
         self._cycle = StepCycle()
         self._stepped = 0.0  # seconds of the step by then
-        self._backwards = 0  # since an optimizer stepped
         self._backwards_before = 0  # when the present one began to
         self.optimizer_steps = 0
         """Steps of optimizers."""
@@ -182,8 +182,7 @@ class Loop:
         self._inside: list[int] = []
         self.optimizer_span: Span | None = None
         self._updates: Updates | None = Updates(_PATIENCE if has_optimizers else 0)
-        self._captured: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-        self._capture: set[str] | None = None  # what the graph that is being captured contains
+        self._captures = Captures()
         self._reducers: weakref.WeakKeyDictionary[Any, ReducerClock] = weakref.WeakKeyDictionary()
         self._graphs = _compiled_graphs() or 0
         self._precision_known = bool(getattr(run, "_precision", ()))
@@ -651,8 +650,8 @@ class Loop:
         if (get_ident() != self._thread or not self._is_owner or self.run.silent) and not self._own():
             self._others.add(current_thread())
             return function(*arguments, **options)
-        if self._capture is not None:
-            self._capture.add("backward")
+        if self._captures.current is not None:
+            self._captures.current.add("backward")
             return function(*arguments, **options)
         calls, ignored = self.calls, self.calls.ignored
         calls.ignored = True  # a recomputation of checkpointing is not a forward pass
@@ -674,7 +673,7 @@ class Loop:
                 if self._updates.is_applied():
                     self._step_by_hand()
                 self._updates.expect(arguments)
-            self._backwards += 1
+            self._cycle.backwards += 1
             self._forwards_before = self._forwards
             self._timeline.held = False
         except Exception as error:
@@ -731,8 +730,8 @@ class Loop:
                 return
             if not self.counts(optimizer):
                 return
-            if self._capture is not None:
-                self._capture.add("optimizer")
+            if self._captures.current is not None:
+                self._captures.current.add("optimizer")
                 return
             self.open_optimizer(id(optimizer))
         except Exception as error:
@@ -754,7 +753,7 @@ class Loop:
 
     def open_optimizer(self, key: int) -> None:
         """Begin `optimizer`, with the optimizer of this id."""
-        if key in self._inside and self._backwards > self._backwards_before:
+        if key in self._inside and self._cycle.backwards > self._backwards_before:
             self._leave_optimizers()  # its last step was left by an exception; else a class calls another's step
         if not self._inside:
             if self._evaluations.state is not TRAINING or self._input.is_open:
@@ -762,9 +761,9 @@ class Loop:
             if self._updates is not None:
                 self._updates = None
                 self._look_for_gpu()
-            if self._cycle.begins_with(key) and self._backwards and not self.run.claimed_by:
+            if self._cycle.begins_with(key) and self._cycle.backwards and not self.run.claimed_by:
                 self._mark_within_batch()
-            self._backwards_before = self._backwards
+            self._backwards_before = self._cycle.backwards
             self.optimizer_span = self._enter(self._optimizing)
         self._inside.append(key)
 
@@ -789,7 +788,7 @@ class Loop:
             or not self._input.has_modules  # else the forward pass is to be found
             or self._called
             or self._updates is not None
-            or self._capture is not None
+            or self._captures.current is not None
             or self._others_step
             or timeline.listener is not None
             or timeline.current is not timeline.other
@@ -815,7 +814,6 @@ class Loop:
 
     def _stepped_with(self, key: int) -> None:
         self.optimizer_steps += 1
-        self._backwards = 0
         self._stepped = self._timeline.step_by_now
         is_complete = self._cycle.stepped(key)
         if self._cycle.batches:
@@ -838,7 +836,7 @@ class Loop:
 
     def gradients_of(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let `torch.autograd.grad` compute gradients, which no optimizer need follow."""
-        if self._elsewhere() or self._timeline.current.name not in BETWEEN or self._capture is not None:
+        if self._elsewhere() or self._timeline.current.name not in BETWEEN or self._captures.current is not None:
             return function(*arguments, **options)
         if self._updates is not None and self._updates.are_made_by(arguments, options):
             return self.backward(function, arguments, options)
@@ -854,15 +852,15 @@ class Loop:
     def begin_capture(self, graph: Any) -> None:
         """A CUDA graph is captured: what is called now is done only when the graph is replayed."""
         if not self._elsewhere():
-            self._capture = self._captured[graph] = set()
+            self._captures.begin(graph)
 
     def end_capture(self) -> None:
         """The graph is complete."""
-        self._capture = None
+        self._captures.current = None
 
     def replayed(self, graph: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let a CUDA graph do what was captured in it."""
-        held = self._captured.get(graph)
+        held = self._captures.contents(graph)
         if held is None or self._elsewhere() or self._timeline.current.name not in BETWEEN:
             return function(graph, *arguments, **options)
         phase = self._backward if "backward" in held else self._optimizing if held else self._forward
