@@ -382,6 +382,8 @@ def _fill_ranks(
     ranks.counter("own_work_seconds_total", 0.9)
     ranks.counter("uneven_work_square_seconds_total", 0.0009)
     ranks.counter("even_work_square_seconds_total", 0.0004)
+    ranks.counter("late_batch_steps_total", 0.0001 / step)
+    ranks.counter("late_batch_rest_seconds_total", 0.00003)
     ranks.counter("samples_total", 8 / step)
     ranks.counter("tokens_total", 32768 / step)
     ranks.counter("flops_total", 4e14)

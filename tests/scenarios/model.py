@@ -274,6 +274,8 @@ class _Drawing:
             uneven = self._random.lognormal(-(deviation**2) / 2, deviation, (count, len(works)))
             for phase in COMPUTING:
                 durations[:, :, COLUMN[phase]] *= uneven
+        if lead.late_batches:
+            durations[:, :, COLUMN["data_wait"]] += self._late(lead, count, len(works))
         slow = np.zeros(count)
         if lead.outliers:
             slow = (self._random.random(count) < lead.outliers * several).astype(np.float64)
@@ -284,6 +286,18 @@ class _Drawing:
             durations, steps, slow, lengthened = self._with_pause(pause, durations, steps, slow, lengthened)
         durations, steps, slow = self._cut(durations, steps, slow, length)
         return durations, steps, slow, lengthened[: len(steps)]
+
+    def _late(self, work: Work, count: int, ranks: int) -> Floats:
+        """Return by how much each rank's batch is late, by row."""
+        if work.late_batches < 1:
+            is_late = self._random.random((count, ranks)) < work.late_batches
+        else:
+            is_late = self._random.integers(ranks, size=count)[:, None] == np.arange(ranks)
+        delays = np.full((count, ranks), work.late_seconds)
+        if work.late_tail:
+            delays *= 1 + self._random.pareto(work.late_tail, (count, ranks))
+        delays[~is_late] = 0.0
+        return delays
 
     @staticmethod
     def _synchronized(durations: Floats) -> Floats:

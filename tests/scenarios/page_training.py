@@ -182,6 +182,14 @@ class _Page:
             own = np.minimum(3 * durations[:, [COLUMN["forward"], COLUMN["slow"]]].sum(axis=1), length)
         if not own.any():
             return
+        steps = np.maximum(course.steps, 1)
+        wait = durations[:, COLUMN["data_wait"]]
+        rest = length - own
+        if run.device_events:
+            on_device = durations[:, [COLUMN[name] for name in (*_ON_DEVICE, "slow", "sync")]].sum(axis=1)
+            rest = on_device - np.minimum(3 * durations[:, [COLUMN["forward"], COLUMN["slow"]]].sum(axis=1), on_device)
+        mean = np.cumsum(length + wait) / np.cumsum(steps)
+        weight = (course.steps > 0) * steps * np.minimum(wait / steps / np.maximum(0.1 * mean, 1e-9), 30.0) ** 6
         alike = (course.steps > 0) & (durations[:, [COLUMN[name] for name in _OUTSIDE]].sum(axis=1) == 0)
         pairs = np.concatenate([[False], alike[1:] & alike[:-1]])
         product = 0.5 * pairs * np.diff(own, prepend=0.0) * np.diff(length - own, prepend=0.0)
@@ -189,6 +197,8 @@ class _Page:
             ("own_work_seconds", own * (course.steps > 0)),
             ("uneven_work_square_seconds", np.maximum(-product, 0.0)),
             ("even_work_square_seconds", np.maximum(product, 0.0)),
+            ("late_batch_steps", weight),
+            ("late_batch_rest_seconds", weight * rest / steps),
         ):
             self._add(f"{name}_total", self._counted(lambda times, rows=rows: course.done(rows, times)))  # type: ignore[misc]
 

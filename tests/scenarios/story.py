@@ -150,6 +150,12 @@ class Work:
     """Share of steps, and length of their sequences against the mean: computing and tokens follow it."""
     unevenness: float = 0.0
     """Relative spread of a rank's computing from step to step by the lengths of its own sequences: lognormal."""
+    late_batches: float = 0.0
+    """Chance that a rank's batch is late in a step; 1 if that of one rank is late in each step."""
+    late_seconds: float = 0.0
+    """By how much a late batch is late, at least where there is a tail."""
+    late_tail: float = 0.0
+    """Exponent of the Pareto distribution of that delay; 0 for a constant one."""
     drift_per_hour: float = 0.0
     """Relative growth of the computing phases."""
     pauses: tuple[Pause, ...] = ()

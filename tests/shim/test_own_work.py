@@ -156,6 +156,9 @@ def on_gpu(clock: ScriptedClock, desk: Desk, steps: Iterator[Mapping[str, float]
     for phases in steps:
         for phase, seconds in phases.items():
             with run.phase(phase):
+                if phase == "data_wait":
+                    clock.advance(seconds)
+                    continue
                 span = timing.begin(phase)
                 cuda.time += seconds
                 timing.end(span)
@@ -183,3 +186,41 @@ def test_an_evaluation_on_the_gpu_is_not_compared_with_steps(clock: ScriptedCloc
     counters = on_gpu(clock, desk, steps())
     assert counters["own_work_seconds"] == pytest.approx(0.9 * (400 - 2 * 20), rel=0.01)
     assert variance(counters, 400) == pytest.approx(0, abs=1e-6)
+
+
+def late_by_turns(steps: int, ranks: int, *, delay: float = 0.5, hook: bool) -> Iterator[Mapping[str, float]]:
+    """The batch of another rank is late in each step; that of this rank in one of `ranks` steps."""
+    draw = random.Random(SEED)
+    for _ in range(steps):
+        late = draw.randrange(ranks) == 0
+        waits = 0.1 + (0.0 if late else delay)
+        phases = {"data_wait": 0.002 + delay * late, "forward": 0.3}
+        yield {**phases, "backward": 0.6, "communication": waits} if hook else {**phases, "backward": 0.6 + waits}
+
+
+@pytest.mark.parametrize("hook", [True, False])
+def test_the_rest_of_steps_with_a_late_batch_contains_no_wait_for_those_of_other_ranks(
+    clock: ScriptedClock, desk: Desk, hook: bool
+) -> None:
+    counters = trained(clock, desk, late_by_turns(800, 8, hook=hook))
+    assert counters["late_batch_rest_seconds"] / counters["late_batch_steps"] == pytest.approx(0.1, rel=0.01)
+    assert counters["late_batch_steps"] / 800 == pytest.approx((0.5 / 1.5 / 0.1) ** 6 / 8, rel=0.3)
+
+
+def test_the_gpu_s_clock_measures_that_rest_if_there_is_one(clock: ScriptedClock, desk: Desk) -> None:
+    counters = on_gpu(clock, desk, ({**each, "optimizer": 0.05} for each in late_by_turns(800, 8, hook=False)))
+    assert counters["late_batch_rest_seconds"] / counters["late_batch_steps"] == pytest.approx(0.15, rel=0.01)
+
+
+def test_one_long_data_wait_does_not_outweigh_all_later_ones(clock: ScriptedClock, desk: Desk) -> None:
+    def steps() -> Iterator[Mapping[str, float]]:
+        yield from late_by_turns(100, 8, hook=True)
+        yield {"data_wait": 9e5, "forward": 0.3, "backward": 0.6, "communication": 0.1}
+
+    counters = trained(clock, desk, steps())
+    assert counters["late_batch_steps"] < 2 * 30.0**6
+
+
+def test_without_data_waits_no_step_has_a_weight(clock: ScriptedClock, desk: Desk) -> None:
+    counters = trained(clock, desk, iter([{"forward": 0.3, "backward": 0.6, "communication": 0.1}] * 50))
+    assert counters["late_batch_steps"] == counters["late_batch_rest_seconds"] == 0

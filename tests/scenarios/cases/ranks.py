@@ -305,6 +305,94 @@ def _uneven() -> Iterator[Case]:
     )
 
 
+def _late_batches() -> Iterator[Case]:
+    """In each step the batch of another rank is late: no rank stands out, and the others wait in the all-reduce.
+
+    The truth is computed from as many draws as it takes to know it, not by the formula of the rules.
+    """
+    alert = frozenset({"TrainingInputBound"})
+    worlds: tuple[tuple[str, Node, int, dict[str, Any], dict[str, Any]], ...] = (
+        ("by_turns_4", QUAD, 1, {"late_batches": 1.0, "late_seconds": 0.2}, {"measures_communication": True}),
+        ("by_turns_8_without_hook", HGX, 1, {"late_batches": 1.0, "late_seconds": 0.25}, {}),
+        ("by_turns_64", HGX, 8, {"late_batches": 1.0, "late_seconds": 0.25}, {"measures_communication": True}),
+        (
+            "heavy_tail_8",
+            HGX,
+            1,
+            {"late_batches": 0.1, "late_seconds": 0.15, "late_tail": 2.5},
+            {"measures_communication": True, "device_events": False},
+        ),
+        (
+            "heavy_tail_64_without_hook",
+            HGX,
+            8,
+            {"late_batches": 0.02, "late_seconds": 0.15, "late_tail": 2.5},
+            {"device_events": False},
+        ),
+        (
+            "with_uneven_work",
+            HGX,
+            1,
+            {"late_batches": 1.0, "late_seconds": 0.4, "unevenness": 0.1},
+            {"measures_communication": True},
+        ),
+    )
+    for name, node, count, late, measures in worlds:
+        work = replace(NODE_WORK, **late)
+        yield positive(
+            f"late_batches_{name}",
+            "input_bound",
+            run_on(node, work, count=count, **measures),
+            subject="run",
+            alerts=alert,
+            forbidden=frozenset({"comm_bound", "straggler_rank", "straggler_input", "straggler_hw", "step_outliers"}),
+            lost=_waited_for_data(work, node.gpus * count),
+            tolerance=0.03,
+        )
+    # As much communication, while all ranks wait equally long for data.
+    busy = replace(taking(NODE_WORK, "communication", 0.3), data_wait=0.02)
+    yield positive(
+        "comm_bound_with_equal_data_waits",
+        "comm_bound",
+        run_on(HGX, busy, measures_communication=True),
+        subject="run",
+        alerts=frozenset({"TrainingCommBound"}),
+        forbidden=frozenset({"input_bound", "straggler_rank", "straggler_input", "uneven_work"}),
+        lost=busy.communication / _step(busy),
+        tolerance=0.03,
+    )
+    # Batches of long sequences take longer to load as well: their work is what others wait for.
+    yield positive(
+        "uneven_work_with_data_waits",
+        "uneven_work",
+        run_on(HGX, replace(NODE_WORK, unevenness=0.35, data_wait=0.01), measures_communication=True),
+        subject="run",
+        alerts=frozenset({"TrainingUnevenWork"}),
+        allowed=frozenset({"TrainingStepOutliers"}),
+        forbidden=_NOT_THE_NETWORK | {"straggler_rank", "straggler_hw", "straggler_input"},
+        lost=_waited(0.35, 8),
+    )
+
+
+def _waited_for_data(work: Work, ranks: int) -> float:
+    """Share of the step that ranks wait on average for late batches, their own and those of others."""
+    draw = np.random.default_rng(1)
+    shape = (20_000, ranks)
+    late = work.late_seconds * (1 + draw.pareto(work.late_tail, shape) if work.late_tail else np.ones(shape))
+    if work.late_batches < 1:
+        late *= draw.random(shape) < work.late_batches
+    else:
+        late *= draw.integers(ranks, size=len(late))[:, None] == np.arange(ranks)
+    deviation = np.sqrt(np.log1p(work.unevenness**2))
+    phases = (work.forward, work.backward, work.optimizer)
+    computing = sum(phases)
+    varied = sum(seconds * (1 + 0.4 * work.spread * draw.standard_normal(shape)) for seconds in phases)
+    own = varied * draw.lognormal(-(deviation**2) / 2, deviation, shape)
+    last = (own + late).max(axis=1).mean()
+    waited = last - own.max(axis=1).mean() + work.data_wait
+    return float(waited / (_step(work) - computing + last))
+
+
 def _waited(unevenness: float, ranks: int) -> float:
     """Share of the step that ranks wait on average for the one with the most computing."""
     deviation = np.sqrt(np.log1p(unevenness**2))
@@ -445,4 +533,12 @@ def _passed(works: Sequence[float], microbatches: int) -> float:
     return max(free)
 
 
-CASES: tuple[Case, ...] = (*_slow_ranks(), *_slow_hardware(), *_shape(), *_others(), *_uneven(), *_pipelines())
+CASES: tuple[Case, ...] = (
+    *_slow_ranks(),
+    *_slow_hardware(),
+    *_shape(),
+    *_others(),
+    *_uneven(),
+    *_late_batches(),
+    *_pipelines(),
+)

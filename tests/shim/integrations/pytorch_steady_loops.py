@@ -367,6 +367,47 @@ def test_the_gpus_clock_times_the_same_phases(notes: bool, noted: list[int], mon
     assert all(phases[name].gpu_seconds is not None for name in ("forward", "backward", "optimizer"))
 
 
+class LateBatches:
+    """Samples of which each eighth pair comes late."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index % 16 == 0:
+            self._clock.advance(4.0)
+        return torch.ones(4), torch.zeros(2)
+
+
+@pytest.mark.parametrize("notes", [True, False])
+def test_a_late_batch_belongs_to_its_step_on_the_gpu(
+    notes: bool, noted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device()
+    device.attach(monkeypatch)
+    if not notes:
+        monkeypatch.setattr(SteadyLoop, "begin", lambda *_, **__: None)
+    clock, desk = ScriptedClock(), Desk()
+    run = SimulatedRun("job", clock=clock, sender=desk, interval=10.0)
+    pytorch.watch(run=run)
+    job = Job(run, clock)
+    job.model.register_forward_pre_hook(lambda *_: device.work(0.5))
+    for number, (inputs, targets) in enumerate(DataLoader(LateBatches(clock), batch_size=2)):
+        loss = torch.nn.functional.mse_loss(job.model(inputs), targets)
+        backward = 1.125 if number % 8 == 0 else 5.125  # in the other steps it waits for another rank
+        loss.register_hook(lambda _, seconds=backward: device.work(seconds))
+        loss.backward()
+        job.optimizer.step()
+        device.catch_up()
+    run.finish()
+    assert bool(sum(noted)) == notes
+    counters = desk.newest.counters
+    assert counters["late_batch_rest_seconds"] / counters["late_batch_steps"] == pytest.approx(0.125, rel=0.1)
+
+
 def test_long_steps_are_processed_at_once_so_that_reports_leave_between_their_phases(noted: list[int]) -> None:
     clock, desk = ScriptedClock(), Desk()
     run = SimulatedRun("job", clock=clock, sender=desk, interval=0.5)

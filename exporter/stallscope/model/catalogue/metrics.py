@@ -868,6 +868,19 @@ TRAINING_FAMILIES = (
         "The same, summed over the steps where both rise or both fall. The former minus this, by the number of steps, "
         "is the variance of own work that ranks do not share.",
     ),
+    _training(
+        "late_batch_steps_total",
+        _COUNTER,
+        "Steps, each weighted by the sixth power of its data wait over a tenth of the mean step, at most 30: nearly "
+        "all weight is that of late batches.",
+    ),
+    _training(
+        "late_batch_rest_seconds_total",
+        _COUNTER,
+        "Time of these steps that is neither data wait nor own work, with the same weights. Divided by the former, "
+        "what a rank spends in communication while the others wait for its batch. In other steps it waits for theirs "
+        "as well.",
+    ),
     _training("phase_occurrences_total", _COUNTER, "How often the phase was entered.", labels=("phase",)),
     _training("phase_max_seconds", _GAUGE, "Longest occurrence of the phase in the last minute.", labels=("phase",)),
     _training(

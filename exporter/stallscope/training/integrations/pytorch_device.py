@@ -23,6 +23,8 @@ class Span:
     ended: Any = None
     inner: float = 0.0
     """Seconds of the spans that were opened inside this one."""
+    waited: float = 0.0
+    """Seconds that the loop had waited for data until then."""
 
 
 class DeviceClock:
@@ -44,14 +46,18 @@ class DeviceClock:
         self._broken = False
         self._own_work = run.timeline.own_work
         self._own_work.on_device = True  # the host only queues the work
-        self._forward = self._length = 0.0
+        self._forward = self._length = self._waited = 0.0
         self._spans = self._usual_spans = 0
+        self._phases = run.timeline.phases
+        self.unprocessed = 0.0
+        """Seconds of data wait that are noted and not processed, so that the phase lacks them."""
 
     def begin(self, phase: str) -> Span | None:
         """Mark a phase's beginning; None where it can't be timed."""
         if self._broken or (begun := self._mark()) is None:
             return None
-        self._open = Span(phase, begun, self._open)
+        wait = self._phases.get("data_wait")
+        self._open = Span(phase, begun, self._open, waited=self.unprocessed + (0.0 if wait is None else wait.seconds))
         return self._open
 
     def end(self, span: Span | None) -> None:
@@ -93,14 +99,14 @@ class DeviceClock:
         if span.outer is not None:
             span.outer.inner += elapsed
         seconds = max(elapsed - span.inner, 0.0)
-        self._add_own_work(span.phase, seconds)
+        self._add_own_work(span.phase, seconds, span.waited)
         if owed := self._owed.get(span.phase):
             paid = min(owed, seconds)
             self._owed[span.phase] = owed - paid
             seconds -= paid
         self._run.gpu_time(span.phase, seconds)
 
-    def _add_own_work(self, phase: str, seconds: float) -> None:
+    def _add_own_work(self, phase: str, seconds: float, waited: float) -> None:
         """Compare each step with the one before. Only the backward pass has waits for other ranks."""
         self._spans += 1
         self._length += seconds
@@ -108,11 +114,12 @@ class DeviceClock:
             self._forward += seconds
         elif phase == "optimizer":
             if self._spans == self._usual_spans:
-                self._own_work.add_forward(self._forward, self._length)
+                self._own_work.add_forward(self._forward, self._length, waited=waited - self._waited)
             else:
                 self._own_work.interrupt()  # an evaluation, or another number of micro-batches
             self._usual_spans, self._spans = self._spans, 0
             self._forward = self._length = 0.0
+            self._waited = waited
 
     def _mark(self) -> Any:
         try:

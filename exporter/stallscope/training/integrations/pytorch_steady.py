@@ -202,7 +202,8 @@ class SteadyLoop:
             or self._timeline.listener is not None
         ):
             return self.live().next_batch(iterator, following)
-        self._add((self._clock(), self._begin_fetch, found))
+        began = self._clock()
+        self._add((began, self._begin_fetch, found))
         calls = self._calls
         calls.ignored = True
         try:
@@ -215,7 +216,10 @@ class SteadyLoop:
         calls.ignored = False
         dimension = found.dimension(batch)
         if self.is_open:
-            self._add((self._clock(), self._end_fetch, dimension))
+            now = self._clock()
+            self._add((now, self._end_fetch, dimension))
+            if self._device is not None:
+                self._device.unprocessed += now - began
         else:
             self._end_fetch(dimension)
         return batch
@@ -387,6 +391,8 @@ class SteadyLoop:
             events.clear()
             loop.device, timeline.due, timeline.now, self.is_replaying = device, due, clock, False
             self._waiting = 0
+            if device is not None:
+                device.unprocessed = 0.0
             calls.ignored = ignored
             self.processing_seconds += time.thread_time() - began
 

@@ -51,6 +51,8 @@ COUNTERS = (
     "own_work_seconds",
     "uneven_work_square_seconds",
     "even_work_square_seconds",
+    "late_batch_steps",
+    "late_batch_rest_seconds",
     "samples",
     "tokens",
     "flops",

@@ -1,4 +1,4 @@
-"""How much the rank's own work of a step varies, and whether the rest of the step makes up for it."""
+"""How much the rank's own work of a step varies, whether the rest of the step makes up for it, and late batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ _NEWEST = 32
 """Steps between two reports that are evaluated, so that the cost of fast loops is bounded."""
 _FORWARD = 3.0
 """Own work in relation to the forward pass: the backward pass takes twice as long."""
+_LATE_POWER = 6
+"""Power of the data wait that weights a step. The higher it is, the more of the weight is that of the last batch: with
+64 ranks whose waits have an exponential distribution, 8 % of the step are missing with 4, and 4 % with 6."""
+_LATE_PART = 0.1
+"""Data wait of a step with the weight 1, over the mean step: waits near it have weights that a report can show."""
+_LATE_MOST = 30.0
+"""Largest data wait that counts, over that one, so that a single wait does not outweigh all that follow."""
 
 
 class OwnWork:
@@ -18,7 +25,10 @@ class OwnWork:
     kinds are apart, so that their difference is a covariance.
     """
 
-    __slots__ = ("_before", "_change", "_steps", "even", "on_device", "seconds", "steps", "uneven")
+    __slots__ = (
+        *("_before", "_change", "_counted", "_length", "_steps", "even", "late", "late_rest", "on_device", "seconds"),
+        *("steps", "uneven"),
+    )
 
     def __init__(self) -> None:
         self.steps: deque[tuple[float, ...]] = deque(maxlen=_NEWEST)
@@ -30,11 +40,16 @@ class OwnWork:
         """Half the product of both changes from step to step, where own work and the rest change in opposite ways."""
         self.even = 0.0
         """Half that product where they change in the same way."""
+        self.late = 0.0
+        """Steps, weighted by their data wait."""
+        self.late_rest = 0.0
+        """Seconds of the rest of these steps, with the same weights."""
         self.on_device = False
         """True if the GPU's clock measures own work, in place of the host's."""
         self._before: tuple[float, ...] = ()
         self._change: tuple[float, float] | None = None
         self._steps = 0
+        self._length = self._counted = 0.0
 
     def evaluate(self, steps: int, *, communicates: bool) -> None:
         """Add the steps since the last call.
@@ -53,11 +68,12 @@ class OwnWork:
         for step in fresh:
             if before and step[0] > 0.0:
                 length, communication, forward, wait = step
-                length = max(length - (wait - before[3]), 0.0)  # a wait may be that of more than this step
+                waited = wait - before[3]
+                length = max(length - waited, 0.0)  # a wait may be that of more than this step
                 if communicates:
-                    self.add(min(max(length - communication + before[1], 0.0), length), length, scale)
+                    self.add(min(max(length - communication + before[1], 0.0), length), length, scale, waited)
                 else:
-                    self.add_forward(max(forward - before[2], 0.0), length, scale)
+                    self.add_forward(max(forward - before[2], 0.0), length, scale, waited)
             else:
                 self.interrupt()
             before = step
@@ -68,19 +84,26 @@ class OwnWork:
         """Do not compare the next step with those before."""
         self._change = None
 
-    def add_forward(self, forward: float, length: float, steps: float = 1.0) -> None:
+    def add_forward(self, forward: float, length: float, steps: float = 1.0, waited: float = 0.0) -> None:
         """Add a step with the seconds of its forward pass; see `add`."""
-        self.add(min(_FORWARD * forward, length), length, steps)
+        self.add(min(_FORWARD * forward, length), length, steps, waited)
 
-    def add(self, own: float, length: float, steps: float = 1.0) -> None:
+    def add(self, own: float, length: float, steps: float = 1.0, waited: float = 0.0) -> None:
         """Add a step.
 
         Args:
             own: seconds of own work.
             length: seconds of the step that are not explained otherwise.
             steps: number of steps that this one stands for.
+            waited: seconds of data wait in the step, in addition to `length`.
         """
         rest = length - own
+        self._length += steps * (length + waited)
+        self._counted += steps
+        if waited > 0.0:
+            weight = steps * min(waited * self._counted / (_LATE_PART * self._length), _LATE_MOST) ** _LATE_POWER
+            self.late += weight
+            self.late_rest += weight * rest
         last, self._change = self._change, (own, rest)
         self.seconds += steps * own
         if last is not None:
@@ -98,4 +121,6 @@ class OwnWork:
             "own_work_seconds": self.seconds,
             "uneven_work_square_seconds": self.uneven,
             "even_work_square_seconds": self.even,
+            "late_batch_steps": self.late,
+            "late_batch_rest_seconds": self.late_rest,
         }
