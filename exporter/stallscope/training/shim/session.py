@@ -60,9 +60,8 @@ if TYPE_CHECKING:
 
 
 OWN_COUNTERS = (
-    *("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds"),
-    *("own_work_seconds", "uneven_work_square_seconds", "even_work_square_seconds"),
-    *("late_batch_steps", "late_batch_rest_seconds"),
+    *("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds", "late_batch_steps"),
+    *("own_work_seconds", "uneven_work_square_seconds", "even_work_square_seconds", "late_batch_rest_seconds"),
 )
 """Counters that only the run itself sets."""
 _PHASE = '%s:{"seconds":%.6f,"occurrences":%d,"max":%.6f%s}'
