@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -24,8 +23,11 @@ from deploy.generate import STACK_ALERTMANAGER
 from stallscope.common.thresholds import with_values
 from stallscope.node.web.http.configuration_file import read_web_configuration
 from stallscope.tools.cli import commands
+from tests.deferred import Deferred
 from tests.deploy.kubernetes_tools import program
 from tests.web.certificates import Authority, needs_openssl
+
+jsonschema = Deferred("jsonschema")
 
 ROOT = Path(__file__).parents[1]
 EXECUTED = ("README.md", "exporter/SHIM.md")

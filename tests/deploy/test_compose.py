@@ -14,16 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
 from stallscope.common.version import __version__
 from stallscope.node.collectors.base import available
 from stallscope.node.configuration import load
+from tests.deferred import Deferred
 from tests.deploy import dockerfile
 from tests.free_ports import free_ports
 from tests.waiting import until
+
+jsonschema = Deferred("jsonschema")
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/compose"

@@ -10,12 +10,14 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
 from stallscope.common.version import __version__
+from tests.deferred import Deferred
 from tests.deploy.rendering import CHART, STACKS, Object, container, helmed, kustomized, of_kind, only, run
+
+kubernetes_validate = Deferred("kubernetes_validate")
 
 SWITCHES = {
     "plain": (),

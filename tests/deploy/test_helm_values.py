@@ -9,15 +9,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
 from stallscope.common.bundle import RUNBOOKS
+from tests.deferred import Deferred
 from tests.deploy.kubernetes_tools import program
 from tests.deploy.rendering import CHART, Object, helmed, of_kind, only, run
 from tests.deploy.test_kubernetes import configuration_of, operator_schema
+
+jsonschema = Deferred("jsonschema")
+kubernetes_validate = Deferred("kubernetes_validate")
 
 SELECTED = {"app.kubernetes.io/name": "gpu-telemetry"}
 SECRET = {"name": "scrape", "key": "password"}

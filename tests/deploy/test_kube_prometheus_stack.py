@@ -14,17 +14,19 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
 from deploy import generate
 from stallscope.common.version import __version__
+from tests.deferred import Deferred
 from tests.deploy import pod_security
 from tests.deploy.rendering import ROOT, Object, container, helmed, kustomized, of_kind, only, run
 from tests.deploy.test_kubernetes_pods import page, port
 from tests.free_ports import free_port
 from tests.handled import handled, reply
+
+kubernetes_validate = Deferred("kubernetes_validate")
 
 __all__ = ["port"]
 FOLDER = ROOT / "deploy/kubernetes/kube-prometheus-stack"

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -19,9 +17,13 @@ from stallscope.node.configuration import OWN_PATHS, Configuration, Configuratio
 from stallscope.training.protocol.vocabulary import DEFAULT_PORT
 from stallscope.training.shim.launchers import ranks
 from stallscope.training.shim.transport import Datagrams, transport
+from tests.deferred import Deferred
 from tests.deploy import pod_security
 from tests.deploy.rendering import FOLDERS, OVERLAYS, ROOT, STACKS, Object, container, kustomized, of_kind, only, run
 from tests.waiting import until
+
+jsonschema = Deferred("jsonschema")
+kubernetes_validate = Deferred("kubernetes_validate")
 
 VERSIONS = ("1.26", "1.29", "1.32", "1.34", "1.37")
 OPERATOR = "monitoring.coreos.com/v1"

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import nbclient
-import nbformat
 import pytest
 
 from stallscope.lab.replay.series import Series
@@ -22,6 +20,10 @@ from stallscope.tools.report.document import Areas, Figure, HeatMap, Histogram, 
 from stallscope.tools.report.options import Options
 from stallscope.tools.report.subject import of_everything, of_run
 from tests.analysis.scrapes import BUSY, DATA_WAIT, INTERVAL, SCRAPES, of_gpu, of_rank, scraped
+from tests.deferred import Deferred
+
+nbclient = Deferred("nbclient")
+nbformat = Deferred("nbformat")
 
 LIBRARIES = {"stallscope", "pandas", "pyarrow", "matplotlib", "jinja2", "requests"}
 """Libraries of `stallscope[analysis]`."""
@@ -56,7 +58,7 @@ def test_the_notebook_makes_the_report_of_its_run(server: Prometheus, tmp_path: 
     late = replace(subject, start=subject.start + 30 * INTERVAL)  # after the end of the other run
     options = Options(gpu_hour_price=2.5, currency="EUR", against=run_of(server, "earlier"))
     text = notebook.written(late, server.name, options).decode()
-    cells = nbformat.reads(text, 4)  # type: ignore[no-untyped-call]
+    cells = nbformat.reads(text, 4)
     client = nbclient.NotebookClient(
         cells,
         startup_timeout=240,
@@ -81,7 +83,7 @@ def test_the_notebook_makes_the_report_of_its_run(server: Prometheus, tmp_path: 
 
 
 def test_the_notebook_needs_only_the_libraries_of_the_analysis_extra() -> None:
-    cells = nbformat.reads(notebook.TEMPLATE.read_text(encoding="utf-8"), 4).cells  # type: ignore[no-untyped-call]
+    cells = nbformat.reads(notebook.TEMPLATE.read_text(encoding="utf-8"), 4).cells
     nodes = [node for cell in cells if cell.cell_type == "code" for node in ast.walk(ast.parse(cell.source))]
     names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
