@@ -16,6 +16,7 @@ from tests.rules.rulebook import (
     Labels,
     Rulebook,
     Story,
+    exporter,
     gpu,
     gpu_signal,
     growing,
@@ -431,7 +432,7 @@ FROM_25 = f"0+0x{scrapes(25)} 1+0x{LENGTH - scrapes(25)}", steady(0)
 
 def in_turn(faulty: Story) -> Story:
     """A GPU with a fault, run `a` on it until minute 20, and run `b` from minute 25 on."""
-    return [*faulty, *life("a", "node", *UNTIL_20), *life("b", "node", *FROM_25)]
+    return [*exporter(instance="node"), *faulty, *life("a", "node", *UNTIL_20), *life("b", "node", *FROM_25)]
 
 
 @pytest.mark.parametrize(
@@ -459,7 +460,7 @@ def test_the_alert_on_a_faulty_gpu_names_no_run_that_has_gone_on_elsewhere_for_a
 ) -> None:
     """Otherwise it would mute the run's alerts there until the GPU is repaired."""
     first, again = life("a", "node", *UNTIL_20), life("a", "other", *FROM_25)
-    story = [*node("node", gpu(), FAILED), *node("other", gpu()), *first, *again]
+    story = [*exporter(instance="node"), *node("node", gpu(), FAILED), *node("other", gpu()), *first, *again]
     rulebook.check_firing(story, [run], at=minute, by="run", rule_files=FILES)
 
 
@@ -470,7 +471,7 @@ def test_a_gpu_that_is_lost_is_as_used_as_it_was_before(rulebook: Rulebook, used
     up = series("stallscope_gpu_up", until(20), **TARGET, gpu="0", uuid="GPU-0")
     for minute in ("25m", "55m"):
         rulebook.check_firing(
-            [*story, up],
+            [*exporter(), *story, up],
             [{"alertname": "GpuLost", "severity": severity}],
             at=minute,
             by="alertname, severity",
