@@ -133,9 +133,8 @@ class Evaluations:
         self.forget()
 
     def note_call(self) -> None:
-        """A call of a module has ended, which belongs to the suspected evaluation if `called`."""
-        if self.called:
-            self._until = rebooking.snapshot(self._timeline)
+        """A call of a module has ended, while `called`: it belongs to the suspected evaluation."""
+        self._until = rebooking.snapshot(self._timeline)
 
     def open(self, since: Snapshot | None = None, *, in_context: bool) -> None:
         """Begin an evaluation: any state becomes `EVALUATING`.

@@ -596,7 +596,8 @@ class Loop:
     def close_forward(self, _: None = None) -> None:
         """End `forward`."""
         self._leave(self._forward, self._span)
-        self._evaluations.note_call()
+        if self._evaluations.called:
+            self._evaluations.note_call()
         if not self._cycle.batches:
             self._begin_input()
 
@@ -761,7 +762,8 @@ class Loop:
             if self._updates is not None:
                 self._updates = None
                 self._look_for_gpu()
-            if self._cycle.begins_with(key) and self._cycle.backwards and not self.run.claimed_by:
+            cycle = self._cycle
+            if cycle.optimizers and cycle.begins_with(key) and cycle.backwards and not self.run.claimed_by:
                 self._mark_within_batch()
             self._backwards_before = self._cycle.backwards
             self.optimizer_span = self._enter(self._optimizing)
