@@ -318,7 +318,7 @@ def test_the_alert_on_a_straggler_keeps_its_rank_while_that_rank_delays_the_othe
     ]
     alerts = "count by (run, rank) (count_over_time(ALERTS{alertname=~'TrainingStraggler.*', alertstate='firing'}[5m]))"
     expected = [({"run": run, "rank": str(slow)}, 1.0) for run, (_, slow) in worlds.items()]
-    rulebook.check(story, {alerts: expected}, at="50m")
+    rulebook.check(exporter() + story, {alerts: expected}, at="50m")
 
 
 def test_ranks_that_are_not_in_step_are_not_compared_without_measured_communication(rulebook: Rulebook) -> None:

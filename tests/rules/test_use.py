@@ -142,7 +142,7 @@ def test_a_gpu_is_idle_when_held_for_an_hour_without_work(rulebook: Rulebook) ->
     }
     idle_alert = {"alertname": "GpuIdleAllocated", "severity": "warning"}
     rulebook.check(
-        long([each for story, _causes in nodes.values() for each in story]),
+        long([*exporter(), *(each for story, _causes in nodes.values() for each in story)]),
         {
             "sum by (instance) (pair_cause:time_lost:ratio5m{domain='use', cause='idle_allocated'})": [
                 ({"instance": instance}, 1) for instance, (_story, causes) in nodes.items() if causes
@@ -277,7 +277,7 @@ def test_sharing_is_unexpected_where_another_gpu_is_free(rulebook: Rulebook) -> 
         rule_files=FILES,
     )
     rulebook.check(
-        nodes["two owners"][0],
+        exporter() + nodes["two owners"][0],
         {
             'count by (severity, user) (ALERTS{alertname="GpuSharedUnexpectedly", alertstate="firing"})': [
                 ({"severity": "warning", "user": user}, 1) for user in ("ada", "bob")
@@ -448,7 +448,7 @@ def test_each_mig_instance_names_its_own_owner(rulebook: Rulebook) -> None:
 def test_an_idle_gpu_that_a_run_claims_is_its_alert_alone(rulebook: Rulebook) -> None:
     story = node("claimed", rank(run="c", user="ada") + gpu(idle=1.0, busy=0.0, low_samples=1.0), owner(user="root"))
     rulebook.check(
-        long(story),
+        long(exporter() + story),
         {
             "count by (instance, run, user) (ALERTS{alertname='GpuIdleAllocated', alertstate='firing'})": [
                 ({"instance": "claimed", "run": "c", "user": "ada"}, 1)
