@@ -49,10 +49,12 @@ def with_values(values: Mapping[str, float], file: Path | None = None) -> str:
     """
     text = (file or threshold_file()).read_text(encoding="utf-8")
     unknown = sorted(values.keys() - _values(text).keys())
-    former = former_thresholds()
-    if known := [f"{name} in {former[name]}" for name in unknown if name in former]:
-        raise ValueError(f"constants now: {', '.join(known)}; remove these names from your values, or edit the rules")
     if unknown:
+        former = former_thresholds()
+        if known := [f"{name} in {former[name]}" for name in unknown if name in former]:
+            raise ValueError(
+                f"constants now: {', '.join(known)}; remove these names from your values, or edit the rules"
+            )
         raise ValueError(f"no threshold named {', '.join(unknown)}; `stallscope thresholds --list` shows all names")
     for name, value in values.items():
         if not math.isfinite(value):

@@ -705,8 +705,7 @@ class Session:
                 cause = self._sent_again(payload, cause)
             self._delivered = self._delivered or cause is None
             if cause is None and not last:
-                if self._awaits_observers:
-                    self._follow()
+                self._follow()
                 self._notify("accepted")
             timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
             timeline.due = began + timeline.interval
