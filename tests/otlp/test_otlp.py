@@ -239,7 +239,7 @@ def test_prometheus_stores_every_series_under_its_own_name_and_gpus_under_those_
         found = [each["metric"] for each in server.get("query", query='{job="stallscope"}')["data"]["result"]]
     assert {each.pop("instance") for each in found} == {f"{os.uname().nodename}:19400"}
     names = {each["__name__"] for each in found}
-    expected = {name for each in samples() for name in (each.family.series_names or (each.family.name,))}
+    expected = {name for each in samples() for name in each.family.series_names}
     assert {name for name in names if name.startswith("stallscope_")} == expected
     assert {name for name in names if name.startswith("hw_")} == {
         "hw_status",

@@ -95,7 +95,7 @@ def _rule(source: Mapping[str, Any]) -> Rule:
 
 
 def _constants_of(source: Mapping[str, Any]) -> Iterator[Constant]:
-    """Yield the series of a recording rule that records numbers alone; none of any other rule."""
+    """Yield the series of a recording rule that records numbers alone; nothing for any other rule."""
     expression, labels = source["expr"].strip(), source.get("labels", {})
     if found := _CONSTANT.fullmatch(expression):
         yield Constant(source["record"], labels, float(found[1]))
@@ -147,32 +147,28 @@ def needed(
     wanted = {selector for each in expressions for selector in _named(names_in(each).selectors, each, rules)}
     series = list(series)
     read_and_fed = read(fed(rules, series), wanted, texts)
-    constant = {rule for rule in read_and_fed if rule.constants}
-    evaluated = {*read_and_fed} - constant
+    evaluated = {rule for rule in read_and_fed if not rule.constants}
     constants = [each for rule in read_and_fed for each in rule.constants]
     varying = {name for rule in evaluated for name in rule.records} | {each.partition("{")[0] for each in series}
     fixed = [each for each in constants if each.name not in varying]
     folder.mkdir(exist_ok=True)
     copies = []
     for number, path in enumerate(paths):
-        sources = [
-            {
-                **{
-                    key: value
-                    for key, value in rule.source.items()
-                    if key != "annotations" or rule.source["alert"] in texts
-                },
-                "expr": _with_numbers(rule.source["expr"], fixed),
-            }
-            for rule in rules_of(path)
-            if rule in evaluated
-        ]
+        sources = [_copy_of(rule, texts, fixed) for rule in rules_of(path) if rule in evaluated]
         if sources:
             (group,) = groups_of(path)
             copy = folder / f"{number}-{path.name}"
             copy.write_text(json.dumps({"groups": [{**group, "rules": sources}]}), encoding="utf-8")
             copies.append(copy)
     return Needed(copies, constants)
+
+
+def _copy_of(rule: Rule, texts: Collection[str], constants: Sequence[Constant]) -> Mapping[str, Any]:
+    """Return what promtool evaluates of a rule: with numbers for scalars, and with the text of an alert if expected."""
+    copy = {**rule.source, "expr": _with_numbers(rule.source["expr"], constants)}
+    if copy.get("alert") not in texts:
+        copy.pop("annotations", None)
+    return copy
 
 
 def _with_numbers(expression: str, constants: Sequence[Constant]) -> str:
