@@ -30,8 +30,6 @@ _AT_ONCE = 6
 """Queries that a browser has under way to one server."""
 _OPENINGS = 3
 _GOAL_SECONDS = 1.0
-_ABSENT = {"stallscope_gpu_retired_pages", "stallscope_gpu_lost_info", "stallscope_exporter_values_rejected_total"}
-"""Families that the simulated cluster does not have."""
 _SERIES_A_MESSAGE = 10_000
 _MOMENTS_A_WRITING = 40
 
@@ -70,7 +68,7 @@ def measure(gpus: int, recorded: Iterable[Recorded]) -> list[Opening]:
     """
     now = math.floor(time.time())
     raw = {name for page in PAGES.values() for _where, text in queries_of(page) for name in names_in(text).metrics}
-    names = {name for name in raw if name.startswith("stallscope_")} - _ABSENT
+    names = {name for name in raw if name.startswith("stallscope_")}
     with prometheus() as server:
         writer = RemoteWriter(Cluster(gpus, names, now), server.port)
         moments = np.arange(now - HOUR, now + 1, _INTERVAL, dtype=np.float64)

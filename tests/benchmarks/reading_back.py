@@ -29,11 +29,7 @@ RUN = "pretrain-000"
 _FILL = 40
 """Scrapes that are written at once."""
 READ = frozenset(
-    name
-    for columns in COLUMNS.values()
-    for column in columns
-    for name in (column.series, column.over)
-    if name and name != "stallscope_gpu_retired_pages"  # which the simulated cluster does not have
+    name for columns in COLUMNS.values() for column in columns for name in (column.series, column.over) if name
 ) | {"stallscope_training_rank_info", "stallscope_training_rank_gpu_info"}
 """Series that are queried to read a run back."""
 

@@ -39,7 +39,7 @@ def test_a_healthy_gpu_has_few_recorded_series(rulebook: Rulebook) -> None:
     story = _healthy_node(HOUR // 2 // INTERVAL)
     # The cluster's second node is idle; thresholds and what belongs to Stallscope itself don't grow with GPUs.
     recorded = '{__name__=~".+:.+", __name__!~"stallscope:.+", instance!="node0001:19400"}'
-    healthy = 'run:verdict:ratio5m{cause="healthy"}'
+    healthy = 'run:verdict:ratio5m{cause=~"healthy|compute_bound"}'
     rulebook.check(
         story,
         {
