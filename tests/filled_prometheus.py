@@ -30,6 +30,8 @@ from tests.remote_write import STALE, Receiver, labels_of, samples_of, series_of
 from tests.scenarios import runner
 
 _RECORDED = '{__name__=~".+:.+|ALERTS.*"}'
+_EVALUATION_SECONDS = 2 * runner.EVALUATION_SECONDS
+"""Half the time; what is recorded holds for both scrapes."""
 _MESSAGE_BYTES = 8_000_000
 
 
@@ -92,18 +94,23 @@ def _recorded_once(given: Sequence[Series], kept: Path) -> list[Series]:
 
 def recorded(given: Sequence[Series]) -> list[Series]:
     """Return every series that rules and alerts record for the given series."""
-    seconds = runner.evaluations((max(len(each.values) for each in given) - 1) * runner.EVALUATION_SECONDS)
+    scrapes = max(len(each.values) for each in given)
+    seconds = range(0, scrapes * runner.EVALUATION_SECONDS, _EVALUATION_SECONDS)
     read = [each for each in given if each.name in READ]  # an eighth of the time less
-    answers = runner.evaluate(read, {_RECORDED: seconds}).samples[_RECORDED]
+    said = runner.evaluate(read, {_RECORDED: seconds}, evaluation_seconds=_EVALUATION_SECONDS)
+    answers = said.samples[_RECORDED]
+    scrapes_each = _EVALUATION_SECONDS // runner.EVALUATION_SECONDS
     found: dict[frozenset[tuple[str, str]], Series] = {}
     # The first evaluation is at Unix time 0, which rules treat as unset.
-    for number, second in list(enumerate(seconds))[1:]:
+    for second in seconds[1:]:
+        number = second // runner.EVALUATION_SECONDS
         for sample in answers[second]:
             key = frozenset(sample.labels.items())
             if key not in found:
                 labels = {name: value for name, value in sample.labels.items() if name != "__name__"}
-                found[key] = Series(sample.name, labels, [None] * len(seconds))
-            found[key].values[number] = sample.value
+                found[key] = Series(sample.name, labels, [None] * scrapes)
+            kept = found[key].values[number : number + scrapes_each]
+            found[key].values[number : number + scrapes_each] = [sample.value] * len(kept)
     return list(found.values())
 
 
