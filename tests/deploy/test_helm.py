@@ -15,7 +15,7 @@ import yaml
 
 from stallscope.common.version import __version__
 from tests.deferred import Deferred
-from tests.deploy.rendering import CHART, STACKS, Object, container, helmed, kustomized, of_kind, only, run
+from tests.deploy.rendering import CHART, LOADER, STACKS, Object, container, helmed, kustomized, of_kind, only, run
 
 kubernetes_validate = Deferred("kubernetes_validate")
 
@@ -155,7 +155,7 @@ def test_a_packaged_chart_contains_rules_and_dashboards(tmp_path: Path) -> None:
     assert packed.stat().st_size < 700_000  # a release is stored in one Secret, which has at most 1 MiB
     switches = ("--set", "prometheusOperator.enabled=true,grafanaSidecar.enabled=true")
     text = run("helm", "template", "stallscope", str(packed), *switches)
-    kinds = {each["kind"] for each in yaml.safe_load_all(text) if each}
+    kinds = {each["kind"] for each in yaml.load_all(text, LOADER) if each}
     assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= kinds
 
 
@@ -205,7 +205,7 @@ HOSTILE = (
 """Texts that YAML reads as another type without quotes, or that contain the end of a line or value."""
 
 
-class StrictLoader(yaml.SafeLoader):
+class StrictLoader(LOADER):  # type: ignore[misc]
     """Reject a key that occurs twice in a mapping, as the API server does."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

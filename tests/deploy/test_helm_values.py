@@ -15,7 +15,7 @@ import yaml
 from stallscope.common.bundle import RUNBOOKS
 from tests.deferred import Deferred
 from tests.deploy.kubernetes_tools import program
-from tests.deploy.rendering import CHART, Object, helmed, of_kind, only, run
+from tests.deploy.rendering import CHART, LOADER, Object, helmed, of_kind, only, run
 from tests.deploy.test_kubernetes import configuration_of, operator_schema
 
 jsonschema = Deferred("jsonschema")
@@ -74,7 +74,7 @@ def rendered(values: Object, folder: Path) -> list[Object]:
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     text = run("helm", "template", "stallscope", str(CHART), "--namespace", "stallscope", "--values", str(file))
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [each for each in yaml.load_all(text, LOADER) if each]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from deploy import generate
 from stallscope.common.version import __version__
 from tests.deferred import Deferred
 from tests.deploy import pod_security
-from tests.deploy.rendering import ROOT, Object, container, helmed, kustomized, of_kind, only, run
+from tests.deploy.rendering import LOADER, ROOT, Object, container, helmed, kustomized, of_kind, only, run
 from tests.deploy.test_kubernetes_pods import page, port
 from tests.free_ports import free_port
 from tests.handled import handled, reply
@@ -47,7 +47,7 @@ def rendered(release: str) -> list[Object]:
     """Return the objects of the page's `helm upgrade --install RELEASE`, hooks included."""
     (command,) = [each for each in commands() if each[:4] == ["helm", "upgrade", "--install", release]]
     words = [str(ROOT / each) if each.startswith("deploy/") else each for each in command[3:]]
-    return [each for each in yaml.safe_load_all(run("helm", "template", *words)) if each]
+    return [each for each in yaml.load_all(run("helm", "template", *words), LOADER) if each]
 
 
 @pytest.fixture(scope="module")

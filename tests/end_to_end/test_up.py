@@ -51,8 +51,11 @@ def not_in_order(exporter: int, prometheus: int) -> list[dict[str, str]]:
     return [each for each in results if each["status"] != "ok"]
 
 
-def test_data_flows_and_ctrl_c_leaves_neither_process_nor_file(tmp_path: Path) -> None:
-    with started(tmp_path) as up:
+def test_data_flows_ctrl_c_leaves_no_process_and_a_kept_folder_serves_again(tmp_path: Path) -> None:
+    kept = f"--data-dir={tmp_path / 'kept'}"
+    for start in ("first", "second"):
+        (tmp_path / start).mkdir()
+    with started(tmp_path / "first", kept) as up:
         up.wait_for("Data flows.", 200)
         prometheus = up.ports["prometheus"]
         assert value(prometheus, 'up{job="stallscope"}') == 1
@@ -65,18 +68,10 @@ def test_data_flows_and_ctrl_c_leaves_neither_process_nor_file(tmp_path: Path) -
         assert up.process.wait(60) == 0, up.screen
         assert up.left_over() == []
         assert up.screen.endswith("stopped; no program is left running\n")
-    assert list((tmp_path / "temporary files").iterdir()) == []
-
-
-def test_once_ends_well_when_data_flows_and_a_kept_folder_serves_again(tmp_path: Path) -> None:
-    screens = []
-    for start in ("first", "second"):
-        (tmp_path / start).mkdir()
-        with started(tmp_path / start, "--once", f"--data-dir={tmp_path / 'kept'}") as up:
-            assert up.process.wait(200) == 0, up.screen
-            assert up.left_over() == []
-            screens.append(up.screen)
-    for screen in screens:
+    with started(tmp_path / "second", kept, "--once") as again:
+        assert again.process.wait(200) == 0, again.screen
+        assert again.left_over() == []
+    for screen in (up.screen, again.screen):
         assert "real series in Prometheus" in screen
         assert " 8 simulated GPUs in Prometheus" in screen  # without those of an earlier session
         # Also where an earlier session's count was higher.
@@ -95,6 +90,7 @@ def test_where_a_driver_answers_nothing_is_simulated(
         assert up.process.wait(200) == 0, up.screen
         assert "8 GPUs in Prometheus" in up.screen
         assert "simulated" not in up.screen
+        assert list((tmp_path / "temporary files").iterdir()) == []
 
 
 def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """A small but real training job: an image classifier in NumPy on one CPU, reported to the exporter by the shim.
 
 `python -m stallscope.lab.stack.training_job` trains until SIGTERM. STALLSCOPE_RUN names its run. Its arguments are
-indices of GPUs that it claims without using them; simulated GPUs can then follow the job. The data loader draws each
-image (a shifted glyph under noise) on demand, which takes about half of the time: a bottleneck for the rules to find.
-The loss falls because the model learns.
+indices of GPUs that it claims without using them; simulated GPUs can then follow the job. The data loader waits for
+each batch as for a slow disk, and draws each image (a shifted glyph under noise) on demand: a bottleneck for the rules
+to find, in which the machine's own work goes on. The loss falls because the model learns.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,6 +24,8 @@ _CLASSES = 10
 _HIDDEN = 512
 _BATCH = 256
 _BATCHES_AN_EPOCH = 200
+_READING_SECONDS = 0.015
+"""How long each batch takes to arrive: without it, the job takes a whole CPU."""
 _NOISE = 3.0
 _LEARNING_RATE = 0.002
 _MOMENTUM = 0.9
@@ -41,6 +44,7 @@ class Glyphs:
     def batches(self, count: int) -> Iterator[tuple[Images, Labels]]:
         """Yield `count` batches, each drawn on demand."""
         for _ in range(count):
+            time.sleep(_READING_SECONDS)
             labels = self._random.integers(_CLASSES, size=_BATCH)
             shifts = self._random.integers(-2, 3, size=(_BATCH, 2))
             images = np.stack(
