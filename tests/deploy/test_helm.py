@@ -205,7 +205,7 @@ HOSTILE = (
 """Texts that YAML reads as another type without quotes, or that contain the end of a line or value."""
 
 
-class StrictLoader(LOADER):  # type: ignore[misc]
+class StrictLoader(yaml.SafeLoader):
     """Reject a key that occurs twice in a mapping, as the API server does."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
