@@ -354,11 +354,9 @@ def test_a_command_takes_the_place_and_its_own_startup_still_runs(programs: Prog
 
 
 @needs_torch
-@pytest.mark.parametrize("form", ["module", "command"])
-def test_an_unchanged_training_is_measured(form: str, programs: Programs) -> None:
+def test_an_unchanged_training_is_measured(programs: Programs) -> None:
     programs.write("jobs/train.py", TRAINING)
-    forms = {"module": ("-m", "jobs.train"), "command": (sys.executable, "jobs/train.py")}
-    run = programs.run("--name", "mine", *forms[form], "--status", "3")
+    run = programs.run("--name", "mine", sys.executable, "jobs/train.py", "--status", "3")
     assert (run.returncode, run.stderr) == (3, "")
     last = programs.reported()[-1]
     assert (last.run, last.state, last.gauges["step"]) == ("mine", "failed", 6)
@@ -372,8 +370,8 @@ def test_an_unchanged_training_is_measured(form: str, programs: Programs) -> Non
 
 @needs_torch
 def test_workers_that_are_spawned_stay_silent(programs: Programs) -> None:
-    programs.write("train.py", BY_HAND)
-    run = programs.run("train.py", "--workers", "1")
+    programs.write("jobs/train.py", BY_HAND)
+    run = programs.run("-m", "jobs.train", "--workers", "1")
     assert (run.returncode, run.stderr) == (0, "")
     reported = programs.reported()
     assert len({report.session for report in reported}) == 1
@@ -415,9 +413,9 @@ def test_a_training_switched_off_says_nothing(programs: Programs) -> None:
 # with another message; 156 ordinary exits of plain PyTorch did not.
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["torchrun runs it", "the program spawns"])
+@pytest.mark.parametrize("form", [pytest.param("torchrun runs it", marks=pytest.mark.nightly), "the program spawns"])
 def test_ranks_are_one_run_in_the_exporter(form: str, programs: Programs) -> None:
-    """The command runs torchrun in `test_training_endings.py`."""
+    """`test_training_endings.py` has torchrun under the command, and `test_run_summary.py` a launcher above it."""
     script = programs.write("ranks.py", RANK)
     (programs.folder / "report.sock").unlink()
     with exporter(programs.folder) as url:

@@ -79,17 +79,17 @@ def test_a_day_without_pytorch_measures_everything_else(tmp_path: Path) -> None:
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks")
 def test_a_planted_program_reports_its_run_and_measures_its_truth(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start(out, "--only=slow_transform", "--limit=300", seconds=3)
+    process = start(out, "--only=single_process_loader", "--limit=300", seconds=1)
     _, screen = process.communicate(timeout=280)
     assert process.returncode == 0, screen
     (line,) = map(json.loads, (out / "programs.jsonl").read_text().splitlines())
-    assert line["run"] == "slow-transform"
+    assert line["run"] == "single-process-loader"
     assert "input_few_workers" in line["planted"]
     assert line["truth"]["steps"] > 0
     assert line["variant"] == "cpu"
     series = {name for page in Recording(out / "pages.rec").pages() for name in page.samples}
     counted = "stallscope_training_step_seconds_count{"
-    assert any(name.startswith(counted) and 'run="slow-transform"' in name for name in series)
+    assert any(name.startswith(counted) and 'run="single-process-loader"' in name for name in series)
 
 
 def test_ctrl_c_leaves_the_recording_and_says_what_is_missing(tmp_path: Path) -> None:
