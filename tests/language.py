@@ -13,7 +13,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,17 +109,17 @@ def _without_expressions(string: str) -> str:
     return re.sub(r"\{[^{}]*\}", lambda expression: re.sub(r"\S", " ", expression[0]), string)
 
 
-def docstrings(source: str) -> Iterator[tuple[int, str]]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield line and text of docstrings, also of those below an attribute."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
 
 
-def identifiers(source: str) -> dict[str, int]:
+def identifiers(nodes: Iterable[ast.AST]) -> dict[str, int]:
     """Return the names of functions, classes, arguments, variables and attributes with the line of their definition."""
     found: dict[str, int] = {}
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 found.setdefault(name, node.lineno)
@@ -142,13 +142,14 @@ def check(path: str, source: str, rules: Rules) -> Iterator[Finding]:
                     excerpt = " ".join(text[max(0, found.start() - 40) : found.end() + 40].split())
                     yield Finding(path, line + text.count("\n", 0, found.start()), found[0], use, excerpt)
     if suffix == ".py":
-        for name, line in identifiers(source).items():
+        nodes = list(ast.walk(ast.parse(source)))
+        for name, line in identifiers(nodes).items():
             text = _words(name)
             for word, use in rules.words:
                 for found in word.finditer(text):
                     if not rules.is_allowed(path, text, found.start(), found.end()):
                         yield Finding(path, line, found[0], use, name)
-        for line, text in docstrings(source):
+        for line, text in docstrings(nodes):
             if start := rules.docstring_starts.match(text):
                 use = "begin a docstring with a verb or the noun"
                 yield Finding(path, line, start[0], use, " ".join(text[:60].split()))
