@@ -270,22 +270,21 @@ def test_a_closed_or_full_standard_error_does_not_break_the_program(folder: Fold
 
 
 @pytest.mark.parametrize(
-    ("condition", "status", "words"),
+    ("conditions", "status", "words"),
     [
-        ("lost>10%", 90, "lost>10%: "),
-        ("data_wait > 0.1", 90, "data_wait > 0.1: "),
-        ("step>1ms", 90, "step>1ms: "),
-        ("lost>80%", 0, ""),
-        ("step>5ms", 0, ""),
-        ("augment>5%", 91, "augment>5%: run job has no phase augment; it has data_wait, forward, other"),
+        (("lost>10%", "data_wait > 0.1", "step>1ms"), 90, ("lost>10%: ", "data_wait > 0.1: ", "step>1ms: ")),
+        (("lost>80%", "step>5ms"), 0, ()),
+        (("augment>5%",), 91, ("augment>5%: run job has no phase augment; it has data_wait, forward, other",)),
     ],
 )
-def test_a_condition_decides_the_exit_status_of_a_program_that_succeeds(
-    condition: str, status: int, words: str, folder: Folder
+def test_conditions_decide_the_exit_status_of_a_program_that_succeeds(
+    conditions: tuple[str, ...], status: int, words: tuple[str, ...], folder: Folder
 ) -> None:
-    run = folder.run("--fail-on", condition, "program.py")
+    flags = [word for condition in conditions for word in ("--fail-on", condition)]
+    run = folder.run(*flags, "program.py")
     assert run.returncode == status
-    assert (f"stallscope run: --fail-on: {words}" in run.stderr) == bool(status)
+    assert run.stderr.count("stallscope run: --fail-on: ") == len(words)
+    assert all(f"stallscope run: --fail-on: {each}" in run.stderr for each in words)
     assert run.stderr.count(FIRST) == 1
 
 

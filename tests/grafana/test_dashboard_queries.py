@@ -117,15 +117,21 @@ class Answer(NamedTuple):
 
 
 class Library:
-    """Dashboards for the parts of the installation; each query runs once."""
+    """Dashboards for the parts of the installation; each query runs once, also where two parts have the same."""
 
     def __init__(self, filled: FilledPrometheus) -> None:
         self.server = filled.server
         self._filled = filled
-        self._found: dict[tuple[str, str], list[Answer]] = {}
+        self._opened: dict[tuple[str, str], Chosen] = {}
+        self._found: dict[tuple[str, frozenset[tuple[str, tuple[str, ...]]]], list[Answer]] = {}
 
     def opened(self, uid: str, part: str) -> Chosen:
         """Return a dashboard as opened by a link to a part's run and nodes."""
+        if (uid, part) not in self._opened:
+            self._opened[uid, part] = self._open(uid, part)
+        return self._opened[uid, part]
+
+    def _open(self, uid: str, part: str) -> Chosen:
         shown = self._filled.parts[part]
         wanted = {
             "cluster": [shown.cluster] if shown.cluster else [],
@@ -138,15 +144,16 @@ class Library:
 
     def answers(self, uid: str, part: str) -> list[Answer]:
         """Return the results of all queries of the dashboard's panels."""
-        if (uid, part) not in self._found:
-            chosen = self.opened(uid, part)
-            self._found[uid, part] = [
+        chosen = self.opened(uid, part)
+        key = (uid, frozenset(chosen.values.items()))
+        if key not in self._found:
+            self._found[key] = [
                 Answer(panel, target, answer["data"]["result"], answer.get("warnings", []))
                 for panel in drawn(PAGES[uid])
                 for target in panel.get("targets", ())
                 for answer in [run_query(self._filled.server, chosen, target, panel)]
             ]
-        return self._found[uid, part]
+        return self._found[key]
 
     def found(self, uid: str, part: str, place: tuple[str, str]) -> list[dict[str, Any]]:
         """Return the result of one query."""

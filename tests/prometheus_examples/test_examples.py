@@ -275,7 +275,13 @@ def test_victoria_metrics_takes_what_an_edge_sends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("relabelled", "alerts"), [(True, 1), (False, 2)], ids=["as it is", "with the label left on"])
+@pytest.mark.parametrize(
+    ("relabelled", "alerts"),
+    [
+        pytest.param(True, 1, id="as it is"),
+        pytest.param(False, 2, id="with the label left on", marks=pytest.mark.nightly),
+    ],
+)
 def test_alertmanager_has_an_alert_of_a_pair_once_for_want_of_the_replica(
     tmp_path: Path, relabelled: bool, alerts: int
 ) -> None:
