@@ -24,7 +24,7 @@ _CLASSES = 10
 _HIDDEN = 512
 _BATCH = 256
 _BATCHES_AN_EPOCH = 200
-_READING_SECONDS = 0.015
+_READING_SECONDS = 0.025
 """How long each batch takes to arrive: without it, the job takes a whole CPU."""
 _NOISE = 3.0
 _LEARNING_RATE = 0.002
