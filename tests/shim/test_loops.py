@@ -14,14 +14,17 @@ ROOT = Path(__file__).parents[2]
 LOOPS = Path(__file__).parent / "loops"
 PROGRAMS = sorted(path.stem for path in (LOOPS / "programs").glob("*.py"))
 EVERY_CHANGE = {
-    *("accelerate_simple", "checkpoints_everywhere", "compiled_aot", "dcgan", "ddp_spawned"),
+    *("accelerate_simple", "checkpoints_everywhere", "compiled_aot", "dcgan", "ddp_forked"),
     *("dqn_replay", "evaluation_between_memory", "evaluation_left_early", "fsdp2"),
     *("generator_batches", "imagenet", "lbfgs_time_sequence", "lightning_trainer", "mingpt_trainer"),
     *("nanogpt", "persistent_workers_pause", "ppo_rollouts", "prefetch_one_ahead", "resumed"),
     *("rows_converted_inline", "scaler_skipped_step", "tqdm_bar", "transformers_trainer"),
     *("uncaught_exception"),
 }
-"""Programs of different kinds that run at every change; the others run nightly."""
+"""Programs of different kinds that run at every change; the others run nightly.
+
+None spawns ranks, because each would import PyTorch itself; `tests/cli/test_run_command.py` has two.
+"""
 PACKAGES = ("accelerate", "lightning", "safetensors", "tqdm", "transformers")
 """Packages besides PyTorch that some programs import."""
 
