@@ -10,7 +10,7 @@ from tests.alerting.subjects import SEVERITIES, on_node, on_run, on_the_same
 from tests.known_names import READ
 from tests.scenarios.case import Case, render
 from tests.scenarios.machines import HGX
-from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG, evaluate
+from tests.scenarios.runner import WATCHDOG, evaluate
 from tests.scenarios.story import From, Gpu, Host, Run, Story, Work
 
 GPUS = 8
@@ -18,6 +18,7 @@ RANKS = 32
 DEATH = 6.0
 """Minute of the death in all stories. Runs begin long before."""
 LENGTH = 13.5
+_EVALUATION_SECONDS = 60
 _FIRING = 'ALERTS{alertstate="firing"}'
 _ALWAYS = -1e9
 _WORK = Work(communication=0.012, loader_cores=5.0, loader_workers=20)
@@ -67,9 +68,11 @@ def raised_by_the_rules(stories: Mapping[str, Story]) -> dict[str, list[Moment]]
         )
         if each.name in READ
     ]
-    seconds = range(0, round(60 * LENGTH) + 1, EVALUATION_SECONDS)
+    seconds = range(0, round(60 * LENGTH) + 1, _EVALUATION_SECONDS)
     moments: dict[str, list[Moment]] = {name: [] for name in stories}
-    for second, samples in evaluate(series, {_FIRING: seconds}).samples[_FIRING].items():
+    for second, samples in (
+        evaluate(series, {_FIRING: seconds}, evaluation_seconds=_EVALUATION_SECONDS).samples[_FIRING].items()
+    ):
         firing = [sample.labels for sample in samples if sample.labels["alertname"] != WATCHDOG]
         for name, timeline in moments.items():
             alerts = tuple(

@@ -19,7 +19,7 @@ from stallscope.node.sampling.exposition import Renderer
 from stallscope.node.sampling.sampler import DEFAULT_MAX_SERIES, Sampler
 from stallscope.training.protocol.report import ReportError, parse
 from tests.intake.conftest import SetProcess
-from tests.intake.heavy_reports import SHAPES, many_series
+from tests.intake.heavy_reports import SHAPES, many_series, wide_everywhere
 from tests.intake.reports import make_report
 
 HeavyReport = Callable[..., bytes]
@@ -27,7 +27,13 @@ ATTACKER, HONEST = 1001, 1002
 DROPPED = "stallscope_exporter_series_dropped_total"
 
 
-@pytest.fixture(params=SHAPES, ids=lambda shape: shape.__name__)
+@pytest.fixture(
+    params=[
+        shape if shape in (many_series, wide_everywhere) else pytest.param(shape, marks=pytest.mark.nightly)
+        for shape in SHAPES
+    ],
+    ids=lambda shape: shape.__name__,
+)
 def heavy_report(request: pytest.FixtureRequest) -> HeavyReport:
     return request.param  # type: ignore[no-any-return]
 

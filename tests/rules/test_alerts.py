@@ -180,6 +180,7 @@ def down(reason: str, mig: str = "") -> Story:
         ),
     ],
 )
+@pytest.mark.nightly  # the labelled cases have each alert's cause
 def test_alerts_fire_on_their_cause_and_on_nothing_else(
     rulebook: Rulebook, story: Story, alerts: Sequence[Labels]
 ) -> None:

@@ -14,12 +14,8 @@ ROOT = Path(__file__).parents[2]
 LOOPS = Path(__file__).parent / "loops"
 PROGRAMS = sorted(path.stem for path in (LOOPS / "programs").glob("*.py"))
 EVERY_CHANGE = {
-    *("accelerate_simple", "checkpoints_everywhere", "compiled_aot", "dcgan", "ddp_forked"),
-    *("dqn_replay", "evaluation_between_memory", "evaluation_left_early", "fsdp2"),
-    *("generator_batches", "imagenet", "lbfgs_time_sequence", "lightning_trainer", "mingpt_trainer"),
-    *("nanogpt", "persistent_workers_pause", "ppo_rollouts", "prefetch_one_ahead", "resumed"),
-    *("rows_converted_inline", "scaler_skipped_step", "tqdm_bar", "transformers_trainer"),
-    *("uncaught_exception"),
+    *("checkpoints_everywhere", "compiled_aot", "ddp_forked", "dqn_replay", "evaluation_between_memory", "fsdp2"),
+    *("generator_batches", "imagenet", "nanogpt", "ppo_rollouts", "prefetch_one_ahead", "transformers_trainer"),
 }
 """Programs of different kinds that run at every change; the others run nightly.
 
