@@ -180,7 +180,7 @@ def down(reason: str, mig: str = "") -> Story:
         ),
     ],
 )
-@pytest.mark.nightly  # the labelled cases have each alert's cause
+@pytest.mark.nightly  # test_score has a labelled case of each cause
 def test_alerts_fire_on_their_cause_and_on_nothing_else(
     rulebook: Rulebook, story: Story, alerts: Sequence[Labels]
 ) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from stallscope.training.shim.own_work import OwnWork
@@ -81,7 +80,6 @@ def _worlds() -> Mapping[str, tuple[Floats, bool]]:
     }
 
 
-@pytest.mark.nightly  # a labelled case has the share
 def test_the_wait_for_late_batches_is_within_three_points_of_the_truth(rulebook: Rulebook) -> None:
     story: Story = []
     near, verdicts = [], []

@@ -579,7 +579,6 @@ SAVES = [series("stallscope_training_phase_occurrences_total", growing(1 / 300),
         ),
     ],
 )
-@pytest.mark.nightly  # labelled cases are under and over each level
 def test_alerts_fire_on_their_cause_and_not_under_their_level(
     rulebook: Rulebook, story: Story, alerts: list[dict[str, str]]
 ) -> None:

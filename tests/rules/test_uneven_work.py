@@ -185,7 +185,6 @@ def _worlds() -> dict[str, tuple[Floats, Floats]]:
     }
 
 
-@pytest.mark.nightly  # a labelled case has the share
 def test_the_estimate_is_within_five_points_of_the_truth(rulebook: Rulebook) -> None:
     story: Story = []
     expected = []

@@ -432,7 +432,7 @@ def test_many_threads_may_look_while_the_file_changes(serve: Serve) -> None:
     changing.start()
     try:
         with ThreadPoolExecutor(8) as pool:
-            statuses = set(pool.map(lambda _: served.get(user="alice:right").status, range(25)))
+            statuses = set(pool.map(lambda _: served.get(user="alice:right").status, range(100)))
     finally:
         stop.set()
         changing.join()
