@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,32 +20,37 @@ from tests.scenarios.cases.settings import NODE_WORK, run_on, slowed, taking
 from tests.scenarios.disturbance import Disturbance
 from tests.scenarios.machines import HGX
 from tests.scenarios.page import pages
+from tests.scenarios.runner import EVALUATION_SECONDS
 from tests.scenarios.story import ALWAYS, From, Gpu, Host, Pause, Story, Work
 
-GPUS_A_NODE = 8
+GPUS_A_NODE = HGX.gpus
 RANKS_A_RUN = 64
 HOUR = 3600
 
 Floats = NDArray[np.float64]
-_SCRAPES, _SCRAPE_SECONDS = 41, 30
+_SCRAPES = 41
 _OBSERVED = 20
 """Scrapes at the end from which a series' rate and swing are taken."""
 _GROWN_SECONDS = 2 * HOUR
-"""By how much runs, and what counters count, are older than in the story."""
-
-
-_WORK = replace(NODE_WORK, tokens_per_sample=4096, flops_per_sample=3e12, collector=0.001)
+"""By how much runs are older than in the story, and counters further on."""
+_WORK = replace(NODE_WORK, tokens_per_sample=4096, flops_per_sample=3e12)
 
 
 def _run_of(work: Work, only: tuple[int, ...] | None = None, host: Host | None = None) -> Story:
     """Two nodes with one run, whose ranks, or those in `only`, do that work; the others do the usual."""
-    described: Mapping[str, Any] = {
-        "namespace": "research",
-        "pods": True,
-        "quota": True,
-        "measures_communication": True,
-    }
-    return run_on(HGX, work, before=_WORK, only=only, onset=ALWAYS / 2, count=2, host=host, **described)
+    return run_on(
+        HGX,
+        work,
+        before=_WORK,
+        only=only,
+        onset=ALWAYS / 2,
+        count=2,
+        host=host,
+        namespace="research",
+        pods=True,
+        quota=True,
+        measures_communication=True,
+    )
 
 
 _HEALTHY = _run_of(_WORK)
@@ -105,14 +110,14 @@ class _Place:
     def labels(self, shown: Mapping[str, str]) -> dict[str, str]:
         """Return the labels of a series here."""
         pod = f"{self.run}-{self.first_rank // GPUS_A_NODE}"
-        here = {"cluster": "east", "instance": f"node{self.node:04}:19400", "hostname": f"node{self.node:04}"}
+        here = {"instance": f"node{self.node:04}:19400", "hostname": f"node{self.node:04}"}
         if self.run:
             here |= {"run": self.run, "pod": pod, "world_size": str(self.world_size)}
         if "rank" in shown:
             here["rank"] = str(self.first_rank + int(shown["rank"]) % GPUS_A_NODE)
         if "uuid" in shown:
             here["uuid"] = f"GPU-{self.node:08x}-5ca1-4b1e-a5a5-{shown['gpu']:0>12}"
-        return {**shown, **{name: value for name, value in here.items() if name in shown or name == "cluster"}}
+        return {**{name: here.get(name, value) for name, value in shown.items()}, "cluster": "east"}
 
 
 class Cluster:
@@ -140,9 +145,9 @@ class Cluster:
                 place = _Place(node, f"pretrain-{number:03}", first_rank, size)
                 story = {1: _TROUBLES[number // 5 % len(_TROUBLES)], 3: "hardware"}.get(number % 5, "healthy")
                 page = int(first_rank > 0)
-            for each in _nodes_of(story)[page]:
+            for each, shape in _nodes_of(story, now)[page]:
                 if each.name in names:
-                    found[each.name].append((place.labels(each.labels), node, _shape(each, now)))
+                    found[each.name].append((place.labels(each.labels), node, shape))
         self.columns = [_columns(name, *zip(*rows, strict=True)) for name, rows in found.items()]
 
     @property
@@ -150,10 +155,9 @@ class Cluster:
         """How many there are."""
         return sum(len(each.labels) for each in self.columns)
 
-    def healthy(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Labels of a GPU without any trouble, and of the rank on it."""
-        labels = _Place(0, "pretrain-000").labels({"gpu": "2", "uuid": "", "run": "", "rank": "2"})
-        return labels, labels
+    def healthy(self) -> Mapping[str, str]:
+        """Labels of a GPU without any trouble and of the rank on it."""
+        return _Place(0, "pretrain-000").labels({"gpu": "2", "uuid": "", "run": "", "rank": "2"})
 
     def values(self, moments: Floats) -> Iterator[tuple[Columns, Floats]]:
         """Each name with its values, one row a series.
@@ -170,12 +174,14 @@ class Cluster:
 
 
 @cache
-def _nodes_of(name: str) -> list[list[Series]]:
-    """Return the pages of each node of a story."""
+def _nodes_of(name: str, now: float) -> list[list[tuple[Series, _Shape]]]:
+    """Return what each node of a story shows, and how that behaves if the story ends now."""
     story = _STORIES[name]
-    shown = pages(story, Disturbance(story, 1, _SCRAPES, _SCRAPE_SECONDS, noise=False))
+    shown = pages(story, Disturbance(story, 1, _SCRAPES, EVALUATION_SECONDS, noise=False))
     instances = sorted({each.labels["instance"] for each in shown})
-    return [[each for each in shown if each.labels["instance"] == instance] for instance in instances]
+    return [
+        [(each, _shape(each, now)) for each in shown if each.labels["instance"] == instance] for instance in instances
+    ]
 
 
 def _shape(series: Series, now: float) -> _Shape:
@@ -186,9 +192,9 @@ def _shape(series: Series, now: float) -> _Shape:
         if last > first:
             return _Shape(now, 1.0, 0.0)
         older = _GROWN_SECONDS if series.name.startswith("stallscope_training_") else 0
-        return _Shape(now - (_SCRAPES - 1) * _SCRAPE_SECONDS + last - older, 0.0, 0.0)
+        return _Shape(now - (_SCRAPES - 1) * EVALUATION_SECONDS + last - older, 0.0, 0.0)
     if last > first and (np.diff(values) >= 0).all():
-        rate = (last - first) / ((len(values) - 1) * _SCRAPE_SECONDS)
+        rate = (last - first) / ((len(values) - 1) * EVALUATION_SECONDS)
         return _Shape(last + rate * _GROWN_SECONDS, rate, 0.0)
     return _Shape(float(values.mean()), 0.0, float(np.ptp(values)) / 2)
 

@@ -137,7 +137,7 @@ def measure(gpus: int) -> Cost:
                 time.sleep(5)
                 watch.take(server.get("rules")["data"]["groups"])
             share = (cpu_seconds(pid) - before) / (time.monotonic() - began)
-        gpu, rank = cluster.healthy()
+        healthy = cluster.healthy()
         return Cost(
             gpus=gpus,
             series=cluster.series,
@@ -149,8 +149,8 @@ def measure(gpus: int) -> Cost:
                 sample["metric"]["__name__"]: int(sample["value"][1])
                 for sample in _query(server, 'count by (__name__) ({__name__=~".+:.+", __name__!~"stallscope:.+"})')
             },
-            recorded_of_healthy=len(_query(server, f'{{__name__=~".+:.+", uuid="{gpu["uuid"]}"}}'))
-            + len(_query(server, f'{{__name__=~".+:.+", run="{rank["run"]}", rank="{rank["rank"]}", uuid=""}}')),
+            recorded_of_healthy=len(_query(server, f'{{__name__=~".+:.+", uuid="{healthy["uuid"]}"}}'))
+            + len(_query(server, f'{{__name__=~".+:.+", run="{healthy["run"]}", rank="{healthy["rank"]}", uuid=""}}')),
             alerts=len(_query(server, 'ALERTS{alertname!="StallscopeWatchdog"}')),
             samples=[
                 (sample["metric"], float(sample["value"][1]))

@@ -3,7 +3,7 @@
 `python -m stallscope.lab.stack.training_job` trains until SIGTERM. STALLSCOPE_RUN names its run. Its arguments are
 indices of GPUs that it claims without using them; simulated GPUs can then follow the job. The data loader waits for
 each batch as for a slow disk, and draws each image (a shifted glyph under noise) on demand: a bottleneck for the rules
-to find, in which the machine's own work goes on. The loss falls because the model learns.
+to find, which leaves most of a CPU to others. The loss falls because the model learns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HIDDEN = 512
 _BATCH = 256
 _BATCHES_AN_EPOCH = 200
 _READING_SECONDS = 0.025
-"""How long each batch takes to arrive: without it, the job takes a whole CPU."""
+"""Wait for each batch, without which the job would take a whole CPU."""
 _NOISE = 3.0
 _LEARNING_RATE = 0.002
 _MOMENTUM = 0.9
