@@ -27,11 +27,10 @@ from tests.installation import PARTS, Part, moved, recorded_before, series
 from tests.known_names import READ
 from tests.prometheus_server import Server, prometheus
 from tests.remote_write import STALE, Receiver, labels_of, samples_of, series_of, times_of
+from tests.rules.rulebook import EVALUATION_INTERVAL
 from tests.scenarios import runner
 
 _RECORDED = '{__name__=~".+:.+|ALERTS.*"}'
-_EVALUATION_SECONDS = 2 * runner.EVALUATION_SECONDS
-"""Half the time; what is recorded holds for both scrapes."""
 _MESSAGE_BYTES = 8_000_000
 
 
@@ -93,13 +92,13 @@ def _recorded_once(given: Sequence[Series], kept: Path) -> list[Series]:
 
 
 def recorded(given: Sequence[Series]) -> list[Series]:
-    """Return every series that rules and alerts record for the given series."""
+    """Return every series that rules and alerts record for the given series, held between evaluations."""
     scrapes = max(len(each.values) for each in given)
-    seconds = range(0, scrapes * runner.EVALUATION_SECONDS, _EVALUATION_SECONDS)
+    seconds = range(0, scrapes * runner.EVALUATION_SECONDS, EVALUATION_INTERVAL)
     read = [each for each in given if each.name in READ]  # an eighth of the time less
-    said = runner.evaluate(read, {_RECORDED: seconds}, evaluation_seconds=_EVALUATION_SECONDS)
+    said = runner.evaluate(read, {_RECORDED: seconds}, evaluation_seconds=EVALUATION_INTERVAL)
     answers = said.samples[_RECORDED]
-    scrapes_each = _EVALUATION_SECONDS // runner.EVALUATION_SECONDS
+    scrapes_each = EVALUATION_INTERVAL // runner.EVALUATION_SECONDS
     found: dict[frozenset[tuple[str, str]], Series] = {}
     # The first evaluation is at Unix time 0, which rules treat as unset.
     for second in seconds[1:]:

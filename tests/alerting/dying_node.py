@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tests.alerting.alertmanager import Labels
 from tests.alerting.subjects import SEVERITIES, on_node, on_run, on_the_same
 from tests.known_names import READ
+from tests.rules.rulebook import EVALUATION_INTERVAL
 from tests.scenarios.case import Case, render
 from tests.scenarios.machines import HGX
 from tests.scenarios.runner import WATCHDOG, evaluate
@@ -18,7 +19,6 @@ RANKS = 32
 DEATH = 6.0
 """Minute of the death in all stories. Runs begin long before."""
 LENGTH = 13.5
-_EVALUATION_SECONDS = 60
 _FIRING = 'ALERTS{alertstate="firing"}'
 _ALWAYS = -1e9
 _WORK = Work(communication=0.012, loader_cores=5.0, loader_workers=20)
@@ -68,11 +68,10 @@ def raised_by_the_rules(stories: Mapping[str, Story]) -> dict[str, list[Moment]]
         )
         if each.name in READ
     ]
-    seconds = range(0, round(60 * LENGTH) + 1, _EVALUATION_SECONDS)
+    seconds = range(0, round(60 * LENGTH) + 1, EVALUATION_INTERVAL)
     moments: dict[str, list[Moment]] = {name: [] for name in stories}
-    for second, samples in (
-        evaluate(series, {_FIRING: seconds}, evaluation_seconds=_EVALUATION_SECONDS).samples[_FIRING].items()
-    ):
+    said = evaluate(series, {_FIRING: seconds}, evaluation_seconds=EVALUATION_INTERVAL)
+    for second, samples in said.samples[_FIRING].items():
         firing = [sample.labels for sample in samples if sample.labels["alertname"] != WATCHDOG]
         for name, timeline in moments.items():
             alerts = tuple(

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.deploy.kubernetes_tools import program
+from tests.rules.layers import LOADER
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -19,8 +20,6 @@ CHART = ROOT / "deploy/helm/stallscope"
 OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
 FOLDERS = [*(f"overlays/{name}" for name in OVERLAYS), "training-job"]
 """The folders that can be applied, with a namespace."""
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Ten times as fast where PyYAML comes with libyaml, as its wheels do."""
 STACKS = "stacks"
 """The folder that can be applied next to an overlay, in its namespace."""
 

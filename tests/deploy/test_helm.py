@@ -15,7 +15,8 @@ import yaml
 
 from stallscope.common.version import __version__
 from tests.deferred import Deferred
-from tests.deploy.rendering import CHART, LOADER, STACKS, Object, container, helmed, kustomized, of_kind, only, run
+from tests.deploy.rendering import CHART, STACKS, Object, container, helmed, kustomized, of_kind, only, run
+from tests.rules.layers import LOADER
 
 kubernetes_validate = Deferred("kubernetes_validate")
 

@@ -15,8 +15,9 @@ import yaml
 from stallscope.common.bundle import RUNBOOKS
 from tests.deferred import Deferred
 from tests.deploy.kubernetes_tools import program
-from tests.deploy.rendering import CHART, LOADER, Object, helmed, of_kind, only, run
+from tests.deploy.rendering import CHART, Object, helmed, of_kind, only, run
 from tests.deploy.test_kubernetes import configuration_of, operator_schema
+from tests.rules.layers import LOADER
 
 jsonschema = Deferred("jsonschema")
 kubernetes_validate = Deferred("kubernetes_validate")

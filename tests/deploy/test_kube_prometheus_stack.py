@@ -21,10 +21,11 @@ from deploy import generate
 from stallscope.common.version import __version__
 from tests.deferred import Deferred
 from tests.deploy import pod_security
-from tests.deploy.rendering import LOADER, ROOT, Object, container, helmed, kustomized, of_kind, only, run
+from tests.deploy.rendering import ROOT, Object, container, helmed, kustomized, of_kind, only, run
 from tests.deploy.test_kubernetes_pods import page, port
 from tests.free_ports import free_port
 from tests.handled import handled, reply
+from tests.rules.layers import LOADER
 
 kubernetes_validate = Deferred("kubernetes_validate")
 

@@ -21,7 +21,6 @@ from tests.deferred import Deferred
 from tests.deploy import pod_security
 from tests.deploy.rendering import (
     FOLDERS,
-    LOADER,
     OVERLAYS,
     ROOT,
     STACKS,
@@ -32,13 +31,14 @@ from tests.deploy.rendering import (
     only,
     run,
 )
+from tests.rules.layers import LOADER
 from tests.waiting import until
 
 jsonschema = Deferred("jsonschema")
 kubernetes_validate = Deferred("kubernetes_validate")
 
-VERSIONS = ("1.26", "1.37")
-"""The first does not know what is new, and the last one not what is gone."""
+VERSIONS = ("1.26", "1.29", "1.32", "1.34", "1.37")
+"""The first does not know what is new, and the last one not what is gone; the others are tried nightly."""
 OPERATOR = "monitoring.coreos.com/v1"
 SELECTOR = {"app.kubernetes.io/name": "stallscope-exporter"}
 """Published: a DaemonSet's selector is immutable, so that a new selector needs a new name."""
@@ -89,7 +89,10 @@ def test_every_folder_builds(folder: str) -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "version",
+    [VERSIONS[0], *(pytest.param(each, marks=pytest.mark.nightly) for each in VERSIONS[1:-1]), VERSIONS[-1]],
+)
 @pytest.mark.parametrize("folder", [*FOLDERS, STACKS])
 def test_objects_are_valid_by_the_schemas_of_kubernetes(folder: str, version: str) -> None:
     for each in kustomized(folder):

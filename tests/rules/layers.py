@@ -29,7 +29,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 """Files by layer, in the order of evaluation, the adapters included."""
 ORDER = tuple(stem for stems in LAYERS.values() for stem in stems)
 README = _PROMETHEUS / "README.md"
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Ten times as fast where PyYAML comes with libyaml, as its wheels do."""
 _BEGIN = "<!-- Layers: generated from the rule files by `make generate`; do not edit. -->\n"
 _END = "<!-- End of the layers. -->\n"
@@ -46,7 +46,7 @@ class Read(NamedTuple):
 @cache
 def groups_of(path: Path) -> list[dict[str, Any]]:
     """Return the groups of a rule file."""
-    groups: list[dict[str, Any]] = yaml.load(path.read_text(encoding="utf-8"), _Loader)["groups"]
+    groups: list[dict[str, Any]] = yaml.load(path.read_text(encoding="utf-8"), LOADER)["groups"]
     return groups
 
 
