@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
+from stallscope.model.analysis.runs import find_run
+from stallscope.model.clients.prometheus import Prometheus
 from stallscope.tools.report import html
+from stallscope.tools.report.contents import build
+from stallscope.tools.report.document import Document, Figure, Plot
+from stallscope.tools.report.options import Options
+from stallscope.tools.report.subject import of_run
 from tests.browser import chromium
+from tests.filled_prometheus import FilledPrometheus
 from tests.report import example
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
 
-DOCUMENTS = {"ordinary": example.ordinary, "nothing": example.nothing, "hostile": example.hostile}
+DOCUMENTS = ("ordinary", "nothing", "hostile")
 WIDTHS = (80, 320, 390, 768, 1280, 1600)
 PHONE = 390
 PAPER = 688
@@ -36,11 +44,22 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ordinary(filled: FilledPrometheus) -> Document:
+    """Return the report of a run with a straggler, which has every kind of plot."""
+    options = Options(gpu_hour_price=2.0, kilowatt_hour_price=0.25, currency="EUR", zone="Europe/Berlin")
+    with contextlib.closing(Prometheus(filled.server.address, timeout=60)) as server:
+        run = find_run(server, "straggling", filled.start - 60, filled.end)
+        document = build(of_run(server, run), server, options)
+    assert {type(block.plot) for block in document.blocks if isinstance(block, Figure)} == set(get_args(Plot))
+    return document
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, ordinary: Document) -> Path:
     """Write the reports to files and open them."""
     folder = tmp_path_factory.mktemp("reports")
-    for name, document in DOCUMENTS.items():
-        (folder / f"{name}.html").write_text(html.write(document()), encoding="utf-8")
+    for name, document in zip(DOCUMENTS, (ordinary, example.nothing(), example.hostile()), strict=True):
+        (folder / f"{name}.html").write_text(html.write(document), encoding="utf-8")
     return folder
 
 
@@ -53,6 +72,7 @@ def show(browser: Browser, folder: Path) -> Iterator[Open]:
         contexts.append(context)
         page = context.new_page()
         page.goto(f"file://{folder / name}.html")
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
         return page
 
     yield open_page
@@ -106,9 +126,10 @@ def test_nothing_is_cut_off_on_paper(show: Open, name: str) -> None:
     assert page.pdf(format="A4").startswith(b"%PDF")
 
 
-def test_the_first_recommendation_is_on_the_first_screen(show: Open) -> None:
+def test_the_first_recommendation_is_on_the_first_screen(show: Open, ordinary: Document) -> None:
     page = show("ordinary", 1280)
-    box = page.get_by_text("Read from local NVMe or memory").first.bounding_box()
+    assert ordinary.first_recommendation is not None
+    box = page.get_by_text(ordinary.first_recommendation.advice).bounding_box()
     assert box is not None
     assert box["y"] + box["height"] < 900
 
@@ -130,9 +151,10 @@ def test_a_phone_shows_tables_and_drawings_whole_and_large_enough_to_read(show: 
     assert min(sizes) > 9
 
 
+@pytest.mark.parametrize("name", ["ordinary", "hostile"])
 @pytest.mark.parametrize("width", [PHONE, 1280])
-def test_labels_of_a_drawing_do_not_overlap(show: Open, width: int) -> None:
-    over = show("ordinary", width).evaluate(
+def test_labels_of_a_drawing_do_not_overlap(show: Open, name: str, width: int) -> None:
+    over = show(name, width).evaluate(
         """[...document.querySelectorAll('figure svg')].flatMap(svg => {
             const boxes = [...svg.querySelectorAll('text')]
                 .map(each => [each.textContent, each.getBoundingClientRect()]);
@@ -150,11 +172,11 @@ def test_screen_readers_get_sections_tables_and_text_alternatives(show: Open) ->
         "- banner:",
         '- navigation "Contents":',
         '- region "What to change":',
-        'heading "1 Waiting for data: disk" [level=3]',
-        '- table "Causes":',
-        '- columnheader "Worst at"',
-        'rowheader "Waiting for data: disk"',
-        "40.7 hours were lost to the disk",
+        'heading "1 One rank\'s hardware is slow" [level=3]',
+        '- table "Time lost by cause":',
+        '- columnheader "Worst at end of that time"',
+        'rowheader "One rank\'s hardware is slow"',
+        "run: Not enough evidence for 2 min, then GPU-bound, well used for 7 min",
         "- contentinfo:",
     ):
         assert line in snapshot

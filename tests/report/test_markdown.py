@@ -29,10 +29,10 @@ def test_a_report_is_headings_facts_tables_and_sentences() -> None:
         "### 1. Waiting for data: disk",
         "> [!WARNING]",
         "> Prometheus has nothing from 2023-11-15 02:00 to 02:40: the server was down.",
-        "| Cause | Share (of its GPU time) | Lost | Energy | Cost | Verdict for | Triggers | Worst at |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
-        "| Blocking checkpoints | 6.0 % | 11.4 h |  | 28.90 EUR | 42 min | 1 | 2023-11-15 07:50:00 |",
-        "40.7 hours were lost to the disk, 11.4 to checkpoints, 9.2 to communication.",
+        "| Cause | Share (of its GPU time) | Lost | Energy | Cost | Worst at |",
+        "| --- | ---: | ---: | ---: | ---: | --- |",
+        "| Blocking checkpoints | 6.0 % | 11.4 h |  | 28.90 EUR | 2023-11-15 07:50:00 |",
+        "40.7 hours were lost to the disk.",
     ):
         assert line in text.splitlines(), line
     assert re.search(
