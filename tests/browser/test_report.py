@@ -67,12 +67,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, ordinary: Document) -> Path
 def show(browser: Browser, folder: Path) -> Iterator[Open]:
     contexts = []
 
-    def open_page(name: str, width: int = 1280, **settings: Any) -> Page:
+    def open_page(name: str, width: int = 1280, unfold: bool = True, **settings: Any) -> Page:
         context = chromium.opened(browser, width, 900, **settings)
         contexts.append(context)
         page = context.new_page()
         page.goto(f"file://{folder / name}.html")
-        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        if unfold:
+            page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
         return page
 
     yield open_page
@@ -124,6 +125,15 @@ def test_nothing_is_cut_off_on_paper(show: Open, name: str) -> None:
     page.emulate_media(media="print")
     assert not page.evaluate(TOO_WIDE.replace(".scroll, ", ""), PAPER)
     assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_folded_sections_are_whole_on_paper_and_folded_on_screen(show: Open) -> None:
+    page = show("ordinary", PAPER, unfold=False)
+    contents = page.locator("details table")
+    assert contents.count() > 1
+    assert not any(each.is_visible() for each in contents.all())
+    page.emulate_media(media="print")
+    assert all(each.is_visible() for each in contents.all())
 
 
 def test_the_first_recommendation_is_on_the_first_screen(show: Open, ordinary: Document) -> None:
