@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 
+from stallscope.lab.replay import rule_engine
 from stallscope.lab.replay.rule_engine import EngineError, Sample, notation, parse_alerts, parse_samples
 from stallscope.lab.replay.series import Series
 from tests.scenarios.runner import evaluate, evaluations
@@ -63,6 +65,21 @@ def test_a_refused_expression_is_an_error() -> None:
 def test_a_refused_series_is_an_error() -> None:
     with pytest.raises(EngineError, match="parse error"):
         evaluate([Series("bad-name", {}, [1.0])], {"a": [0]}, rule_files=(), groups=())
+
+
+def test_a_promtool_that_was_killed_is_an_error_that_names_the_signal(tmp_path: Path) -> None:
+    (promtool := tmp_path / "promtool").write_text("#!/bin/sh\nkill -KILL $$\n")
+    promtool.chmod(0o755)
+    with pytest.raises(EngineError, match="signal 9"):
+        rule_engine.evaluate(
+            [],
+            {"vector(1)": [0]},
+            promtool=str(promtool),
+            rule_files=(),
+            groups=(),
+            scrape_seconds=30,
+            evaluation_seconds=30,
+        )
 
 
 def test_an_alert_is_read_with_its_words() -> None:

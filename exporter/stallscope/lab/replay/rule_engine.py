@@ -85,7 +85,7 @@ def evaluate(
         words: Names of alerts, each with the seconds at which its text is wanted.
 
     Raises:
-        EngineError: A rule file, a series or an expression was refused.
+        EngineError: A rule file, a series or an expression was refused, or promtool was killed.
     """
     document = {
         "rule_files": [str(path) for path in rule_files],
@@ -144,6 +144,8 @@ def _report(promtool: str, document: object) -> str:
         )
     report = done.stdout + done.stderr
     refused = re.search(r"^.*\berr: .*$", report, re.MULTILINE)
+    if done.returncode < 0:
+        raise EngineError(f"signal {-done.returncode} ended it; if memory ran out, judge a shorter recording")
     if refused or (done.returncode and not re.search(r"^ +got:", report, re.MULTILINE)):
         raise EngineError(refused.group() if refused else report[:2000])
     return report

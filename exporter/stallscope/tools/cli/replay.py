@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     except (RecordingError, StackError) as problem:
         return _fail(str(problem))
     except EngineError as problem:
-        return _fail(f"promtool rejects the rules or the recording: {problem}")
+        return _fail(f"promtool can't judge the recording: {problem}")
     if recording.is_cut:
         print(f"stallscope replay: {parsed.file} was cut off; it was read up to the cut", file=sys.stderr)
     if parsed.json:
