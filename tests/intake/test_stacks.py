@@ -14,7 +14,7 @@ from stallscope.node.intake.receivers import UnixReceiver
 from stallscope.node.intake.runs import RunRegistry
 from stallscope.node.intake.stacks import StackFiles
 from stallscope.node.sampling.clock import ScriptedClock
-from stallscope.training.protocol.vocabulary import STACKS_HEADER, STACKS_SIZE
+from stallscope.training.protocol.stack_file import STACKS_HEADER, STACKS_SIZE
 from tests.intake.reports import make_report
 
 HEADER = STACKS_HEADER % 16

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stallscope.training.protocol import stack_request
+from stallscope.training.protocol.stack_file import STACKS_HEADER, STACKS_SIZE
 from stallscope.training.protocol.stack_request import StackRequest
 from stallscope.training.protocol.stacks import (
     MAX_FRAMES,
@@ -15,7 +16,6 @@ from stallscope.training.protocol.stacks import (
     parse,
     place_of,
 )
-from stallscope.training.protocol.vocabulary import STACKS_HEADER, STACKS_SIZE
 
 THREAD = 0x7F0000000010
 HEADER = STACKS_HEADER % THREAD

@@ -15,8 +15,8 @@ from stallscope.lab.simulation.scenarios import GpuLoss, Stall
 from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.lab.simulation.workload import Step
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.protocol.stack_file import STACKS_HEADER, STANDSTILL
 from stallscope.training.protocol.stacks import Stack
-from stallscope.training.protocol.vocabulary import STACKS_HEADER, STANDSTILL
 from stallscope.training.shim.stacks import STANDSTILL_SECONDS, memory_file
 
 _PROCESS_BYTES = 24 * 1024**3

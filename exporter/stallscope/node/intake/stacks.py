@@ -29,9 +29,9 @@ from stallscope.training.protocol import stack_request, step_request
 from stallscope.training.protocol.rank_stacks import RankStacks
 from stallscope.training.protocol.report import Report
 from stallscope.training.protocol.request_name import STACKS, request_name
+from stallscope.training.protocol.stack_file import STACKS_SIZE
 from stallscope.training.protocol.stack_request import StackRequest
 from stallscope.training.protocol.stacks import MAX_SAMPLES, Capture, Stack, parse, place_of
-from stallscope.training.protocol.vocabulary import STACKS_SIZE
 
 STACK_INFO = family("stallscope_training_stack_info")
 

@@ -23,17 +23,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from stallscope.training.protocol.vocabulary import (
-    DECORATORS,
-    LINES,
-    MAX_CODE_LINES,
-    MAX_LABEL_LENGTH,
-    MAX_PHASES,
-    SAMPLE,
-    STACKS_HEADER,
-    STACKS_SIZE,
-    STANDSTILL,
-)
+from stallscope.training.protocol.stack_file import DECORATORS, LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
+from stallscope.training.protocol.vocabulary import MAX_CODE_LINES, MAX_LABEL_LENGTH, MAX_PHASES
 
 MAX_FRAMES = 100
 """Maximum number of frames of a stack, as in faulthandler."""

@@ -97,6 +97,8 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 JOB_CLASSES = ("production", "experiment")
 
 DEFAULT_SOCKET = "/run/stallscope/report.sock"
+LONGEST_SOCKET_PATH = 107
+"""Maximum bytes of a socket's path in the kernel."""
 DEFAULT_PORT = 19400
 TERMINATION_ADDRESS = b"\0stallscope-terminated:"
 """Beginning of the abstract socket address from which a process sends when SIGTERM or SIGHUP ends it.
@@ -107,15 +109,3 @@ SESSION_LENGTH = 16
 """Characters of a session identifier, as the shim writes it."""
 TRIAL_RUN = "stallscope-doctor"
 """A report of a run of this name tries the way to the exporter: it is checked and counted like any, and not held."""
-STACKS_SIZE = 1 << 20
-"""Bytes of the memory file in which a rank leaves its stacks; see `protocol.stacks`."""
-STACKS_HEADER = b"stallscope-stacks 1 0x%016x\n"
-"""First line of that file, with the identifier of the thread that trains."""
-STANDSTILL = "Standstill"
-"""Line before the stack of a rank that has made no report for too long."""
-SAMPLE = "Sample"
-"""Line before a stack that was requested."""
-LINES = "Lines"
-"""Beginning of the line with the result of a requested burst of samples, in JSON."""
-DECORATORS = frozenset(("wrapper", "wrapped", "inner", "decorate_context", "_fn"))
-"""Names of functions that decorators of libraries put around others: the inner function is the one that was called."""

@@ -1,12 +1,11 @@
-"""Where STALLSCOPE_ADDRESS sends reports to."""
+"""Where STALLSCOPE_ADDRESS sends reports to, if that is no UNIX socket."""
 
 from __future__ import annotations
 
-import os
 import socket
 
 from stallscope.common.standard_library import standard_library
-from stallscope.training.protocol.vocabulary import DEFAULT_PORT
+from stallscope.training.protocol.vocabulary import DEFAULT_PORT, LONGEST_SOCKET_PATH
 from stallscope.training.shim.tolerance import complain
 
 TYPE_CHECKING = False
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
 
     Address = str | tuple[Any, ...]
     """A socket address as the socket module has it."""
-
-_LONGEST_PATH = 107
-"""Maximum bytes of a socket's path in the kernel."""
 
 
 class Destination:
@@ -40,8 +36,6 @@ class Destination:
 def destination(address: str) -> Destination | None:
     """Return what a value of STALLSCOPE_ADDRESS stands for; complain and return None if it is invalid."""
     scheme, separator, rest = address.partition("://")
-    if separator and scheme == "unix" and rest.startswith("/") and len(os.fsencode(rest)) <= _LONGEST_PATH:
-        return Destination([(socket.AF_UNIX, rest)])
     try:
         if separator and scheme == "udp":
             return Destination(_resolved(*host_and_port(rest, DEFAULT_PORT)))
@@ -56,7 +50,7 @@ def destination(address: str) -> Destination | None:
         pass
     shown = scheme.rpartition("@")[2] + separator + rest.rpartition("@")[2]  # without a password
     complain(
-        f"STALLSCOPE_ADDRESS is {shown!r:.200}; expected unix:///path (of at most {_LONGEST_PATH} bytes),"
+        f"STALLSCOPE_ADDRESS is {shown!r:.200}; expected unix:///path (of at most {LONGEST_SOCKET_PATH} bytes),"
         " udp://host:port, http://host:port or https://host:port; nothing is reported"
     )
     return None

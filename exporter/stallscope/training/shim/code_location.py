@@ -7,7 +7,8 @@ import sys
 from contextlib import suppress
 from functools import lru_cache
 
-from stallscope.training.protocol.vocabulary import DECORATORS, MAX_LABEL_LENGTH
+from stallscope.training.protocol.stack_file import DECORATORS
+from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH
 from stallscope.training.shim.tolerance import label
 
 TYPE_CHECKING = False

@@ -30,7 +30,7 @@ import time
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.request_name import STACKS, request_name
-from stallscope.training.protocol.vocabulary import LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
+from stallscope.training.protocol.stack_file import LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
 from stallscope.training.shim.descriptors import above_standard, is_same_file
 from stallscope.training.shim.request_file import RequestFile
 from stallscope.training.shim.termination import is_default

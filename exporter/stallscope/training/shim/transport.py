@@ -9,7 +9,7 @@ from contextlib import suppress
 from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS, ENOTSOCK
 
 from stallscope.common.standard_library import standard_library
-from stallscope.training.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
+from stallscope.training.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, LONGEST_SOCKET_PATH, MAX_BYTES
 from stallscope.training.shim.tolerance import complain
 
 TYPE_CHECKING = False
@@ -174,6 +174,9 @@ def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagr
     sign = _signing(environment)
     if not address:
         return Datagrams([(socket.AF_UNIX, DEFAULT_SOCKET), (socket.AF_INET, ("127.0.0.1", DEFAULT_PORT))], sign)
+    scheme, _, path = address.partition("://")
+    if scheme == "unix" and path.startswith("/") and len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+        return Datagrams([(socket.AF_UNIX, path)], sign)
     with standard_library():
         from stallscope.training.shim.address import destination
 
