@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.training.shim.repository import commit
+from stallscope.training.shim.identity import commit
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git makes the repositories")
 

@@ -7,7 +7,6 @@ import sys
 from contextlib import suppress
 
 from stallscope.common.standard_library import standard_library
-from stallscope.training.shim.repository import commit
 from stallscope.training.shim.tolerance import complain
 
 TYPE_CHECKING = False
@@ -22,7 +21,8 @@ DIVIDING = (*MEGATRON, "deepspeed.utils.groups", "torch.distributed.distributed_
 """Modules that divide the ranks into groups; see `pipeline`."""
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Environment variables with the GPUs of a process; see `devices`."""
-_NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_MAX_FOLDERS = 32
+"""Folders above the program's in which a repository is looked for."""
 
 
 def information(environment: Mapping[str, str], root: str = "/") -> dict[str, str]:
@@ -34,11 +34,12 @@ def information(environment: Mapping[str, str], root: str = "/") -> dict[str, st
     if job_class not in ("production", "experiment"):
         complain(f"STALLSCOPE_JOB_CLASS is {job_class!r:.80}; expected production or experiment, production is taken")
         job_class = "production"
+    namespace, pod = _pod(environment, root)
     return {
         "framework": framework(),
         "hostname": socket.gethostname(),
-        "namespace": environment.get("POD_NAMESPACE", "").strip() or _namespace(environment, root),
-        "pod": pod_name(environment, root),
+        "namespace": namespace,
+        "pod": pod,
         "slurm_job": environment.get("SLURM_JOB_ID", ""),
         "user": environment.get("USER", "") or environment.get("LOGNAME", "") or _account(),
         "git_commit": environment.get("STALLSCOPE_GIT_COMMIT", "").strip() or _commit(),
@@ -67,17 +68,41 @@ def gpu_position() -> int | None:
     return None if torch is None else int(torch.cuda.current_device())
 
 
-def _namespace(environment: Mapping[str, str], root: str) -> str:
-    if in_pod(environment):
-        with suppress(OSError), open(os.path.join(root, _NAMESPACE), encoding="utf-8", errors="replace") as file:
-            return file.read(256).strip()
-    return ""
+def in_pod(environment: Mapping[str, str]) -> bool:
+    """Return True if a kubelet started this process."""
+    return bool(environment.get("KUBERNETES_SERVICE_HOST"))
+
+
+def _pod(environment: Mapping[str, str], root: str) -> tuple[str, str]:
+    """Return namespace and name of the pod that this process runs in, empty where they are not certain."""
+    namespace, name = (environment.get(variable, "").strip() for variable in ("POD_NAMESPACE", "POD_NAME"))
+    if in_pod(environment) and not (namespace and name):
+        with standard_library():
+            from stallscope.training.shim import pod
+
+        namespace, name = namespace or pod.namespace(root), name or pod.name(environment, root)
+    return namespace, name
 
 
 def _commit() -> str:
     """Return the commit of the program's folder, or of the working folder if the program is not a file."""
     script = (getattr(sys, "argv", None) or [""])[0]
     return commit(os.path.dirname(script) if os.path.isfile(script) else ".")
+
+
+def commit(folder: str) -> str:
+    """Return the checked-out commit of the repository with this folder; empty without one, or if it can't be read."""
+    with suppress(OSError, ValueError):
+        folder = os.path.realpath(folder)
+        for _ in range(_MAX_FOLDERS):
+            if os.path.exists(place := os.path.join(folder, ".git")):
+                with standard_library():
+                    from stallscope.training.shim.repository import checked_out
+
+                return checked_out(place)
+            if folder == (folder := os.path.dirname(folder)):
+                break
+    return ""
 
 
 def _account() -> str:
@@ -88,23 +113,3 @@ def _account() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except (ImportError, KeyError):  # a container's user often has no entry
         return ""
-
-
-def pod_name(environment: Mapping[str, str], root: str = "/") -> str:
-    """Name the pod that this process runs in, empty where that is not certain."""
-    if given := environment.get("POD_NAME", "").strip():
-        return given
-    host = environment.get("HOSTNAME", "")
-    if not in_pod(environment) or len(host) >= 63:  # a longer pod's name is cut for its host
-        return ""
-    index = environment.get("JOB_COMPLETION_INDEX", "")
-    if index and host.endswith(f"-{index}"):  # an indexed job gives hosts other names than their pods
-        return ""
-    with suppress(OSError), open(os.path.join(root, "etc/hosts"), encoding="utf-8", errors="replace") as file:
-        return host if file.readline().strip() == "# Kubernetes-managed hosts file." else ""  # the node's says so
-    return ""
-
-
-def in_pod(environment: Mapping[str, str]) -> bool:
-    """Return True if a kubelet started this process."""
-    return bool(environment.get("KUBERNETES_SERVICE_HOST"))

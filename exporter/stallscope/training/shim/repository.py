@@ -6,35 +6,24 @@ import os
 from contextlib import suppress
 
 _HASH_LENGTHS = (40, 64)
-_MAX_FOLDERS = 32
 _MAX_LINKS = 5
 _MAX_PACKED = 4 << 20
 """Bytes of packed references that are looked through."""
 
 
-def commit(folder: str) -> str:
-    """Return the checked-out commit of the repository with this folder; empty without one, or if it can't be read."""
-    with suppress(OSError, ValueError):
-        repository = _repository(os.path.realpath(folder))
-        if repository:
-            return _resolved(repository, _text(os.path.join(repository, "HEAD")))
-    return ""
+def checked_out(place: str) -> str:
+    """Return the checked-out commit of a work tree, by its `.git`.
 
-
-def _repository(folder: str) -> str:
-    """The folder with this work tree's HEAD. Work trees and submodules have a file that names it."""
-    for _ in range(_MAX_FOLDERS):
-        place = os.path.join(folder, ".git")
-        if os.path.isdir(place):
-            return place
-        if os.path.isfile(place):
-            kind, _, elsewhere = _text(place).partition(":")
-            return os.path.join(folder, elsewhere.strip()) if kind == "gitdir" else ""
-        above = os.path.dirname(folder)
-        if above == folder:
-            break
-        folder = above
-    return ""
+    Raises:
+        OSError, ValueError: it can't be read.
+    """
+    repository = place
+    if os.path.isfile(place):  # work trees and submodules have a file that names the folder with their HEAD
+        kind, _, elsewhere = _text(place).partition(":")
+        if kind != "gitdir":
+            return ""
+        repository = os.path.join(os.path.dirname(place), elsewhere.strip())
+    return _resolved(repository, _text(os.path.join(repository, "HEAD")))
 
 
 def _resolved(repository: str, content: str) -> str:
