@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Protocol
+
+    class Phase(Protocol):
+        """A phase of the step, as `timeline.Phase`."""
+
+        @property
+        def seconds(self) -> float:
+            """Seconds so far."""
+
+        @property
+        def occurrences(self) -> int:
+            """How often it has begun."""
+
 _NEWEST = 32
 """Steps between two reports that are evaluated, so that the cost of fast loops is bounded."""
 _FORWARD = 3.0
@@ -17,6 +33,16 @@ _LATE_MOST = 30.0
 """Largest data wait that counts, over that one, so that a single wait does not outweigh all that follow."""
 
 
+class _AbsentPhase:
+    """A phase that the program does not have."""
+
+    seconds = 0.0
+    occurrences = 0
+
+
+_ABSENT = _AbsentPhase()
+
+
 class OwnWork:
     """Compares each step with the one before, when a report is due; the loop only appends.
 
@@ -26,14 +52,16 @@ class OwnWork:
     """
 
     __slots__ = (
-        *("_before", "_change", "_counted", "_length", "_steps", "even", "late", "late_rest", "on_device", "seconds"),
-        *("steps", "uneven"),
+        *("_before", "_change", "_counted", "_length", "_steps", "even", "late", "late_rest", "on_device", "phases"),
+        *("seconds", "steps", "uneven"),
     )
 
     def __init__(self) -> None:
         self.steps: deque[tuple[float, ...]] = deque(maxlen=_NEWEST)
         """Of each step: seconds apart from work with a name of its own, 0 if the step is not comparable; and cumulative
-        seconds of the phases `communication`, `forward` and `data_wait` at its end."""
+        seconds of `phases` at its end."""
+        self.phases: tuple[Phase, Phase, Phase] = (_ABSENT, _ABSENT, _ABSENT)
+        """`communication`, `forward` and `data_wait`."""
         self.seconds = 0.0
         """Own work."""
         self.uneven = 0.0
@@ -50,6 +78,28 @@ class OwnWork:
         self._change: tuple[float, float] | None = None
         self._steps = 0
         self._length = self._counted = 0.0
+
+    def separate(self, phases: Mapping[str, Phase]) -> None:
+        """Separate own work by these phases from now on."""
+        communication, forward, wait = (phases.get(name, _ABSENT) for name in ("communication", "forward", "data_wait"))
+        self.phases = communication, forward, wait
+
+    def excuse(self) -> None:
+        """Do not compare the newest step with others."""
+        if self.steps:
+            self.steps.append((0.0, *self.steps.pop()[1:]))
+
+    def evaluated(self, steps: int, phases: Mapping[str, Phase]) -> dict[str, float]:
+        """Add the steps since the last call; return the counters of the report.
+
+        Args:
+            steps: number of all steps so far.
+            phases: all phases.
+        """
+        communicates = self.phases[0].occurrences > 0
+        if communicates or phases.get("backward", _ABSENT).occurrences:
+            self.evaluate(steps, communicates=communicates)
+        return self.counters()
 
     def evaluate(self, steps: int, *, communicates: bool) -> None:
         """Add the steps since the last call.

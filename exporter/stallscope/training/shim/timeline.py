@@ -34,6 +34,7 @@ DEVICE_PHASES = ("host_copy", "forward", "backward", "communication", "optimizer
 NOT_LOST = (*DEVICE_PHASES, "initialization", "restore", "paused")
 """Phases whose time is not lost by the program: their lines of code are sampled only on request."""
 _SEPARATING = ("communication", "forward")
+"""Phases that separate the rank's own work from the rest of a step."""
 _OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer", *ROLLOUT_PHASES)
 _EPOCH_BEGINS = 2
 """First steps of an epoch that never count as slow, because the loader's workers start again and fill their queue."""
@@ -223,8 +224,6 @@ class Timeline:
         "_left_after",
         "_loop_began",
         "_over",
-        "_own_phases",
-        "_own_steps",
         "_own_work",
         "_publish",
         "_samples",
@@ -305,9 +304,6 @@ class Timeline:
         self.durations: deque[Step] = deque(maxlen=4096)  # beyond 8000 steps a second, the newest are enough
         """Steps that were not yet judged; see `slow_steps`."""
         self._own_work: OwnWork | None = None
-        self._own_steps: deque[tuple[float, ...]] = deque()
-        self._own_phases: tuple[Phase, Phase, Phase] | None = None
-        """The phases that separate own work from the rest of a step; None until there is one."""
         self._step_began = self.mark
         self._bucket = 0
         """Bucket of the newest step, and usually of the next one."""
@@ -364,9 +360,10 @@ class Timeline:
                 if spent > other.peak:
                     other.peak = spent
                 other.mark = other.seconds
-            if self._own_phases is not None:
-                communication, forward, wait = self._own_phases
-                self._own_steps.append(
+            own_work = self._own_work
+            if own_work is not None:
+                communication, forward, wait = own_work.phases
+                own_work.steps.append(
                     (duration - self._explained, communication.seconds, forward.seconds, wait.seconds)
                 )
             if self._special:
@@ -570,8 +567,8 @@ class Timeline:
     def _end_special_step(self, duration: float) -> None:
         if self._excused:
             self._excused -= 1
-            if self._own_steps:
-                self._own_steps.append((0.0, *self._own_steps.pop()[1:]))
+            if self._own_work is not None:
+                self._own_work.excuse()
         elif self._tokens or self._samples:
             self.durations.append((duration - self._explained, self._tokens, self._samples))
         else:
@@ -609,11 +606,8 @@ class Timeline:
             )
             return NO_PHASE
         found = self.phases[name] = Phase(self, name)
-        if name in _SEPARATING or self._own_phases is not None:
-            absent = Phase(self, "")
-            communication, forward = (self.phases.get(each, absent) for each in _SEPARATING)
-            self._own_phases = communication, forward, self.phases.get("data_wait", absent)
-            self._own_steps = self.own_work.steps
+        if name in _SEPARATING or self._own_work is not None:
+            self.own_work.separate(self.phases)
         return found
 
     @property
@@ -628,8 +622,4 @@ class Timeline:
 
     def evaluate_own_work(self) -> dict[str, float]:
         """Add the steps since the last call to the own work; return its counters, none where it is unknown."""
-        communication, backward = self.phases.get("communication"), self.phases.get("backward")
-        communicates = communication is not None and communication.occurrences > 0
-        if communicates or (backward is not None and backward.occurrences):
-            self.own_work.evaluate(self.steps, communicates=communicates)
-        return {} if self._own_work is None else self._own_work.counters()
+        return {} if self._own_work is None else self._own_work.evaluated(self.steps, self.phases)
