@@ -16,7 +16,7 @@ from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_PHASES
 from stallscope.training.shim import tolerance
-from stallscope.training.shim.session import OWN_COUNTERS
+from stallscope.training.shim.reported_values import OWN_COUNTERS
 from tests.shim.conftest import Desk
 
 

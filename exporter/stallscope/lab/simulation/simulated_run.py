@@ -68,9 +68,6 @@ class SimulatedRun(Run):
     def _follow_environment(self) -> None:
         """Ignore the environment of this process."""
 
-    def _booking_costs(self) -> tuple[float, float]:
-        return 0.0, 0.0
-
     def _sent_again(self, _payload: bytes, cause: str | None) -> str | None:
         """Do not wait: the clock may stand still."""
         return cause

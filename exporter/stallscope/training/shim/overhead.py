@@ -15,6 +15,15 @@ _BATCHES = 4
 _ROUNDS = 32
 
 
+def booking_cost(timeline: Timeline) -> float:
+    """Return the seconds that the booking of steps and phases has cost so far."""
+    if not timeline.steps:
+        return 0.0
+    step_cost, phase_cost = costs()
+    occurrences = sum([phase.occurrences for phase in timeline.phases.values()])
+    return timeline.steps * step_cost + occurrences * phase_cost
+
+
 @cache
 def costs() -> tuple[float, float]:
     """Seconds for one step and for one phase, each of the quickest batch; takes a quarter of a millisecond, once."""

@@ -8,22 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from math import inf, isfinite
+from math import inf
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol import vocabulary
 from stallscope.training.shim.timeline import NO_PHASE, Phase, Timeline
-from stallscope.training.shim.tolerance import (
-    amount,
-    complain,
-    finite,
-    is_label,
-    label,
-    number,
-    shown,
-    tolerate,
-    warn,
-)
+from stallscope.training.shim.tolerance import amount, complain, label, shown, tolerate, warn
 from stallscope.training.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
@@ -34,6 +24,7 @@ if TYPE_CHECKING:
 
     from stallscope.training.shim.hot_lines import HotLines
     from stallscope.training.shim.observer import Observer
+    from stallscope.training.shim.reported_values import ReportedValues
     from stallscope.training.shim.slow_steps import SlowSteps
     from stallscope.training.shim.transport import Sender
 
@@ -59,15 +50,9 @@ if TYPE_CHECKING:
             """Called when the run ends."""
 
 
-OWN_COUNTERS = (
-    *("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds", "late_batch_steps"),
-    *("own_work_seconds", "uneven_work_square_seconds", "even_work_square_seconds", "late_batch_rest_seconds"),
-)
-"""Counters that only the run itself sets."""
 _PHASE = '%s:{"seconds":%.6f,"occurrences":%d,"max":%.6f%s}'
 _STEPS = '"step_seconds":{"counts":%s,"sum":%.6f,"count":%d}'
 _MAX_SECONDS = 1e12
-_MAX_STEP = 2**53
 _FOLLOWED = 64
 """Steps of other optimizers, without one of the first, after which that one is held to be gone."""
 _LEFT_LOOP = 2.0
@@ -89,7 +74,6 @@ class Session:
     silent = True
     name = ""
     rank = 0
-    batch_size: float | None = None
     claimed_by = ""
     """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
     hot_lines: HotLines | None = None
@@ -123,15 +107,11 @@ class Session:
         self._overhead = 0.0
         self._gauges: dict[str, float] = {}
         self._values: dict[str, float] = {}
-        self._nonfinite = 0
+        self._counters: dict[str, float] = {"nonfinite_losses": 0}
+        self._reported: ReportedValues | None = None
         self._pass = -1
         self._pass_began = 0
         self._epoch_reported = False
-        self._step_offset = 0
-        self._per_step: dict[str, float] = {}
-        self._counters: dict[str, float] = {}
-        self._totals: dict[str, float] = {}
-        self._work_steps = 0
         self._watchers: list[Callable[[], object]] = []
         self._observers: list[Observer] = []
         self._listeners: list[Callable[[int], object]] = []
@@ -139,7 +119,7 @@ class Session:
         self._followed = 0
         self._failure = ""
         self._heading = ""
-        self._costs: tuple[float, float] | None = None
+        self._booking_cost: Callable[[Timeline], float] | None = None
         self._judge: SlowSteps | None = None
         self._restarts = 0
         self._info: dict[str, str] = {}
@@ -223,31 +203,26 @@ class Session:
         if self.silent:
             return
         try:
+            reported = self.reported
             if learning_rate is not None:
-                self.gauge("learning_rate", learning_rate)
+                reported.gauge("learning_rate", learning_rate)
             if gradient_norm is not None:
-                self.gauge("gradient_norm", gradient_norm)
+                reported.gauge("gradient_norm", gradient_norm)
             if epoch is not None:
                 self._epoch_reported = True
-                self.gauge("epoch", epoch)
-            if step is not None and (done := amount("step", step)) is not None:
-                self.timeline.settle()
-                self._step_offset = int(min(done, _MAX_STEP)) - self.timeline.steps
+                reported.gauge("epoch", epoch)
+            if step is not None:
+                reported.step(step)
             if loss is not None:
-                self._report_loss(loss)
+                reported.loss(loss)
             if steps_planned is not None or batch_size is not None:
                 self.plan(batch_size, None, None, steps_planned)
             if samples is not None or tokens is not None or flops is not None:
                 for key, done in (("samples", samples), ("tokens", tokens), ("flops", flops)):
-                    if done is not None and (added := amount(key, done)) is not None:
-                        self._grow(key, added)
-                        if key == "tokens":
-                            self.timeline.worked(added, 0.0)
-                        elif key == "samples":
-                            self.timeline.worked(0.0, added)
-            if values:
-                for key, value in values.items():
-                    self._report_value(key, value)
+                    if done is not None:
+                        reported.work(key, done)
+            for name, value in values.items():
+                reported.value(name, value)
             timeline = self.timeline
             if (now := timeline.now()) >= timeline.due:
                 timeline.publish(now)
@@ -294,8 +269,10 @@ class Session:
             self._failure = endings.failure_of(error)
             self._heading = ""
             # If an integration reports the framework's own count, it includes this error already.
-            if endings.is_out_of_memory(error) and "out_of_memory" not in self._totals:
-                self.add("out_of_memory", 1)
+            if endings.is_out_of_memory(error) and not (
+                self._reported is not None and self._reported.is_counted_elsewhere("out_of_memory")
+            ):
+                self._counters["out_of_memory"] = self._counters.get("out_of_memory", 0.0) + 1
         except Exception as problem:
             tolerate(problem, "reporting a failure")
         finally:
@@ -323,60 +300,48 @@ class Session:
         steps_planned: int | None,
     ) -> None:
         """Set what each step from now on is worth, and how many steps there will be; None leaves as it is."""
-        if self.silent:
+        given = (samples_per_step, tokens_per_step, flops_per_step, steps_planned)
+        if self.silent or all(each is None for each in given):
             return
-        amounts = (("samples", samples_per_step), ("tokens", tokens_per_step), ("flops", flops_per_step))
-        for key, value in amounts:
-            if value is not None and (each := amount(f"{key} per step", value)) is not None:
-                self._settle_work()
-                slow_steps = self._slow_steps()
-                self._per_step[key] = each
-                if slow_steps is not None:
-                    slow_steps.plan(*self._planned_work())
-                if key == "samples":
-                    self.batch_size = self._gauges["batch_size"] = each
-        if steps_planned is not None and (planned := amount("steps_planned", steps_planned)) is not None:
-            self._gauges["steps_planned"] = planned
+        try:
+            slow_steps = self._slow_steps()
+            reported = self.reported
+            reported.plan(steps_planned, samples=samples_per_step, tokens=tokens_per_step, flops=flops_per_step)
+            if slow_steps is not None:
+                slow_steps.plan(*reported.planned_work)
+        except Exception as error:
+            tolerate(error, "planning a run")
+
+    @property
+    def batch_size(self) -> float | None:
+        """Samples of each step, as planned; None if they are unknown."""
+        return None if self._reported is None else self._reported.batch_size
+
+    @property
+    def reported(self) -> ReportedValues:
+        """The values that the program reports; imported with the first one."""
+        if self._reported is None:
+            with standard_library():
+                from stallscope.training.shim.reported_values import ReportedValues
+
+            self._reported = ReportedValues(self.timeline, self._gauges, self._counters, self._values)
+        return self._reported
 
     def gauge(self, key: str, value: object) -> None:
         """Set one of `vocabulary.GAUGES`."""
-        if self.silent:
-            return
-        if type(key) is not str or key not in vocabulary.GAUGES:
-            complain(f"{shown(key)} is not a gauge; expected one of vocabulary.GAUGES", "gauge: key")
-        elif (found := finite(key, value)) is not None:
-            self._gauges[key] = found
+        self._report_one("gauge", key, value)
 
     def value(self, name: str, value: object) -> None:
         """Set one of the user's own values, also one whose name `report` has for something else."""
-        if self.silent:
-            return
-        try:
-            self._report_value(name, value)
-        except Exception as error:
-            tolerate(error, "reporting")
+        self._report_one("value", name, value)
 
     def count(self, key: str, total: float) -> None:
         """Set one of `vocabulary.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
-        if self.silent:
-            return
-        try:
-            if _is_countable(key) and (found := amount(key, total)) is not None:
-                before = self._totals.get(key, 0.0)
-                self._totals[key] = found
-                self._grow(key, found - before if found >= before else found)
-        except Exception as error:
-            tolerate(error, "counting")
+        self._report_one("count", key, total)
 
     def add(self, key: str, amount_added: float) -> None:
         """Add to one of `vocabulary.COUNTERS`."""
-        if self.silent:
-            return
-        try:
-            if _is_countable(key) and (found := amount(key, amount_added)) is not None:
-                self._grow(key, found)
-        except Exception as error:
-            tolerate(error, "counting")
+        self._report_one("add", key, amount_added)
 
     def watch(self, refresh: Callable[[], object]) -> None:
         """Call this just before each report, for what is cheaper to look up then; no more once it has raised."""
@@ -517,24 +482,7 @@ class Session:
     @property
     def booking_overhead(self) -> float:
         """Seconds that the booking of steps and phases has cost so far, as measured outside of the loop."""
-        if not self.timeline.steps:
-            return 0.0
-        step_cost, phase_cost = self._booking_costs()
-        occurrences = sum([phase.occurrences for phase in self.timeline.phases.values()])
-        return self.timeline.steps * step_cost + occurrences * phase_cost
-
-    def _booking_costs(self) -> tuple[float, float]:
-        """Return the seconds for one step and for one phase."""
-        if self._costs is None:
-            self._costs = 0.0, 0.0
-            try:
-                with standard_library():
-                    from stallscope.training.shim.overhead import costs
-
-                self._costs = costs()
-            except Exception as error:
-                tolerate(error, "measuring the shim's own cost")
-        return self._costs
+        return 0.0 if self._booking_cost is None else self._booking_cost(self.timeline)
 
     @property
     def steps_done(self) -> int:
@@ -542,7 +490,7 @@ class Session:
         if self.silent:
             return 0
         self.timeline.settle()
-        return self.timeline.steps + self._step_offset
+        return self.timeline.steps + (0 if self._reported is None else self._reported.step_offset)
 
     @property
     def gpus(self) -> list[dict[str, str]]:
@@ -618,45 +566,13 @@ class Session:
             tolerate(error, "reading the process")
             return {}, {}
 
-    def _report_loss(self, loss: object) -> None:
-        value = number(loss)
-        if value is None:
-            finite("loss", loss)  # which complains
-        elif isfinite(value):
-            self._gauges["loss"] = value
-            self._gauges.pop("nonfinite_since_step", None)
-        else:
-            self._nonfinite += 1
-            self._gauges.setdefault("nonfinite_since_step", self.steps_done)
-
-    def _report_value(self, name: str, value: object) -> None:
-        if name not in self._values:  # a keyword, and so text
-            if len(self._values) >= vocabulary.MAX_VALUES:
-                complain(
-                    f"value {shown(name)} is ignored: at most {vocabulary.MAX_VALUES} are reported; use fewer", "values"
-                )
-                return
-            if not is_label(name, vocabulary.MAX_LABEL_LENGTH):
-                complain(
-                    f"a value is called {shown(name)}; expected printable text of at most {vocabulary.MAX_LABEL_LENGTH}"
-                    " characters",
-                    "values: name",
-                )
-                return
-        found = finite(f"value {name}", value)
-        if found is not None:
-            self._values[name] = found
-
-    def _grow(self, key: str, added: float) -> None:
-        total = self._counters.get(key, 0.0) + added
-        if isfinite(total):
-            self._counters[key] = total
-        else:
-            complain(f"{key} has grown beyond all numbers; what goes beyond is left out", f"{key}: too large")
-
-    def _planned_work(self) -> tuple[float, float]:
-        """Return tokens and samples of each step; 0 where they are unknown."""
-        return self._per_step.get("tokens", 0.0), self._per_step.get("samples", 0.0)
+    def _report_one(self, kind: str, key: str, value: object) -> None:
+        if self.silent:
+            return
+        try:
+            getattr(self.reported, kind)(key, value)
+        except Exception as error:
+            tolerate(error, "reporting")
 
     def _slow_steps(self) -> SlowSteps | None:
         """Return the judge of steps; None before there is a step to judge."""
@@ -664,16 +580,9 @@ class Session:
             with standard_library():
                 from stallscope.training.shim.slow_steps import SlowSteps
 
-            self._judge = SlowSteps(self.timeline.durations, *self._planned_work())
+            planned = (0.0, 0.0) if self._reported is None else self._reported.planned_work
+            self._judge = SlowSteps(self.timeline.durations, *planned)
         return self._judge
-
-    def _settle_work(self) -> None:
-        """Book the work of the steps so far: from now on, each is worth something else."""
-        self.timeline.settle()
-        steps = self.timeline.steps - self._work_steps
-        self._work_steps = self.timeline.steps
-        for key, each in self._per_step.items():
-            self._grow(key, each * steps)
 
     def _publish(self, now: float, last: bool = False) -> None:
         if self.silent:
@@ -757,12 +666,13 @@ class Session:
         if slow_steps is not None:
             slow_steps.judge()
         own_work = timeline.evaluate_own_work()
-        self._settle_work()
+        if self._reported is not None:
+            self._reported.count_work()
         if self._state == "starting" and timeline.looping:
             self._state = "running"
         self._update_identity()
         counters, gauges = self._read_process()
-        gauges = {**gauges, **self._gauges, "step": timeline.steps + self._step_offset}
+        gauges = {**gauges, **self._gauges, "step": self.steps_done}
         self._sequence += 1
         if abs((start := sent - (now - self._begun)) - self._start) > _CLOCK_SET:
             self._start = start  # so that all times of one report go by the same clock
@@ -772,7 +682,6 @@ class Session:
             "slow_steps": 0 if slow_steps is None else slow_steps.count,
             "slow_step_excess_seconds": 0.0 if slow_steps is None else slow_steps.excess,
             **own_work,
-            "nonfinite_losses": self._nonfinite,
             "shim_overhead_seconds": self.overhead,
         }
         fields = [
@@ -848,13 +757,6 @@ def _is_termination(error: BaseException | None) -> bool:
     except Exception as problem:
         tolerate(problem, "recording the end of a run")
         return False
-
-
-def _is_countable(key: str) -> bool:
-    if type(key) is str and key in vocabulary.COUNTERS and key not in OWN_COUNTERS:
-        return True
-    complain(f"{shown(key)} is not a counter that can be set; expected one of vocabulary.COUNTERS", "count: key")
-    return False
 
 
 def gpu_labels(given: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
