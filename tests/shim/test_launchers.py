@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stallscope.training.shim import identity, launchers, run_names
+from stallscope.training.shim import identity, launched, launchers, run_names
+from stallscope.training.shim.launch_variables import RANK_VARIABLES
 
 TORCHRUN = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "TORCHELASTIC_RUN_ID": "none"}
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
@@ -377,16 +378,19 @@ def test_a_pod_s_host_name_is_its_name_unless_it_shares_the_node_s(tmp_path: Pat
     hosts = tmp_path / "etc/hosts"
     hosts.parent.mkdir()
     hosts.write_text("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n")
-    root = str(tmp_path)
-    assert identity.pod_name(pod("bert-worker-0"), root) == "bert-worker-0"
-    assert identity.pod_name({"POD_NAME": "from-env", **pod("bert-worker-0")}, root) == "from-env"
-    assert identity.pod_name({"HOSTNAME": "workstation"}, root) == ""
-    assert identity.pod_name(pod("bert-3", JOB_COMPLETION_INDEX="3"), root) == ""
-    assert identity.pod_name(pod("b" * 63), root) == ""
+
+    def pod_name(environment: dict[str, str]) -> str:
+        return identity.information(environment, str(tmp_path))["pod"]
+
+    assert pod_name(pod("bert-worker-0")) == "bert-worker-0"
+    assert pod_name({"POD_NAME": "from-env", **pod("bert-worker-0")}) == "from-env"
+    assert pod_name({"HOSTNAME": "workstation"}) == ""
+    assert pod_name(pod("bert-3", JOB_COMPLETION_INDEX="3")) == ""
+    assert pod_name(pod("b" * 63)) == ""
     hosts.write_text("# Kubernetes-managed hosts file (host network).\n127.0.0.1\tlocalhost\n")
-    assert identity.pod_name(pod("node-1"), root) == ""
+    assert pod_name(pod("node-1")) == ""
     hosts.unlink()
-    assert identity.pod_name(pod("node-1"), root) == ""
+    assert pod_name(pod("node-1")) == ""
 
 
 def test_restarts_are_the_sum_of_those_that_launchers_count() -> None:
@@ -429,3 +433,7 @@ def test_ray_is_not_queried_by_its_driver_nor_used_without_an_answer(
     monkeypatch.setattr(sys, "argv", ["train.py"])
     ray_worker.get_world_rank = lambda: pytest.fail("queried")
     assert launchers.ranks({}) == (0, None, 1)
+
+
+def test_each_launcher_with_a_variable_for_its_rank_is_looked_for() -> None:
+    assert tuple(launcher.rank for launcher in launched.LAUNCHERS) == RANK_VARIABLES

@@ -1,157 +1,53 @@
 """Which rank of which job this process is, by what its launcher left in the environment.
 
-The first launcher of `LAUNCHERS` that gives a rank settles rank, local rank and world: what the user says, then what
-is closest to the training process, since one launcher often runs inside another (torchrun inside Slurm). A program
-that starts its ranks itself, as Lightning does, sets only a part of torchrun's variables (`other_launchers`). A larger
-process group of PyTorch overrides a launcher that started one process for each node.
+Most programs are started by no launcher: what launchers set is read in `launched`, imported upon need.
 """
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 
 from stallscope.common.standard_library import standard_library
-from stallscope.training.shim.launch import Launch, whole
-from stallscope.training.shim.tolerance import warn
+from stallscope.training.shim.launch_variables import OTHER_VARIABLES, RANK_VARIABLES, RESTART_VARIABLES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    Environment = Mapping[str, str]
+_VARIABLES = (*RANK_VARIABLES, "LOCAL_RANK", "WORLD_SIZE", *OTHER_VARIABLES, *RESTART_VARIABLES)
+_MODULES = ("torch.distributed", "ray.train")
+"""Modules that know the ranks of a program that starts them itself."""
 
 
-class Launcher:
-    """The variables of one launcher; of several names for one number, the first that is set counts."""
-
-    __slots__ = ("local_rank", "name", "rank", "world_size")
-
-    def __init__(self, name: str, rank: str, local_rank: tuple[str, ...], world_size: tuple[str, ...]) -> None:
-        self.name = name
-        self.rank = rank
-        self.local_rank = local_rank
-        self.world_size = world_size
-
-
-LAUNCHERS = (
-    Launcher("STALLSCOPE_RANK", "STALLSCOPE_RANK", ("STALLSCOPE_LOCAL_RANK",), ("STALLSCOPE_WORLD_SIZE",)),
-    # Also Accelerate, DeepSpeed, Ray Train's TorchTrainer, PyTorchJob, SageMaker's torch_distributed.
-    Launcher("torchrun", "RANK", ("LOCAL_RANK",), ("WORLD_SIZE",)),
-    Launcher("Horovod", "HOROVOD_RANK", ("HOROVOD_LOCAL_RANK",), ("HOROVOD_SIZE",)),
-    # MPI before Slurm: mpirun starts its daemons as Slurm's tasks, whose variables the ranks inherit.
-    Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
-    Launcher("MVAPICH", "MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_SIZE",)),
-    Launcher("MVAPICH 3", "MVP_COMM_WORLD_RANK", ("MVP_COMM_WORLD_LOCAL_RANK",), ("MVP_COMM_WORLD_SIZE",)),
-    # Also Intel MPI and Cray PALS.
-    Launcher("MPICH", "PMI_RANK", ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"), ("PMI_SIZE",)),
-    Launcher("Cray PALS", "PALS_RANKID", ("PALS_LOCAL_RANKID",), ()),
-    Launcher("IBM jsrun", "JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_LOCAL_RANK",), ("JSM_NAMESPACE_SIZE",)),
-    Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
-    Launcher("Slurm", "SLURM_PROCID", ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
-    Launcher("PMIx", "PMIX_RANK", (), ()),
-    Launcher("JAX", "JAX_PROCESS_ID", (), ("JAX_NUM_PROCESSES",)),
-    Launcher("LeaderWorkerSet", "LWS_WORKER_INDEX", (), ("LWS_GROUP_SIZE",)),
-    Launcher("SkyPilot", "SKYPILOT_NODE_RANK", (), ("SKYPILOT_NUM_NODES",)),
-    Launcher("Kubernetes Job", "JOB_COMPLETION_INDEX", (), ()),
-)
-
-_VARIABLES_OF_OTHERS = ("TF_CONFIG", "SM_HOSTS", "TPU_WORKER_ID")
-"""Variables of `other_launchers` without a number of a rank."""
-_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-
-
-def ranks(environment: Environment) -> tuple[int, int | None, int]:
+def ranks(environment: Mapping[str, str]) -> tuple[int, int | None, int]:
     """Find the global rank, the local rank (None if unknown) and the world's size.
 
     A process that no launcher started is rank 0 of 1. Variables that contradict each other are warned of, once.
     """
-    launch = launch_of(environment)
-    if not environment.get(LAUNCHERS[0].rank):
-        launch = _process_group(launch)
-    if launch is None:
-        world = whole(environment, "WORLD_SIZE") or 1
-        if world > 1:
-            warn(
-                f"WORLD_SIZE is {world}, and no variable has the rank of this process; a run of one rank is reported: "
-                "set STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE, or begin the run after the process group is initialized"
-            )
-        return 0, None, 1
-    return launch.rank, launch.local_rank, launch.world_size or 1
+    launched = _launched(environment)
+    return (0, None, 1) if launched is None else launched.ranks(environment)
 
 
-def local_rank(environment: Environment) -> int | None:
+def local_rank(environment: Mapping[str, str]) -> int | None:
     """Return the local rank that a launcher has set; None without one."""
-    launch = launch_of(environment)
+    launched = _launched(environment)
+    launch = None if launched is None else launched.launch_of(environment)
     return None if launch is None else launch.local_rank
 
 
-def restarts(environment: Environment) -> int:
+def restarts(environment: Mapping[str, str]) -> int:
     """Return how often the launcher says that it restarted this rank."""
-    return sum(whole(environment, variable) or 0 for variable in _RESTARTS)
+    launched = _launched(environment)
+    return 0 if launched is None else launched.restarts(environment)
 
 
-def launch_of(environment: Environment) -> Launch | None:
-    """Return what the launcher of this process has set; None without one."""
-    by_variables = _by_variables(environment)
-    launcher, outer = (None, None) if by_variables is None else by_variables
-    is_child = environment.get("LOCAL_RANK") and launcher not in LAUNCHERS[:2]
-    is_other = outer is None and (
-        "ray.train" in sys.modules or any(environment.get(name) for name in _VARIABLES_OF_OTHERS)
-    )
-    if is_child or is_other:
-        with standard_library():
-            from stallscope.training.shim import other_launchers
+def _launched(environment: Mapping[str, str]) -> Any:
+    """Return the module that reads what launchers set; None if there is nothing to read."""
+    is_launched = any(environment.get(variable) for variable in _VARIABLES)
+    if not is_launched and not any(module in sys.modules for module in _MODULES):
+        return None
+    with standard_library():
+        from stallscope.training.shim import launched
 
-        if is_child and (child := other_launchers.child(environment, outer)) is not None:
-            return child
-        if is_other:
-            return other_launchers.launch_of(environment)
-    return None if by_variables is None else _agreed(environment, *by_variables)
-
-
-def _by_variables(environment: Environment) -> tuple[Launcher, Launch] | None:
-    for launcher in LAUNCHERS:
-        rank = whole(environment, launcher.rank)
-        if rank is None or (launcher.name == "Slurm" and rank == 0 and not _slurm_step(environment)):
-            continue
-        local = next((found for name in launcher.local_rank if (found := whole(environment, name)) is not None), None)
-        world = next((found for name in launcher.world_size if (found := whole(environment, name))), None)
-        if launcher.name == "PMIx":  # which srun --mpi=pmix sets as well
-            world = whole(environment, "SLURM_STEP_NUM_TASKS")
-        return launcher, Launch(rank, local, world)
-    return None
-
-
-def _process_group(launch: Launch | None) -> Launch | None:
-    """Return the rank in PyTorch's default process group if it is larger than the launcher's world."""
-    with suppress(Exception):
-        distributed: Any = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
-            if world > (1 if launch is None else launch.world_size or 1) and 0 <= rank < world:
-                return Launch(rank, rank if launch is None else launch.local_rank, world)
-    return launch
-
-
-def _agreed(environment: Environment, launcher: Launcher, launch: Launch) -> Launch:
-    """Return a launcher's values without impossible ones; warn if another launcher started a larger world."""
-    rank, local, world = launch.rank, launch.local_rank, launch.world_size
-    if world is not None and max(rank, local or 0) >= world:
-        warn(f"{launcher.name} sets rank {rank}, local rank {local}, in a world of {world}; the world stays unknown")
-        world = None
-    for other in LAUNCHERS[1:] if world == 1 and launcher is not LAUNCHERS[0] else ():
-        if environment.get(other.rank) and (other.name != "Slurm" or _slurm_step(environment)):
-            more = next((found for name in other.world_size if (found := whole(environment, name))), 1)
-            if more > 1:
-                warn(
-                    f"{launcher.name} sets a world of 1, {other.name} of {more}; the former is used: unset stale "
-                    "variables, or set STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE"
-                )
-    return Launch(rank, local, world)
-
-
-def _slurm_step(environment: Environment) -> bool:
-    """Return True if srun started this process; a batch script is process 0 of a job of many tasks, and yet single."""
-    return any(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS"))
+    return launched

@@ -1,4 +1,4 @@
-"""Launchers whose values take more than reading variables: Lightning, TensorFlow, SageMaker, TPUs, Ray Train."""
+"""Ranks that take more than reading variables: Lightning, TensorFlow, SageMaker, TPUs, Ray Train."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         def occurrences(self) -> int:
             """How often it has begun."""
 
+
 _NEWEST = 32
 """Steps between two reports that are evaluated, so that the cost of fast loops is bounded."""
 _FORWARD = 3.0

@@ -74,7 +74,7 @@ class Run(Session):
             tokens_per_step: tokens of this rank in each step.
             flops_per_step: floating-point operations of the model for each step of this rank.
             steps_planned: steps of the whole run.
-            rank: global rank; else STALLSCOPE_RANK, else from the launcher (see `launchers.LAUNCHERS`), else 0.
+            rank: global rank; else STALLSCOPE_RANK, else from the launcher (see `launched`), else 0.
             local_rank: rank on this node, from the same source.
             world_size: number of ranks, from the same source.
             gpus: what this rank computes on, `{"gpu": NVML index, "uuid": …}` each; one of the two may be empty.
@@ -236,6 +236,10 @@ class Run(Session):
 
             self._probe = ProcessProbe()
             observers.follow(self, self._sender, lambda: bool(self._gpus))
+            with standard_library():
+                from stallscope.training.shim.overhead import booking_cost
+
+            self._booking_cost = booking_cost
         except Exception as error:
             tolerate(error, "preparing the observers of a run")
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.vocabulary import MAX_NAME_LENGTH
 from stallscope.training.shim.identity import in_pod
-from stallscope.training.shim.launchers import launch_of
+from stallscope.training.shim.launched import launch_of
 from stallscope.training.shim.other_launchers import json_value, ray_context, script_name
 from stallscope.training.shim.tolerance import label
 
