@@ -11,7 +11,8 @@ from typing import Any
 
 from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.catalogue.metrics import FAMILIES
-from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_LABEL_LENGTH, MAX_PHASES, MAX_RANK
+from stallscope.training.protocol.measurements import COUNTERS, GAUGES
+from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_PHASES, MAX_RANK
 from tests.external.errors import ExternalError
 from tests.external.json_stream import members
 

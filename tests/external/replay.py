@@ -15,7 +15,7 @@ from stallscope.node.intake.quotas import Limits
 from stallscope.node.intake.runs import RunRegistry
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.node.sampling.exposition import Renderer
-from stallscope.training.protocol.vocabulary import COUNTERS
+from stallscope.training.protocol.measurements import COUNTERS
 from tests.external.errors import ExternalError
 from tests.external.recording import Recording, Step, Values, base
 

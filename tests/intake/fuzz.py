@@ -37,16 +37,10 @@ from stallscope.node.sampling.exposition import Renderer
 from stallscope.node.sampling.reading import Distribution, checked
 from stallscope.node.sampling.sampler import DEFAULT_MAX_SERIES
 from stallscope.training.protocol import signature
+from stallscope.training.protocol.measurements import COUNTERS, GAUGES
 from stallscope.training.protocol.report import ReportError
 from stallscope.training.protocol.step_request import ACTIONS
-from stallscope.training.protocol.vocabulary import (
-    COUNTERS,
-    GAUGES,
-    INFO_KEYS,
-    MAX_BYTES,
-    PRECISIONS,
-    STEP_BUCKET_COUNT,
-)
+from stallscope.training.protocol.vocabulary import INFO_KEYS, MAX_BYTES, PRECISIONS, STEP_BUCKET_COUNT
 from tests.intake.heavy_reports import SHAPES
 
 CEILING = 160

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from stallscope.training.protocol.measurements import COUNTERS, GAUGES
 from stallscope.training.protocol.vocabulary import (
-    COUNTERS,
-    GAUGES,
     INFO_KEYS,
     MAX_BYTES,
     MAX_DROP_CAUSES,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallscope.model.catalogue import metrics as catalogue
-from stallscope.training.protocol import report, vocabulary
+from stallscope.training.protocol import measurements, report, vocabulary
 from stallscope.training.protocol.report import (
     CodeLine,
     Gpu,
@@ -46,8 +46,8 @@ def document(**changes: Any) -> dict[str, Any]:
         "last_step": 1700000099.5,
         "step_seconds": {"counts": [0] * 8 + [100] + [0] * 11, "sum": 93.1, "count": 100},
         "phases": {"data_wait": {"seconds": 3.5, "occurrences": 100, "max": 0.5, "gpu_seconds": 3.0}},
-        "counters": dict.fromkeys(vocabulary.COUNTERS, 1.5),
-        "gauges": dict.fromkeys(vocabulary.GAUGES, 2.5),
+        "counters": dict.fromkeys(measurements.COUNTERS, 1.5),
+        "gauges": dict.fromkeys(measurements.GAUGES, 2.5),
         "values": {"accuracy": 0.875},
         "precision": ["bf16"],
         "dropped": {"queue_full": 2},
@@ -85,8 +85,8 @@ def test_every_field_is_read() -> None:
     assert found.gpus == (Gpu("3", "GPU-3"),)
     assert found.step_seconds == StepSeconds((0,) * 8 + (100,) + (0,) * 11, 93.1, 100)
     assert found.phases == {"data_wait": Phase(3.5, 100, 0.5, 3.0)}
-    assert set(found.counters) == set(vocabulary.COUNTERS)
-    assert set(found.gauges) == set(vocabulary.GAUGES)
+    assert set(found.counters) == set(measurements.COUNTERS)
+    assert set(found.gauges) == set(measurements.GAUGES)
     assert found.values == {"accuracy": 0.875}
     assert found.precision == ("bf16",)
     assert found.dropped == {"queue_full": 2.0}
@@ -297,17 +297,17 @@ def test_a_damaged_report_is_read_or_refused_with_a_reason(data: st.DataObject) 
 
 
 def test_counters_and_gauges_are_the_catalogues() -> None:
-    for key in vocabulary.COUNTERS:
+    for key in measurements.COUNTERS:
         found = catalogue.family(f"stallscope_training_{key}_total")
         assert (found.type, found.labels) == (catalogue.MetricType.COUNTER, ("run", "rank"))
-    for key in vocabulary.GAUGES:
+    for key in measurements.GAUGES:
         found = catalogue.family(f"stallscope_training_{key}")
         assert (found.type, found.labels) == (catalogue.MetricType.GAUGE, ("run", "rank"))
 
 
 def test_every_training_family_has_its_place_in_the_document() -> None:
-    reported = {f"stallscope_training_{key}_total" for key in vocabulary.COUNTERS}
-    reported |= {f"stallscope_training_{key}" for key in vocabulary.GAUGES}
+    reported = {f"stallscope_training_{key}_total" for key in measurements.COUNTERS}
+    reported |= {f"stallscope_training_{key}" for key in measurements.GAUGES}
     elsewhere = (
         "rank_info rank_gpu_info process_info state activity start_timestamp_seconds first_step_timestamp_seconds "
         "last_step_timestamp_seconds last_push_timestamp_seconds restarts_total step_seconds phase_seconds_total "

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import stallscope
 from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
-from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_PHASES
+from stallscope.training.protocol.measurements import COUNTERS, GAUGES
+from stallscope.training.protocol.vocabulary import MAX_PHASES
 from stallscope.training.shim import tolerance
 from stallscope.training.shim.reported_values import OWN_COUNTERS
 from tests.shim.conftest import Desk

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stallscope.training.shim.bursts import Burst
-    from stallscope.training.shim.session import Clock, Probe
+    from stallscope.training.shim.sources import Clock, Probe
     from stallscope.training.shim.timeline import Timeline
 
 

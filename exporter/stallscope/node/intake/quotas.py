@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stallscope.model.catalogue.metrics import ACTIVITIES, RUN_STATES
+from stallscope.training.protocol.measurements import COUNTERS, GAUGES
 from stallscope.training.protocol.report import Report
-from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_VALUES, PRECISIONS, STEP_BUCKET_COUNT
+from stallscope.training.protocol.vocabulary import MAX_VALUES, PRECISIONS, STEP_BUCKET_COUNT
 
 Key = tuple[str, int]
 """Run and rank."""

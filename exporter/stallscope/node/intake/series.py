@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from stallscope.model.catalogue.metrics import ACTIVITIES, RUN_STATES, family
 from stallscope.node.intake.held import Held
 from stallscope.node.sampling.reading import Distribution, Sample
-from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, INFO_KEYS
+from stallscope.training.protocol.measurements import COUNTERS, GAUGES
+from stallscope.training.protocol.vocabulary import INFO_KEYS
 
 RANK_INFO = family("stallscope_training_rank_info")
 RANK_GPU_INFO = family("stallscope_training_rank_gpu_info")

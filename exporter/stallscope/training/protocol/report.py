@@ -53,10 +53,9 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple, NoReturn
 
+from stallscope.training.protocol.measurements import COUNTERS, GAUGES
 from stallscope.training.protocol.vocabulary import (
     ACTIVITIES,
-    COUNTERS,
-    GAUGES,
     INFO_KEYS,
     JOB_CLASSES,
     MAX_BYTES,

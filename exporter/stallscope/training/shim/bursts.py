@@ -131,7 +131,8 @@ class Burst:
             for now, seconds in ticks():
                 if self._is_stopped:
                     break
-                phase = timeline.open_now
+                peek = timeline.peek
+                phase = (peek() if peek is not None else "") or timeline.current.name
                 if phase in NOT_LOST and not self.samples_all:
                     continue
                 frames = sys._current_frames()  # noqa: SLF001 - no public function returns the stacks

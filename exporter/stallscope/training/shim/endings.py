@@ -68,6 +68,13 @@ def is_termination(error: BaseException | None) -> bool:
     return False
 
 
+def state_after(error: BaseException | None) -> str:
+    """Return the last state of a run that this exception ends."""
+    if is_termination(error):
+        return "terminated"
+    return "finished" if isinstance(error, SystemExit) and not is_failure(error.code) else "failed"
+
+
 def is_interrupted(handled: BaseException | None) -> bool:
     """Return whether the exception that is being handled, or one that led to it, is Ctrl-C."""
     for _ in range(_MAX_CONTEXT):

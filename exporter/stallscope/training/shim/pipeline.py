@@ -51,6 +51,13 @@ def positions() -> dict[str, str]:
     return found
 
 
+def fill_positions(info: dict[str, str]) -> bool:
+    """Add the positions that are unknown so far; return whether there are any."""
+    found = {key: position for key, position in positions().items() if not info[key]}
+    info.update(found)
+    return bool(found)
+
+
 def note(made: Any) -> None:
     """Take note of a stage of `torch.distributed.pipelining`."""
     global position

@@ -105,7 +105,10 @@ def _has_continued(run: Session) -> bool:
 
 def _was_left(run: Session) -> bool:
     """Return whether SystemExit left the loop of this run, and no time was counted since."""
-    return _left is not None and _left[0]() is run and run.moment == _left[1]
+    if _left is None or _left[0]() is not run:
+        return False
+    run.timeline.settle()
+    return run.timeline.mark == _left[1]
 
 
 def loop_left(run: Session, moment: float) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from math import isfinite
 
-from stallscope.training.protocol.vocabulary import COUNTERS, GAUGES, MAX_LABEL_LENGTH, MAX_VALUES
+from stallscope.training.protocol.measurements import COUNTERS, GAUGES
+from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_VALUES
 from stallscope.training.shim.tolerance import amount, complain, finite, is_label, number, shown
 
 TYPE_CHECKING = False
@@ -102,9 +103,9 @@ class ReportedValues:
             self._gauges.setdefault("nonfinite_since_step", self._timeline.steps + self.step_offset)
 
     def gauge(self, key: str, value: object) -> None:
-        """Set one of `vocabulary.GAUGES`."""
+        """Set one of `measurements.GAUGES`."""
         if type(key) is not str or key not in GAUGES:
-            complain(f"{shown(key)} is not a gauge; expected one of vocabulary.GAUGES", "gauge: key")
+            complain(f"{shown(key)} is not a gauge; expected one of measurements.GAUGES", "gauge: key")
         elif (found := finite(key, value)) is not None:
             self._gauges[key] = found
 
@@ -126,7 +127,7 @@ class ReportedValues:
             self._values[name] = found
 
     def count(self, key: str, total: float) -> None:
-        """Set one of `vocabulary.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
+        """Set one of `measurements.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
         if _is_countable(key) and (found := amount(key, total)) is not None:
             before = self._totals.get(key, 0.0)
             self._totals[key] = found
@@ -137,7 +138,7 @@ class ReportedValues:
         return key in self._totals
 
     def add(self, key: str, added: float) -> None:
-        """Add to one of `vocabulary.COUNTERS`."""
+        """Add to one of `measurements.COUNTERS`."""
         if _is_countable(key) and (found := amount(key, added)) is not None:
             self._grow(key, found)
 
@@ -152,5 +153,5 @@ class ReportedValues:
 def _is_countable(key: str) -> bool:
     if type(key) is str and key in COUNTERS and key not in OWN_COUNTERS:
         return True
-    complain(f"{shown(key)} is not a counter that can be set; expected one of vocabulary.COUNTERS", "count: key")
+    complain(f"{shown(key)} is not a counter that can be set; expected one of measurements.COUNTERS", "count: key")
     return False

@@ -8,7 +8,7 @@ import sys
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol import vocabulary
 from stallscope.training.shim import forks, identity, launchers, lifetime
-from stallscope.training.shim.session import Session, gpu_labels, precision_names
+from stallscope.training.shim.session import Session
 from stallscope.training.shim.tolerance import amount, complain, label, shown, switched_off, switched_on, tolerate
 from stallscope.training.shim.transport import room, transport
 
@@ -59,7 +59,7 @@ class Run(Session):
         local_rank: int | None = None,
         world_size: int | None = None,
         gpus: Sequence[Mapping[str, str]] | None = None,
-        precision: str | Sequence[str] = (),
+        precision: str | Sequence[str] | None = None,
         info: Mapping[str, str] | None = None,
         interval: float = 0.5,
         sender: Sender | None = None,
@@ -108,22 +108,12 @@ class Run(Session):
     def trace(self, **selection: Any) -> None:
         """Write traces of selected steps; takes the keywords of `stallscope.trace`."""
         try:
-            # Most runs never need it, and the single file does not contain it.
-            with standard_library():
+            with standard_library():  # most runs never need it
                 from stallscope.training.shim.tracing.trace import trace
         except ImportError as error:
             tolerate(error, "tracing")
         else:
             trace(self, **selection)
-
-    def _allow_stop(self) -> None:
-        try:
-            with standard_library():
-                from stallscope.training.shim.stopping import Stopper  # most runs never need it
-        except ImportError as error:
-            tolerate(error, "allowing stop requests")
-        else:
-            Stopper(self)
 
     def __reduce__(self) -> tuple[Callable[[], Run], tuple[()]]:
         return _silent_run, ()
@@ -135,7 +125,7 @@ class Run(Session):
         local_rank: int | None,
         world_size: int | None,
         gpus: Sequence[Mapping[str, str]] | None,
-        precision: str | Sequence[str],
+        precision: str | Sequence[str] | None,
         info: Mapping[str, str] | None,
     ) -> None:
         found_rank, found_local, found_world = launchers.ranks(os.environ)
@@ -164,35 +154,30 @@ class Run(Session):
         self._seeks_positions = True
         self._seeks_gpus = gpus is None
         self._gpu_position = identity.gpu_position()
-        self._gpus = gpu_labels(gpus or ())
+        if gpus is not None or precision is not None:
+            with standard_library():
+                from stallscope.training.shim.described import gpu_labels, precision_names
+
+            self._gpus = gpu_labels(gpus or ())
+            self._precision = precision_names(() if precision is None else precision)
         if gpus is None:
             self._find_gpus()
-        self._precision = precision_names(precision)
 
     def _update_identity(self) -> None:
         if not self._info["framework"] and (framework := identity.framework()):
             self._info["framework"] = framework
             self._heading = ""
         if self._seeks_positions:
-            self._find_positions()
+            self._seeks_positions = not self.timeline.steps  # by then the program has divided its ranks
+            if any(module in sys.modules for module in identity.DIVIDING):
+                with standard_library():
+                    from stallscope.training.shim.pipeline import fill_positions
+
+                if fill_positions(self._info):
+                    self._heading = ""
         if self._seeks_gpus and (position := identity.gpu_position()) != self._gpu_position:
             self._gpu_position = position  # the program may only now have chosen its device
             self._find_gpus()
-
-    def _find_positions(self) -> None:
-        """Find the pipeline stage, and the tensor and data parallel ranks, until steps are counted.
-
-        By then the program has divided its ranks.
-        """
-        if any(module in sys.modules for module in identity.DIVIDING):
-            with standard_library():
-                from stallscope.training.shim import pipeline
-
-            for key, position in pipeline.positions().items():
-                if not self._info[key]:
-                    self._info[key] = position
-                    self._heading = ""
-        self._seeks_positions = not self.timeline.steps
 
     def _find_gpus(self) -> None:
         named = any(variable in os.environ for variable in identity.GPU_VARIABLES)
@@ -201,6 +186,7 @@ class Run(Session):
         try:
             with standard_library():
                 from stallscope.training.shim import devices
+                from stallscope.training.shim.described import gpu_labels
 
             self._gpus = gpu_labels(devices.gpus(os.environ, self._local_rank))
             self._heading = ""
@@ -263,7 +249,13 @@ class Run(Session):
         if os.environ.get("STALLSCOPE_TRACE_DIR"):
             self.trace()
         if switched_on("STALLSCOPE_ALLOW_STOP"):
-            self._allow_stop()
+            try:
+                with standard_library():
+                    from stallscope.training.shim.stopping import Stopper
+
+                Stopper(self)
+            except Exception as error:
+                tolerate(error, "allowing stop requests")
 
 
 def open_run(name: str | None) -> Run | None:

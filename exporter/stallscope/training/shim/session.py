@@ -18,37 +18,19 @@ from stallscope.training.shim.writing import amounts, quoted, texts, values, wor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
-    from typing import Protocol, TypeVar
+    from typing import TypeVar
 
     from stallscope.training.shim.hot_lines import HotLines
     from stallscope.training.shim.observer import Observer
     from stallscope.training.shim.reported_values import ReportedValues
     from stallscope.training.shim.slow_steps import SlowSteps
+    from stallscope.training.shim.sources import Clock, Probe
     from stallscope.training.shim.transport import Sender
 
     Kind = TypeVar("Kind", bound="Observer")
     OwnType = TypeVar("OwnType", bound="Session")
-
-    class Clock(Protocol):
-        """The clock of a run; the `time` module is one."""
-
-        def monotonic(self) -> float:
-            """Seconds that only grow."""
-
-        def time(self) -> float:
-            """Unix time in seconds."""
-
-    class Probe(Protocol):
-        """Source of process metrics for a run."""
-
-        def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-            """Return counters and gauges, named as in `vocabulary`; called for each report."""
-
-        def close(self) -> None:
-            """Called when the run ends."""
-
 
 _PHASE = '%s:{"seconds":%.6f,"occurrences":%d,"max":%.6f%s}'
 _STEPS = '"step_seconds":{"counts":%s,"sum":%.6f,"count":%d}'
@@ -252,7 +234,8 @@ class Session:
     def fail(self, error: BaseException | None = None) -> None:
         """End the run as failed, with the exception's type; an out-of-memory error is counted.
 
-        An exception by which SIGTERM, SIGHUP or Ctrl-C ends the program ends the run as terminated.
+        An exception by which SIGTERM, SIGHUP or Ctrl-C ends the program ends the run as terminated, and SystemExit
+        without a failure as finished.
         """
         if self.silent:
             return
@@ -263,8 +246,8 @@ class Session:
             with standard_library():
                 from stallscope.training.shim import endings
 
-            if endings.is_termination(error):
-                state = "terminated"
+            state = endings.state_after(error)
+            if state != "failed":
                 return
             self._failure = endings.failure_of(error)
             self._heading = ""
@@ -284,8 +267,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leaving = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        if leaving and not _is_termination(error):
+        if error is None:
             self.finish()
         else:
             self.fail(error)
@@ -328,7 +310,7 @@ class Session:
         return self._reported
 
     def gauge(self, key: str, value: object) -> None:
-        """Set one of `vocabulary.GAUGES`."""
+        """Set one of `measurements.GAUGES`."""
         self._report_one("gauge", key, value)
 
     def value(self, name: str, value: object) -> None:
@@ -336,11 +318,11 @@ class Session:
         self._report_one("value", name, value)
 
     def count(self, key: str, total: float) -> None:
-        """Set one of `vocabulary.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
+        """Set one of `measurements.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
         self._report_one("count", key, total)
 
     def add(self, key: str, amount_added: float) -> None:
-        """Add to one of `vocabulary.COUNTERS`."""
+        """Add to one of `measurements.COUNTERS`."""
         self._report_one("add", key, amount_added)
 
     def watch(self, refresh: Callable[[], object]) -> None:
@@ -375,6 +357,9 @@ class Session:
         if self.silent:
             return
         try:
+            with standard_library():
+                from stallscope.training.shim.described import gpu_labels, precision_names
+
             self._heading = ""
             if framework is not None:
                 self._info["framework"] = label(framework, vocabulary.MAX_LABEL_LENGTH)
@@ -460,12 +445,6 @@ class Session:
             self._publish(self.timeline.now())
             self._notify("resting")
         return self._rests
-
-    @property
-    def moment(self) -> float:
-        """Up to when time is booked, by the run's monotonic clock."""
-        self.timeline.settle()
-        return self.timeline.mark
 
     @property
     def ending(self) -> bool:
@@ -744,33 +723,3 @@ class Session:
                 except Exception as error:
                     tolerate(error, "closing a run")
         self._observers.clear()
-
-
-def _is_termination(error: BaseException | None) -> bool:
-    if error is None:
-        return False
-    try:
-        with standard_library():
-            from stallscope.training.shim.endings import is_termination
-
-        return is_termination(error)
-    except Exception as problem:
-        tolerate(problem, "recording the end of a run")
-        return False
-
-
-def gpu_labels(given: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return the GPUs with labels of limited length, without those that have neither index nor UUID."""
-    keys = ("gpu", "uuid")
-    found = [{key: label(gpu.get(key, ""), vocabulary.MAX_LABEL_LENGTH) for key in keys} for gpu in given]
-    return [gpu for gpu in found if gpu["gpu"] or gpu["uuid"]][: vocabulary.MAX_GPUS]
-
-
-def precision_names(given: str | Sequence[str]) -> list[str]:
-    """Return the valid precisions; complain of the others."""
-    names = tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (given,)
-    found = [name for name in names if type(name) is str and name in vocabulary.PRECISIONS]
-    if len(found) < len(names):
-        wrong = next(name for name in names if name not in found)
-        complain(f"precision is {shown(wrong)}; expected some of {', '.join(vocabulary.PRECISIONS)}", "precision")
-    return found

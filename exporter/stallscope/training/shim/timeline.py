@@ -395,20 +395,6 @@ class Timeline:
         if self.pending is not None:
             self.pending()
 
-    @property
-    def open(self) -> tuple[Phase, ...]:
-        """The open phases, the outermost first."""
-        found = [self.current]
-        while found[-1].around is not found[-1]:
-            found.append(found[-1].around)
-        return tuple(reversed(found))
-
-    @property
-    def open_now(self) -> str:
-        """Name of the innermost open phase. May be read in any thread."""
-        peek = self.peek
-        return (peek() if peek is not None else "") or self.current.name
-
     def begin_loop(self, now: float) -> None:
         """End initialization: the first step begins."""
         initialization = self.initialization

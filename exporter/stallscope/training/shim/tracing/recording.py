@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from stallscope.training.shim.session import Session
-    from stallscope.training.shim.timeline import Phase
+    from stallscope.training.shim.timeline import Phase, Timeline
 
     class Interval(Protocol):
         """The context manager of `span`."""
@@ -108,8 +108,16 @@ class Recording:
         now = self.clock()
         if len(self.moments) < MAX_MOMENTS:
             timeline = self._timeline
-            self.moments.append((now, timeline.open))
+            self.moments.append((now, open_phases(timeline)))
         return now
+
+
+def open_phases(timeline: Timeline) -> tuple[Phase, ...]:
+    """Return the open phases, the outermost first."""
+    found = [timeline.current]
+    while found[-1].around is not found[-1]:
+        found.append(found[-1].around)
+    return tuple(reversed(found))
 
 
 _NO_SPAN: Interval = nullcontext()
