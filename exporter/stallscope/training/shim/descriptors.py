@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 
 from stallscope.common.standard_library import standard_library
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from stallscope.training.shim.address import Address
 
 
 def above_standard(descriptor: int) -> int:
@@ -29,3 +35,14 @@ def is_same_file(descriptor: int, inode: int) -> bool:
         return os.fstat(descriptor).st_ino == inode
     except OSError:
         return False
+
+
+def send_with(descriptor: int, sender: socket.socket, payload: bytes, address: Address) -> None:
+    """Send a report with a descriptor, or without it if it was closed, or too many are in flight."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor.to_bytes(4, sys.byteorder))
+    try:
+        sender.sendmsg([payload], [rights], 0, address)
+    except (BlockingIOError, FileNotFoundError, ConnectionError):
+        raise  # the next report has the descriptor
+    except OSError:
+        sender.sendto(payload, address)

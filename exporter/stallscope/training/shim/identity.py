@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from contextlib import suppress
 
@@ -27,9 +28,6 @@ _MAX_FOLDERS = 32
 
 def information(environment: Mapping[str, str], root: str = "/") -> dict[str, str]:
     """Return the report's `info`, without ranks."""
-    with standard_library():
-        import socket
-
     job_class = environment.get("STALLSCOPE_JOB_CLASS", "").strip() or "production"
     if job_class not in ("production", "experiment"):
         complain(f"STALLSCOPE_JOB_CLASS is {job_class!r:.80}; expected production or experiment, production is taken")

@@ -1,4 +1,4 @@
-"""What the launcher of this process has set.
+"""Values that the launcher of this process has set.
 
 The first launcher of `LAUNCHERS` that gives a rank settles rank, local rank and world: what the user says, then what
 is closest to the training process, since one launcher often runs inside another (torchrun inside Slurm). A program

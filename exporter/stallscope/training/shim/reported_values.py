@@ -9,6 +9,7 @@ from math import isfinite
 
 from stallscope.training.protocol.measurements import COUNTERS, GAUGES
 from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_VALUES
+from stallscope.training.shim.timeline import NO_PHASE
 from stallscope.training.shim.tolerance import amount, complain, finite, is_label, number, shown
 
 TYPE_CHECKING = False
@@ -20,6 +21,7 @@ OWN_COUNTERS = (
     *("own_work_seconds", "uneven_work_square_seconds", "even_work_square_seconds", "late_batch_rest_seconds"),
 )
 """Counters that only the run itself sets."""
+_MAX_SECONDS = 1e12
 _MAX_STEP = 2**53
 
 
@@ -141,6 +143,13 @@ class ReportedValues:
         """Add to one of `measurements.COUNTERS`."""
         if _is_countable(key) and (found := amount(key, added)) is not None:
             self._grow(key, found)
+
+    def gpu_time(self, phase: str, seconds: object) -> None:
+        """Add time of a phase by the GPU's clock."""
+        found = self._timeline.phase(phase)
+        added = amount("gpu_time", seconds)
+        if added is not None and found is not NO_PHASE:
+            found.gpu_seconds = min((found.gpu_seconds or 0.0) + added, _MAX_SECONDS)
 
     def _grow(self, key: str, added: float) -> None:
         total = self._counters.get(key, 0.0) + added

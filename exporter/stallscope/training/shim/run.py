@@ -222,16 +222,19 @@ class Run(Session):
 
             self._probe = ProcessProbe()
             observers.follow(self, self._sender, lambda: bool(self._gpus))
-            with standard_library():
-                from stallscope.training.shim.overhead import booking_cost
-
-            self._booking_cost = booking_cost
         except Exception as error:
             tolerate(error, "preparing the observers of a run")
 
     def _end_first_step(self) -> None:
         began = self.timeline.now()
         self._follow()
+        try:
+            with standard_library():
+                from stallscope.training.shim.overhead import booking_cost
+
+            self._booking_cost = booking_cost
+        except Exception as error:
+            tolerate(error, "measuring the shim's own cost")
         self.add_overhead(self.timeline.now() - began)
 
     def _register(self) -> None:

@@ -13,7 +13,7 @@ from math import inf
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol import vocabulary
 from stallscope.training.shim.timeline import NO_PHASE, Phase, Timeline
-from stallscope.training.shim.tolerance import amount, complain, label, shown, tolerate, warn
+from stallscope.training.shim.tolerance import complain, label, shown, tolerate, warn
 from stallscope.training.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _PHASE = '%s:{"seconds":%.6f,"occurrences":%d,"max":%.6f%s}'
 _STEPS = '"step_seconds":{"counts":%s,"sum":%.6f,"count":%d}'
-_MAX_SECONDS = 1e12
 _FOLLOWED = 64
 """Steps of other optimizers, without one of the first, after which that one is held to be gone."""
 _LEFT_LOOP = 2.0
@@ -81,7 +80,8 @@ class Session:
         """Batches in a step of each tracked loop that is under way, by the identity of its object."""
         self._interval = interval
         self._owner = os.getpid()
-        self._session = os.urandom(8).hex()
+        self.identifier = os.urandom(8).hex()
+        """Identifier of the session, unique to this process' life as this rank."""
         self._sequence = 0
         self._state = "starting"
         self._dropped: dict[str, int] = {}
@@ -399,15 +399,7 @@ class Session:
 
         For `data_wait` that is how long the GPU had nothing to do meanwhile: 0 for a wait that computing hid.
         """
-        if self.silent:
-            return
-        try:
-            found = self.timeline.phase(phase)
-            added = amount("gpu_time", seconds)
-            if added is not None and found is not NO_PHASE:
-                found.gpu_seconds = min((found.gpu_seconds or 0.0) + added, _MAX_SECONDS)
-        except Exception as error:
-            tolerate(error, "booking GPU time")
+        self._report_one("gpu_time", phase, seconds)
 
     def begin_pass(self) -> None:
         """A pass over a tracked loader begins."""
@@ -485,16 +477,11 @@ class Session:
         """Unix time, in seconds, by the run's clock."""
         return time.time() if self.silent else self._clock.time()
 
-    @property
-    def identifier(self) -> str:
-        """Identifier of the session, unique to this process' life as this rank."""
-        return self._session
-
     def about(self) -> dict[str, str | int]:
         """Who this is: run, rank, session, and the report's `info`."""
         if self.silent:
             return {"run": self.name, "rank": self.rank}
-        return {"run": self.name, "rank": self.rank, "session": self._session, **self._info}
+        return {"run": self.name, "rank": self.rank, "session": self.identifier, **self._info}
 
     def silence(self) -> None:
         """Send nothing any more: this is a forked child, or the run could not start."""
@@ -556,11 +543,14 @@ class Session:
     def _slow_steps(self) -> SlowSteps | None:
         """Return the judge of steps; None before there is a step to judge."""
         if self._judge is None and self.timeline.durations:
-            with standard_library():
-                from stallscope.training.shim.slow_steps import SlowSteps
-
             planned = (0.0, 0.0) if self._reported is None else self._reported.planned_work
-            self._judge = SlowSteps(self.timeline.durations, *planned)
+            try:
+                with standard_library():
+                    from stallscope.training.shim.slow_steps import SlowSteps
+
+                self._judge = SlowSteps(self.timeline.durations, *planned)
+            except ImportError as error:
+                tolerate(error, "judging steps")
         return self._judge
 
     def _publish(self, now: float, last: bool = False) -> None:
@@ -630,7 +620,6 @@ class Session:
         with standard_library():
             import json
 
-        with standard_library():
             from stallscope.training.shim.fitting import fit
 
         self._dropped["shortened"] = self._dropped.get("shortened", 0) + 1
@@ -700,7 +689,7 @@ class Session:
             f'"version":{vocabulary.VERSION}',
             f'"run":{quoted(self.name)}',
             f'"rank":{self.rank}',
-            f'"session":{quoted(self._session)}',
+            f'"session":{quoted(self.identifier)}',
             f'"pid":{self._pid}',
             f'"info":{texts(self._info)}',
             f'"gpus":[{",".join([texts(gpu) for gpu in self._gpus])}]',

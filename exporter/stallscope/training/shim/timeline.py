@@ -281,7 +281,7 @@ class Timeline:
         """Called at the end of each step, before a report that is due."""
         self.after_step: Callable[[], object] | None = None
         """Called once at the end of the current step. Its exceptions reach the program."""
-        self.first_step_ended: Callable[[], None] | None = None
+        self.first_step_ended: Callable[[], object] = lambda: None
         """Called once, at the end of the first step."""
         self.interval = interval
         """Seconds between reports; a report may be this much early."""
@@ -372,7 +372,7 @@ class Timeline:
                 self.durations.append(duration)
             if self.first_step is None:
                 self.first_step = now
-                self._end_first_step()
+                self.first_step_ended()
             if opening is not None and not opening.opened:
                 opening.around = current
                 self.current = opening
@@ -489,10 +489,13 @@ class Timeline:
         self._loop_changed(now)
 
     def _loop_changed(self, now: float) -> None:
-        if self._is_long_loop:
-            self._publish(now)  # the next report may be an hour away
-        else:
-            self.activity_changed(now)
+        try:
+            if self._is_long_loop:
+                self._publish(now)  # the next report may be an hour away
+            else:
+                self.activity_changed(now)
+        except Exception as error:
+            tolerate(error, "reporting a loop")
 
     @property
     def is_over(self) -> bool:
@@ -570,13 +573,9 @@ class Timeline:
         self.steps = 1
         self.first_step = self.last_step = now
         self.begin_loop(now)
-        self._end_first_step()
+        self.first_step_ended()
         if self.listener is not None:
             self.listener()
-
-    def _end_first_step(self) -> None:
-        if self.first_step_ended is not None:
-            self.first_step_ended()
 
     def _new_phase(self, name: str) -> Phase:
         if not is_label(name, MAX_LABEL_LENGTH):

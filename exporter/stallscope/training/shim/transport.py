@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from contextlib import suppress
 from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS, ENOTSOCK
 
@@ -136,8 +135,14 @@ class Datagrams:
             sender = self._sockets[position] = datagram_socket(family)
             sender.setblocking(False)
         if family == socket.AF_UNIX:  # by path each time, because a restarted exporter has a new socket
-            if self.passed < 0 or not self._sent_with_descriptor(sender, address, payload):
+            if self.passed < 0:
                 sender.sendto(payload, address)
+            else:
+                with standard_library():
+                    from stallscope.training.shim.descriptors import send_with
+
+                send_with(self.passed, sender, payload, address)
+                self.passed = -1
             return
         # Only a connected socket detects a missing listener. It is connected again each time, because Cilium chooses
         # the pod of a Service only at connect(), and the chosen pod may be gone.
@@ -148,19 +153,6 @@ class Datagrams:
             sender.send(payload)
         if sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # on this machine, an error is reported at once
             raise ConnectionRefusedError
-
-    def _sent_with_descriptor(self, sender: socket.socket, address: Address, payload: bytes) -> bool:
-        """Send with the descriptor; return False if that is impossible: it was closed, or too many are in flight."""
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, self.passed.to_bytes(4, sys.byteorder))
-        try:
-            sender.sendmsg([payload], [rights], 0, address)
-        except (BlockingIOError, FileNotFoundError, ConnectionError):
-            raise  # the next report has the descriptor
-        except OSError:
-            self.passed = -1
-            return False
-        self.passed = -1
-        return True
 
 
 def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagrams | Post:
