@@ -185,7 +185,7 @@ class Session:
         if self.silent:
             return
         try:
-            reported = self.reported
+            reported = self._reported or self.reported
             if learning_rate is not None:
                 reported.gauge("learning_rate", learning_rate)
             if gradient_norm is not None:
@@ -203,8 +203,9 @@ class Session:
                 for key, done in (("samples", samples), ("tokens", tokens), ("flops", flops)):
                     if done is not None:
                         reported.work(key, done)
-            for name, value in values.items():
-                reported.value(name, value)
+            if values:
+                for name, value in values.items():
+                    reported.value(name, value)
             timeline = self.timeline
             if (now := timeline.now()) >= timeline.due:
                 timeline.publish(now)
