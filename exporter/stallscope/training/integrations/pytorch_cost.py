@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_observed import Observed, Observing
     from stallscope.training.shim.run import Run
 
+TIMING_BEGINS = "timing begins"
+TIMING_ENDS = "timing ends"
+"""Events of `Observers`."""
 _STEPS = 8
 """Steps that are timed after each report."""
 _READINGS = 16
@@ -50,16 +53,16 @@ class Overhead:
 class TimedLoop:
     """Replaces a loop, and times its calls."""
 
-    def __init__(self, loop: Observed, direct: Callable[[Any], None]) -> None:
+    def __init__(self, loop: Observed, change: Callable[[str], None]) -> None:
         """Prepare to time.
 
         Args:
             loop: observes.
-            direct: directs what happens to an observer, this one or another.
+            change: called when the timing begins and when it is complete.
         """
         self._loop = loop
         self._observer: Observing = loop
-        self._direct = direct
+        self._change = change
         self._clock = time.thread_time
         self._reading = min(-(self._clock() - self._clock()) for _ in range(_READINGS))  # of the clock, in seconds
         self._seconds = 0.0
@@ -85,7 +88,7 @@ class TimedLoop:
             self._first, self._reported, self._seconds, self._skipped = steps, steps, 0.0, _SKIPPED
             self._observer = observer
             self.is_timing = True
-            self._direct(self)
+            self._change(TIMING_BEGINS)
         return added
 
     def stop(self) -> None:
@@ -135,7 +138,7 @@ class TimedLoop:
             self._first, self._seconds = self._last, 0.0
         elif self._last - self._first >= _STEPS:
             self.is_timing = False
-            self._direct(self._observer)
+            self._change(TIMING_ENDS)
 
     def _timed(self, observed: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> Any:
         clock, contained = self._clock, 0.0

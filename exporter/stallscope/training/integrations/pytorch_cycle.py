@@ -1,4 +1,4 @@
-"""Batches and optimizers of a PyTorch loop since the newest boundary of a step.
+"""Batches, calls of modules and optimizers of a PyTorch loop since the newest boundary of a step.
 
 | state | meaning | it is left by |
 |---|---|---|
@@ -6,7 +6,8 @@
 | `IN_STEP` | a batch was fetched | `stepped`, `end` |
 | `STEPPED` | an optimizer has stepped; the step lasts until the loop requests the next batch | `end` |
 
-In each state the loop may wait for a batch, or have received the last one: see `is_waiting`.
+In each state the loop may wait for a batch, or have received the last one: see `is_waiting`. In each, modules may have
+been called for gradients that are not computed yet: see `has_called`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ after another. After fewer steps it belongs to the last of them, as a generator'
 class StepCycle:
     """The batches and the optimizers of the current step."""
 
-    __slots__ = ("_closing", "_newest", "_of_one_batch", "backwards", "batches", "is_waiting", "optimizers")
+    __slots__ = (
+        "_closing",
+        "_forwards_before",
+        "_newest",
+        "_of_one_batch",
+        "backwards",
+        "batches",
+        "forwards",
+        "is_waiting",
+        "optimizers",
+    )
 
     def __init__(self) -> None:
         self.batches = 0
@@ -33,6 +44,10 @@ class StepCycle:
         """Optimizers that have stepped since the boundary, while there was a batch."""
         self.is_waiting = False
         """True from the request of a batch to its arrival, and after the last batch of a pass."""
+        self.forwards = 0
+        """Calls of modules so far."""
+        self._forwards_before = 0
+        """Calls until the newest backward pass, and calls that are not followed by one."""
         self.backwards = 0
         """Backward passes since an optimizer has stepped."""
         self._of_one_batch = 0
@@ -48,6 +63,25 @@ class StepCycle:
         if self.optimizers:
             return STEPPED
         return IN_STEP if self.batches else BETWEEN_STEPS
+
+    @property
+    def has_called(self) -> bool:
+        """True if modules were called and no backward pass followed."""
+        return self.forwards != self._forwards_before
+
+    def drop_forward(self) -> None:
+        """No backward pass follows the calls of modules so far: they were an evaluation."""
+        self._forwards_before = self.forwards
+
+    def drop_next_forward(self) -> None:
+        """No backward pass follows the next call of a module, unless it follows calls before that."""
+        if not self.has_called:
+            self._forwards_before += 1
+
+    def begin_backward(self) -> None:
+        """Add a backward pass."""
+        self.backwards += 1
+        self._forwards_before = self.forwards
 
     def fetched(self) -> None:
         """Add a batch."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,3 +179,22 @@ class ReducerClock:
         passed = iteration - self._iteration
         self._iteration = iteration
         return float(max(communicated - computed, 0) * max(passed, 0) / 1e9)
+
+
+class Reducers:
+    """The reducers of all `DistributedDataParallel` models."""
+
+    def __init__(self, models: Iterable[Any]) -> None:
+        """Time reducers.
+
+        Args:
+            models: the models, more of which may be made later.
+        """
+        self._models = models
+        self._clocks: weakref.WeakKeyDictionary[Any, ReducerClock] = weakref.WeakKeyDictionary()
+
+    def report(self, device: DeviceClock) -> None:
+        """Report the waits for other ranks since the last report."""
+        for model in self._models:
+            if waited := self._clocks.setdefault(model, ReducerClock()).read(model):
+                device.move("backward", "communication", waited)

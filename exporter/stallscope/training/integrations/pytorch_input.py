@@ -351,8 +351,8 @@ class LoopInput(InputCalls):
         self._timeline = run.timeline
         self._other = run.timeline.other
         self._wait = run.timeline.phase("data_wait")
-        self.moves = 0
-        """How often time was booked as input."""
+        self.own_waits = -1 if self._wait.opened else self._wait.occurrences
+        """Waits for data that the loop has booked; all others are the program's own."""
         self._intervals = 0
         self._due = 0
         """Number of the next interval to observe. At a fixed distance, it could always be the same one of a step."""
@@ -427,7 +427,7 @@ class LoopInput(InputCalls):
         moved = self._move_to(self._wait, seconds)
         if moved > 0.0:
             self._moved += moved
-            self.moves += 1
+            self.own_waits += 1
 
     def _compute(self, seconds: float) -> None:
         self._move_to(self._forward, seconds)

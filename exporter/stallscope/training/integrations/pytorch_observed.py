@@ -1,6 +1,6 @@
 """The loop as its stand-ins know it: `SteadyLoop`, which notes its events, and `TimedLoop`, which times them.
 
-They replace the loop for a while and hand on to it, so the loop creates both, and neither imports it.
+They replace the loop for a while and hand on to it. `Observers` creates both, so neither imports the loop.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_batches import Pass
-    from stallscope.training.integrations.pytorch_device import DeviceClock, Span
-    from stallscope.training.integrations.pytorch_forward import ModuleCalls
+    from stallscope.training.integrations.pytorch_device import Span
+    from stallscope.training.integrations.pytorch_modules import Module
+    from stallscope.training.integrations.pytorch_state import LoopState
     from stallscope.training.shim.run import Run
 
 
@@ -45,19 +46,13 @@ class Observed(Observing, Protocol):
     """The loop, which processes each event; `Loop` describes its methods."""
 
     run: Run
-    device: DeviceClock | None
-    calls: ModuleCalls
-    modules: dict[int, Any]
-    all_optimizers: bool
-    is_closed: bool
-    optimizer_span: Span | None
+    state: LoopState
+    modules: dict[int, Module]
+    counts_all_optimizers: bool
 
     @property
     def processing_seconds(self) -> float:
         """Seconds that the processing of noted events has taken so far."""
-
-    def stop_timing(self) -> None:
-        """Stop timing, because another observer takes over."""
 
     def skip_step(self) -> None:
         """Take note that the step of an optimizer was left out."""

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_device import Span
     from stallscope.training.integrations.pytorch_observed import Observed
 
+STEPS_REPEAT = "steps repeat"
+STEPS_DIFFER = "steps differ"
+"""Events of `Observers`."""
 _ENOUGH_EVENTS = 3 * 256
 """Length of the list of events, with three values each, at which they are processed."""
 _MOST_EVENTS = 3 * 4096
@@ -64,12 +67,12 @@ class SteadyLoop:
         "_began",
         "_begin_fetch",
         "_calls",
+        "_change",
         "_clock",
         "_close_backward",
         "_close_forward",
         "_close_optimizer",
         "_device",
-        "_direct",
         "_end_fetch",
         "_ended",
         "_events",
@@ -84,12 +87,12 @@ class SteadyLoop:
         "_optimizer_span",
         "_pass",
         "_span",
+        "_state",
         "_stepping",
         "_thread",
         "_timeline",
         "_waiting",
         "is_open",
-        "is_replaying",
         "patience",
         "processing_seconds",
         "run",
@@ -105,21 +108,20 @@ class SteadyLoop:
     replayed = _EndsNoting()
     stored = _EndsNoting()
 
-    def __init__(self, loop: Observed, direct: Callable[[Any], None]) -> None:
+    def __init__(self, loop: Observed, change: Callable[[str], None]) -> None:
         """Prepare to note events.
 
         Args:
             loop: processes them.
-            direct: directs what happens to an observer, this one or the loop.
+            change: called when the noting begins and when it ends.
         """
         self._loop = loop
-        self._all_optimizers = loop.all_optimizers
-        self._direct = direct
+        self._state = loop.state
+        self._all_optimizers = loop.counts_all_optimizers
+        self._change = change
         self.run = loop.run
         self.is_open = False
         """True while events are noted."""
-        self.is_replaying = False
-        """True while noted events are processed."""
         self.steps = 0
         """Optimizer steps that were noted so far."""
         self.patience = _PATIENCE
@@ -128,7 +130,7 @@ class SteadyLoop:
         """Seconds that the processing of noted events has taken so far."""
         self._timeline = loop.run.timeline
         self._clock = self._timeline.now
-        self._calls = loop.calls
+        self._calls = loop.state.calls
         self._modules = loop.modules
         self._events: list[Any] = []  # time, function that processes the event, its argument; time, …
         self._add = self._events.extend
@@ -140,7 +142,7 @@ class SteadyLoop:
         self._pass: Pass | None = None
         self._iterator: Callable[[], Any] = _nothing
         self._gradients_off = False
-        self._device = loop.device
+        self._device = loop.state.device
         self._span: Span | None = None
         self._optimizer_span: Span | None = None
         self._stepping = 0  # id of the outermost optimizer that steps
@@ -166,10 +168,10 @@ class SteadyLoop:
         self._began = self.steps
         self._clock = self._timeline.now
         self._ended = self._clock()
-        self._device = self._loop.device
+        self._device = self._state.device
         self._timeline.pending = self.settle
         self._timeline.peek = self._open_phase
-        self._direct(self)
+        self._change(STEPS_REPEAT)
 
     def end(self) -> None:
         """Process the noted events; from now on, the loop processes events as they happen."""
@@ -178,12 +180,10 @@ class SteadyLoop:
         self.is_open = False
         self._timeline.pending = self._timeline.peek = None
         self._process()
-        self._loop.optimizer_span = self._optimizer_span
+        self._state.optimizer_span = self._optimizer_span
         self._optimizer_span, self._stepping = None, 0
         self.patience = _PATIENCE if self.steps - self._began >= _SOON else min(2 * self.patience, _MOST_PATIENCE)
-        if not self._loop.is_closed:
-            self._loop.stop_timing()
-            self._direct(self._loop)
+        self._change(STEPS_DIFFER)
 
     def settle(self) -> None:
         """Process the noted events, and go on."""
@@ -371,16 +371,16 @@ class SteadyLoop:
     def _publish(self) -> None:
         try:
             self._timeline.publish(self._clock())
-            self._device = self._loop.device
+            self._device = self._state.device
         except Exception as error:
             tolerate(error, "sending a report")
 
     def _process(self) -> None:
         """Process all events, each with the time at which it happened."""
         began = time.thread_time()
-        timeline, loop, calls, events = self._timeline, self._loop, self._calls, self._events
-        device, ignored, due, clock = loop.device, calls.ignored, timeline.due, timeline.now
-        loop.device, timeline.due, timeline.now, self.is_replaying = None, inf, self._now, True
+        timeline, state, calls, events = self._timeline, self._state, self._calls, self._events
+        device, ignored, due, clock = state.device, calls.ignored, timeline.due, timeline.now
+        state.device, timeline.due, timeline.now, state.is_replaying = None, inf, self._now, True
         try:
             values = iter(events)
             for self._moment, process, argument in zip(values, values, values, strict=True):
@@ -389,7 +389,7 @@ class SteadyLoop:
             tolerate(error, "observing a loop")
         finally:
             events.clear()
-            loop.device, timeline.due, timeline.now, self.is_replaying = device, due, clock, False
+            state.device, timeline.due, timeline.now, state.is_replaying = device, due, clock, False
             self._waiting = 0
             if device is not None:
                 device.unprocessed = 0.0
