@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 FILES = (
     "pytorch_loops.py",
     "pytorch_steady_loops.py",
+    "pytorch_states.py",
     "pytorch_pipeline.py",
     "pytorch_gpu.py",
     "accelerate_loops.py",

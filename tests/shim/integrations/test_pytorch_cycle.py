@@ -99,3 +99,24 @@ def test_batches_of_an_evaluation_belong_to_no_step() -> None:
     assert cycle.state == IN_STEP
     cycle.unfetched(2)
     assert (cycle.state, cycle.batches) == (BETWEEN_STEPS, 0)
+
+
+def test_a_backward_pass_or_an_evaluation_follows_the_calls_of_modules() -> None:
+    cycle = StepCycle()
+    has_called = []
+    for follows in (cycle.begin_backward, cycle.drop_forward):
+        cycle.forwards += 1
+        has_called.append(cycle.has_called)
+        follows()
+        has_called.append(cycle.has_called)
+    assert has_called == [True, False, True, False]
+    assert cycle.backwards == 1
+
+
+def test_a_call_without_gradients_is_dropped_unless_it_follows_one_with_gradients() -> None:
+    cycle = StepCycle()
+    for has_called in (False, True):
+        cycle.drop_next_forward()
+        cycle.forwards += 1
+        assert cycle.has_called == has_called
+        cycle.forwards += 1
