@@ -729,7 +729,10 @@ def canonical() -> Iterator[Rule]:
     found = [f'gpu:found:info{{measured_by="{source.name}"}}' for source in SOURCES]
     # Omnistat's cards have no identifier in common with those of AMD's exporter.
     found[-1] += f"\nunless on (cluster, host)\n  {found[SOURCES.index(AMD)]}"
-    known = renamed('last_over_time(stallscope_gpu_up{measured_by=""}[90s])', "UUID", "uuid")
+    # The few GPUs of other exporters limit those of Stallscope's own before these get another label.
+    theirs = renamed("gpu:found:info or gpu:missed:info", "uuid", "UUID")
+    own = f'last_over_time(stallscope_gpu_up{{measured_by=""}}[90s])\nand on (cluster, uuid)\n{block(theirs)}'
+    known = renamed(own, "UUID", "uuid")
     yield Rule(
         "gpu:chosen:info",
         f"(\n{block(found[0], 4)}\n"

@@ -1136,7 +1136,7 @@ CAUSES: dict[str, Cause] = {
             # as the alert on a lost GPU, which mutes this one where the GPU is lost with the error.
             Alert(
                 "critical",
-                Value("time() - gpu:xid_hw:timestamp_seconds", of="gpu_rank:pair:info", labels="xid, action"),
+                Value("time() - gpu:xid_hw:timestamp_seconds", of="gpu_rank:xid_hw:info", labels="xid, action"),
                 "GPU reported a hardware error (Xid).",
                 """{gpu} reported Xid {{ $labels.xid }} {{ $value | humanizeDuration }} ago: the hardware or its
                 firmware is at fault.{since}{unused} To do: {{ $labels.action }}. The kernel log (NVRM: Xid) has the
