@@ -1,6 +1,7 @@
-"""Leave out the rules that a story does not need: promtool takes 0.1 ms per rule and step, even for one without input.
+"""Leave out the rules and series that a story does not need: promtool takes time for each of them at every step.
 
 A rule is left out if it can't record anything from the story's series, or if nothing that the story expects reads it.
+A series is left out if no rule that is left and nothing that the story expects reads it.
 Rules that record numbers, such as thresholds, become input series, and an expression that reads one as a scalar has the
 number: at every step, promtool writes and parses all expressions, which takes half of its time. Alerts whose text is
 not expected have none: promtool would write it at every step, with all its queries.
@@ -65,12 +66,14 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class Needed:
-    """Rules and constants that a story needs."""
+    """Rules, constants and series that a story needs."""
 
     files: Sequence[Path]
     """Rule files, with the rules that are needed and do not record numbers alone."""
     constants: Sequence[Constant]
     """Series that the other rules record."""
+    series: Collection[str]
+    """Names and labels of the input that rules, queries and texts read."""
 
 
 @cache
@@ -105,7 +108,7 @@ def _constants_of(source: Mapping[str, Any]) -> Iterator[Constant]:
 
 
 def with_needed_rules(document: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Return promtool's test file with copies of its rule files that hold only what its tests need.
+    """Return promtool's test file with the series that its tests need, and copies of its rule files with such rules.
 
     Args:
         document: the test file.
@@ -116,13 +119,15 @@ def with_needed_rules(document: Mapping[str, Any], folder: Path) -> Mapping[str,
     expressions = [check["expr"] for test in tests for check in test.get("promql_expr_test", ())]
     series = [each["series"] for test in tests for each in test.get("input_series", ())]
     found = needed(list(map(Path, document["rule_files"])), series, expressions, texts, folder)
-    if found.constants:
-        tests = [{**test, "input_series": [*test.get("input_series", ()), *_inputs(found, test)]} for test in tests]
+    tests = [{**test, "input_series": list(_inputs(found, test))} for test in tests]
     return {**document, "rule_files": list(map(str, found.files)), "tests": tests}
 
 
 def _inputs(found: Needed, test: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
-    """Yield the constants as input series, up to the last expectation."""
+    """Yield the input series that are read, and the constants up to the last expectation."""
+    yield from (each for each in test.get("input_series", ()) if each["series"] in found.series)
+    if not found.constants:
+        return
     checks = (*test.get("promql_expr_test", ()), *test.get("alert_rule_test", ()))
     end = max(rule_engine.in_seconds(check["eval_time"]) for check in checks)
     count = end // rule_engine.in_seconds(test["interval"]) + 1
@@ -133,7 +138,7 @@ def _inputs(found: Needed, test: Mapping[str, Any]) -> Iterator[Mapping[str, str
 def needed(
     paths: Sequence[Path], series: Iterable[str], expressions: Iterable[str], texts: Collection[str], folder: Path
 ) -> Needed:
-    """Write copies of rule files that hold only what is needed; return them and the constants that they read.
+    """Write copies of rule files that hold only what is needed; return them, and the constants and series they read.
 
     Args:
         paths: the rule files.
@@ -160,7 +165,35 @@ def needed(
             copy = folder / f"{number}-{path.name}"
             copy.write_text(json.dumps({"groups": [{**group, "rules": sources}]}), encoding="utf-8")
             copies.append(copy)
-    return Needed(copies, constants)
+    return Needed(copies, constants, _read_series(series, evaluated, expressions, texts))
+
+
+def _read_series(
+    series: Iterable[str], rules: Iterable[Rule], expressions: Iterable[str], texts: Collection[str]
+) -> frozenset[str]:
+    """Return the series that a rule, an expression or the text of an alert reads."""
+    selectors = defaultdict(set)
+    patterns, annotations = [], []
+    for rule in rules:
+        for selector in rule.reads:
+            selectors[selector.metric].add(selector)
+        patterns.append(rule.reads_matching)
+        if rule.source.get("alert") in texts:
+            annotations += rule.source.get("annotations", {}).values()
+    for expression in expressions:
+        for selector in names_in(expression).selectors:
+            selectors[selector.metric].add(selector)
+            if not selector.metric:
+                patterns.append("|".join(_PATTERN.findall(expression)) or ".*")
+    pattern = re.compile("|".join(filter(None, patterns)) or r"\Z.")
+    text = " ".join(annotations)
+
+    def is_read(name: str, labels: Labels) -> bool:
+        by_name = any(selects(selector, labels) for selector in selectors[name])
+        return by_name or bool(pattern.fullmatch(name)) or name in text
+
+    found = ((each, *each.partition("{")[::2]) for each in series)
+    return frozenset(each for each, name, labels in found if is_read(name, dict(_LABEL.findall(labels))))
 
 
 def _copy_of(rule: Rule, texts: Collection[str], constants: Sequence[Constant]) -> Mapping[str, Any]:

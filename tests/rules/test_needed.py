@@ -184,6 +184,31 @@ def test_a_query_of_a_pattern_of_names_needs_all_that_record_them(tmp_path: Path
     assert found == [*CONSTANTS, "gpu:idle:ratio", "rank:wait:ratio", "GpuIdle", "RankWaits", "NoExporter"]
 
 
+def read(folder: Path, series: Sequence[str], *queries: str, alerts: Sequence[str] = (), text: str = "") -> list[str]:
+    """Return the input series that are left; the text is that of the alert GpuIdle."""
+    rules = [{**rule, "annotations": {"text": text}} if rule.get("alert") == "GpuIdle" else rule for rule in RULES]
+    inputs = prepared(folder, series, queries, alerts, rules)["tests"][0]["input_series"]
+    return [each["series"] for each in inputs if each["series"] in series]
+
+
+def test_series_are_left_that_a_rule_or_a_query_reads(tmp_path: Path) -> None:
+    power, other = 'other_power_watts{gpu="0"}', 'unread{gpu="0"}'
+    series = [GPU, RANK, power, other]
+    assert read(tmp_path, series, "gpu:idle:ratio") == [GPU]
+    assert read(tmp_path, series, "rank:wait_and_idle:ratio", "unread") == [GPU, RANK, other]
+    assert read(tmp_path, series, "card:watts:sum") == [power]
+    assert read(tmp_path, series, '{__name__=~"un.+"}') == [other]
+    assert read(tmp_path, series, '{gpu="0"}') == series
+    assert read(tmp_path, series, alerts=["GpuIdle"]) == [GPU]
+    assert read(tmp_path, series, alerts=["GpuIdle"], text='{{ query "unread" }}') == [GPU, other]
+
+
+def test_a_matcher_chooses_among_series_of_one_name(tmp_path: Path) -> None:
+    gone, there, unlabelled = 'state{state="gone"}', 'state{state="there"}', "state"
+    query = 'state{state!~"g.+"}'
+    assert read(tmp_path, [gone, there, unlabelled], query) == [there, unlabelled]
+
+
 def test_groups_and_files_keep_their_order_and_settings(tmp_path: Path) -> None:
     document = {
         "rule_files": list(map(str, RULE_FILES)),

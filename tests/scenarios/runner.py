@@ -61,7 +61,7 @@ def evaluate(
             for each in found.constants
         ]
         return rule_engine.evaluate(
-            [*series, *constants],
+            [*(each for each, name in zip(series, names, strict=True) if name in found.series), *constants],
             expressions,
             promtool=tool("promtool"),
             rule_files=found.files,
