@@ -14,6 +14,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -181,16 +182,33 @@ def test_a_replay_prints_verdicts_and_alerts_over_time_and_as_json_the_same_span
     assert {alert["alertname"] for alert in document["alerts"]} >= {"GpuLost", "StallscopeWatchdog"}
 
 
-def test_a_file_that_is_cut_is_judged_up_to_the_cut_says_so_and_a_changed_threshold_changes_its_verdicts(
-    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    content = gzip.decompress(recorded.read_bytes())
-    (tmp_path / "cut").write_bytes(gzip.compress(content[:-10]))
-    assert replay.main(["--json", "--threshold", "warmup_steps=1000000", str(tmp_path / "cut")]) == 0
-    said = capsys.readouterr()
-    assert "was cut off; it was read up to the cut" in said.err
-    (run,) = json.loads(said.out)["runs"]
-    assert run["run"] == "simulated-gpu-lost"
+class Replayed(NamedTuple):
+    """Output of a replay."""
+
+    document: dict[str, Any]
+    errors: str
+
+
+@pytest.fixture(scope="module")
+def replayed_cut_file(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Replayed:
+    """A replay of a file that is cut off, with a changed threshold: one evaluation for two tests."""
+    path = tmp_path_factory.mktemp("cut") / "cut"
+    path.write_bytes(gzip.compress(gzip.decompress(recorded.read_bytes())[:-10]))
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        assert replay.main(["--json", "--threshold", "warmup_steps=1000000", str(path)]) == 0
+    return Replayed(json.loads(out.getvalue()), errors.getvalue())
+
+
+def test_a_file_that_is_cut_is_judged_up_to_the_cut_and_says_so(replayed_cut_file: Replayed) -> None:
+    assert "was cut off; it was read up to the cut" in replayed_cut_file.errors
+    (run,) = replayed_cut_file.document["runs"]
+    assert (run["run"], run["spans"][-1]["cause"]) == ("simulated-gpu-lost", "lost")
+    assert 0 < replayed_cut_file.document["seconds"] < 360
+
+
+def test_a_changed_threshold_changes_the_verdicts(replayed_cut_file: Replayed) -> None:
+    (run,) = replayed_cut_file.document["runs"]
     assert [span["cause"] for span in run["spans"]] == ["insufficient_data", "lost"]
 
 
