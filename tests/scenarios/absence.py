@@ -17,6 +17,7 @@ from stallscope.model.catalogue.causes import CAUSES
 from tests.known_names import BY_SERIES_NAME, READ, rules
 from tests.promql_names import names_in
 from tests.rules.layers import selects
+from tests.rules.rulebook import EVALUATION_INTERVAL
 from tests.scenarios import runner
 from tests.scenarios.account import CLASS_HELD_SECONDS, truth
 from tests.scenarios.case import WELL, Case, Series, render
@@ -51,8 +52,6 @@ _FURTHER_PARENTS = {
     "callback_stall": "periodic_host_work",
 }
 """The finding that is right where the phase is unknown: little goodput in an hour, regular dips of a GPU."""
-_EVALUATION_SECONDS = 60
-"""Half of the evaluations find the same in two thirds of the time."""
 _MOST_UNITS = 110
 """GPUs and ranks in one evaluation: promtool refuses a query with more than 10,000 samples."""
 FINDINGS = f'{{__name__=~"{"|".join(_VERDICTS)}"}} or ALERTS{{cause!=""}}'
@@ -199,15 +198,15 @@ def _findings(batch: Sequence[Trial]) -> dict[Trial, frozenset[Finding]]:
     series: list[Series] = []
     judged: list[range] = []
     for position, trial in enumerate(batch):
-        last = last_second(trial.case) // _EVALUATION_SECONDS * _EVALUATION_SECONDS
-        judged.append(range(last - _JUDGED_SECONDS, last + 1, _EVALUATION_SECONDS))
+        last = last_second(trial.case) // EVALUATION_INTERVAL * EVALUATION_INTERVAL
+        judged.append(range(last - _JUDGED_SECONDS, last + 1, EVALUATION_INTERVAL))
         series += [
             Series(each.name, {"cluster": str(position), **each.labels}, each.values)
             for each in scraped(trial.case)
             if each.name not in BY_SERIES_NAME or BY_SERIES_NAME[each.name].name != trial.family
         ]
     moments = sorted({second for seconds in judged for second in seconds})
-    said = runner.evaluate(series, {FINDINGS: moments}, evaluation_seconds=_EVALUATION_SECONDS)
+    said = runner.evaluate(series, {FINDINGS: moments}, evaluation_seconds=EVALUATION_INTERVAL)
     found: list[set[Finding]] = [set() for _ in batch]
     for second, samples in said.samples[FINDINGS].items():
         for sample in samples:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from stallscope.lab.replay import rule_engine
+from tests.rules.rulebook import EVALUATION_INTERVAL
 from tests.scenarios import account, runner
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES
@@ -107,7 +108,9 @@ def answers() -> Mapping[str, Answer]:
         each for name, case in ACCEPTANCE.items() for each in render(case, 1, noise=False, labels={"cluster": name})
     ]
     everything = {runner.EVERYTHING: runner.evaluations(LAST), **dict.fromkeys(QUERIED, DURING)}
-    said = runner.evaluate(series, everything, words=dict.fromkeys(WORDS, DURING), evaluation_seconds=60)
+    said = runner.evaluate(
+        series, everything, words=dict.fromkeys(WORDS, DURING), evaluation_seconds=EVALUATION_INTERVAL
+    )
 
     def of(cluster: str, samples: Sequence[rule_engine.Sample]) -> list[rule_engine.Sample]:
         return [sample for sample in samples if sample.labels.get("cluster") == cluster]

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from tests.rules.rulebook import EVALUATION_INTERVAL
 from tests.scenarios import score
 from tests.scenarios.__main__ import FIGURES
 from tests.scenarios.figures import Outcome, scored, summarise
@@ -33,7 +34,7 @@ def outcomes(kind: str) -> Sequence[Outcome]:
 def outcomes_of(kind: str) -> Sequence[Outcome]:
     """Most cases, with one seed, evaluated half as often as by `make score`."""
     chosen = [trial for trial in score.gate() if trial.noise == (kind == "noisy")]
-    return score.run(chosen, baselines=False, evaluation_seconds=60)[score.RULES]
+    return score.run(chosen, baselines=False, evaluation_seconds=EVALUATION_INTERVAL)[score.RULES]
 
 
 def reported(outcomes: Iterable[Outcome]) -> str:
