@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import yaml
-
 from tests.benchmarks.cluster import GPUS_A_NODE, HOUR, Cluster
 from tests.promql_names import names_in
+from tests.rules.layers import groups_of
 from tests.rules.rulebook import INTERVAL, RULE_FILES, Rulebook, Story
 
 _MOST_SERIES = 48
@@ -18,7 +17,7 @@ def _healthy_node(length: int) -> Story:
     names = {
         name
         for path in RULE_FILES
-        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for group in groups_of(path)
         for rule in group["rules"]
         for name in names_in(rule["expr"]).metrics
     }
