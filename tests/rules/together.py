@@ -1,7 +1,9 @@
 """Run the stories of one test file in shared promtool runs, each story in its own cluster.
 
-promtool needs about 0.1 ms per rule and step, however small a story is, so a dozen stories take hardly longer than
-one. The rules keep clusters apart. A story that does not pass in a shared run runs again alone; that run decides.
+promtool needs about 0.10 ms of CPU time per rule and step, and 0.05 ms per input series and step. Most stories need
+300 rules, and a rank with its GPU has 40 series. A shared run pays for the rules once, and for the series of each story
+up to the end of the longest one. The rules keep clusters apart. A story that does not pass in a shared run runs again
+alone; that run decides.
 """
 
 from __future__ import annotations
