@@ -175,8 +175,8 @@ def _worlds() -> dict[str, tuple[Floats, Floats]]:
     return {
         "sequences of 2 ranks": (0.3 + 0.7 * _lognormal(draw, 2, 0.5), steady),
         "sequences of 8 ranks": (_lognormal(draw, 8, 0.4), steady),
-        "sequences of 64 ranks": (_lognormal(draw, 64, 0.3), steady),
-        "cut sequences": (np.minimum(_lognormal(draw, 32, 0.6), 2.0), steady),
+        "sequences of 32 ranks": (_lognormal(draw, 32, 0.3), steady),
+        "cut sequences": (np.minimum(_lognormal(draw, 16, 0.6), 2.0), steady),
         "experts": (0.5 + 0.5 * draw.gamma(4, 0.25, (STEPS, 8)), 2 * steady),
         "sequences over a slow network": (_lognormal(draw, 8, 0.3), 0.4 * _lognormal(draw, 1, 0.3)),
         "a slow network": (1 + 0.02 * draw.standard_normal((STEPS, 8)), 0.5 * _lognormal(draw, 1, 0.6)),
