@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -49,9 +50,9 @@ def story(
     }
 
 
-def text(words: str) -> Document:
+def text(words: str, value: float = 1) -> Document:
     """A story that expects an alert in these words."""
-    document = story()
+    document = story(value=value)
     alert = {"exp_labels": {"run": "train"}, "exp_annotations": {"dashboard_url": words}}
     test = {name: of for name, of in document["tests"][0].items() if name != "promql_expr_test"}
     test["alert_rule_test"] = [{"alertname": "GpuLost", "eval_time": "20m", "exp_alerts": [alert]}]
@@ -79,6 +80,17 @@ def test_stories_share_one_run_each_in_a_cluster_of_its_own() -> None:
     assert len(documents) == 1
 
 
+def test_expectations_of_the_same_series_share_them_and_pass_together() -> None:
+    run, documents = saying(UNMET)
+    stories = [story(), story("count(gpu:up:max)", value=2), story("sum(gpu:up:max)", at="21m"), story(value=2)]
+    together = Together(stories, run)
+    assert [together.passed(each) for each in stories] == [True, False, True, False]
+    test = documents[0]["tests"][0]
+    assert [each["values"] for each in test["input_series"]] == ["1+0x120", "2+0x120"]
+    clusters = [re.findall(r"story-\d+-", each["expr"]) for each in test["promql_expr_test"]]
+    assert clusters == [["story-0-"], ["story-1-"], ["story-0-"], ["story-1-"]]
+
+
 def test_a_query_is_restricted_to_the_storys_own_cluster() -> None:
     run, documents = saying(MET)
     expression = 'sum by (run) (gpu:up:max{gpu="0"}) / count(gpu:up:max)'
@@ -99,7 +111,8 @@ def test_only_the_story_whose_expectation_is_not_met_must_run_alone() -> None:
 
 def test_a_story_of_an_alerts_words_passes_where_its_own_alert_has_them() -> None:
     run, documents = saying(FIRED)
-    stories = [text("/d/run?var-cluster=a"), text("/d/run?var-cluster=c"), text("/d/run"), story()]
+    words = ("/d/run?var-cluster=a", "/d/run?var-cluster=c", "/d/run")
+    stories = [*(text(each, value) for value, each in enumerate(words)), story(value=5)]
     together = Together(stories, run)
     assert [together.passed(each) for each in stories] == [True, False, False, True]
     assert len(documents) == 1
@@ -107,7 +120,7 @@ def test_a_story_of_an_alerts_words_passes_where_its_own_alert_has_them() -> Non
 
 def test_beside_words_an_expectation_that_is_not_met_is_still_seen() -> None:
     run, _documents = saying(FIRED + UNMET.partition("FAILED:\n")[2])
-    stories = [text("/d/run?var-cluster=a"), story(), story(value=2)]
+    stories = [text("/d/run?var-cluster=a"), story(value=2), story(value=3)]
     together = Together(stories, run)
     assert [together.passed(each) for each in stories] == [True, False, True]
 
