@@ -324,6 +324,7 @@ def test_every_subject_keeps_one_verdict_where_a_threshold_is_missing_or_defined
     rulebook.check(
         exporter() + rank(wait=0.3) + gpu(idle=0.3),
         {f"count({verdict})": [({}, count)] for verdict, count in verdicts.items()},
+        at="12m",
         rule_files=spoilt_thresholds(tmp_path, name, fault),
     )
 

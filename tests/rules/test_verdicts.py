@@ -403,18 +403,20 @@ def test_a_cluster_label_survives_and_separates_equal_nodes(rulebook: Rulebook) 
         for each in rank(wait=share, cluster=cluster) + gpu(idle=share, cluster=cluster) + host(0.95, cluster=cluster)
     ]
     cause = {"cause": "input_cpu_saturated"}
-    rulebook.check_percent(
+    shares = {"north": 20, "south": 40}
+    rulebook.check(
         story,
-        RUN_VERDICT,
-        [({"cluster": "north", "run": "train"} | cause, 20), ({"cluster": "south", "run": "train"} | cause, 40)],
-    )
-    rulebook.check_percent(
-        story, GPU_VERDICT, [(of_gpu(cluster="north") | cause, 20), (of_gpu(cluster="south") | cause, 40)]
-    )
-    rulebook.check_percent(
-        story,
-        "run:time_lost:ratio5m",
-        [({"cluster": "north", "run": "train"}, 20), ({"cluster": "south", "run": "train"}, 40)],
+        {
+            f"round(100 * {RUN_VERDICT})": [
+                ({"cluster": cluster, "run": "train", **cause}, share) for cluster, share in shares.items()
+            ],
+            f"round(100 * {GPU_VERDICT})": [
+                (of_gpu(cluster=cluster) | cause, share) for cluster, share in shares.items()
+            ],
+            "round(100 * run:time_lost:ratio5m)": [
+                ({"cluster": cluster, "run": "train"}, share) for cluster, share in shares.items()
+            ],
+        },
     )
 
 
