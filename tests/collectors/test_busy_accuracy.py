@@ -171,7 +171,7 @@ def test_errors_do_not_add_up(scripted: dict[str, list[Reading]], name: str) -> 
     assert last.busy - first.busy == pytest.approx(true, rel=0.01)
 
 
-@pytest.mark.parametrize(("interval", "minutes"), [(0.2, 3.0), (5.0, 10.0), (10.0, 10.0)])
+@pytest.mark.parametrize(("interval", "minutes"), [(0.2, 1.5), (5.0, 10.0), (10.0, 10.0)])
 def test_every_sampling_interval_that_the_buffer_bridges_loses_nothing(interval: float, minutes: float) -> None:
     a_scrape = max(1, round(5.0 / interval))
     found = readings(list(LOADS.values()), interval=interval, a_scrape=a_scrape, minutes=minutes)
