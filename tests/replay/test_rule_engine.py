@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from stallscope.lab.replay import rule_engine
 from stallscope.lab.replay.rule_engine import EngineError, Sample, notation, parse_alerts, parse_samples
 from stallscope.lab.replay.series import Series
+from tests.rules.rulebook import tool
 from tests.scenarios.runner import evaluate, evaluations
 
 
@@ -56,6 +58,19 @@ def test_samples_are_assigned_to_their_expression() -> None:
     assert answers["a > 9"] == {0: []}
 
 
+def judge(series: Sequence[Series], promtool: str) -> None:
+    """Evaluate no rules on the series, whether they are read or not."""
+    rule_engine.evaluate(
+        series,
+        {"vector(1)": [0]},
+        promtool=promtool,
+        rule_files=(),
+        groups=(),
+        scrape_seconds=30,
+        evaluation_seconds=30,
+    )
+
+
 def test_a_refused_expression_is_an_error() -> None:
     given = [Series("a", {"x": "1"}, [1.0]), Series("a", {"x": "2"}, [3.0])]
     with pytest.raises(EngineError, match="many-to-many"):
@@ -64,22 +79,14 @@ def test_a_refused_expression_is_an_error() -> None:
 
 def test_a_refused_series_is_an_error() -> None:
     with pytest.raises(EngineError, match="parse error"):
-        evaluate([Series("bad-name", {}, [1.0])], {"a": [0]}, rule_files=(), groups=())
+        judge([Series("bad-name", {}, [1.0])], tool("promtool"))
 
 
 def test_a_promtool_that_was_killed_is_an_error_that_names_the_signal(tmp_path: Path) -> None:
     (promtool := tmp_path / "promtool").write_text("#!/bin/sh\nkill -KILL $$\n")
     promtool.chmod(0o755)
     with pytest.raises(EngineError, match="signal 9"):
-        rule_engine.evaluate(
-            [],
-            {"vector(1)": [0]},
-            promtool=str(promtool),
-            rule_files=(),
-            groups=(),
-            scrape_seconds=30,
-            evaluation_seconds=30,
-        )
+        judge([], str(promtool))
 
 
 def test_an_alert_is_read_with_its_words() -> None:
