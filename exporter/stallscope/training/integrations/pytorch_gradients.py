@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from stallscope.training.integrations.pytorch_cycle import BY_HAND
 from stallscope.training.integrations.pytorch_evaluation import BETWEEN, TRAINING
-from stallscope.training.integrations.pytorch_state import LoopState, guarded
+from stallscope.training.integrations.pytorch_state import LoopPart, LoopState, guarded
 from stallscope.training.integrations.pytorch_updates import Updates
 from stallscope.training.shim.tolerance import tolerate
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_modules import Modules
 
 
-class Gradients:
+class Gradients(LoopPart):
     """The gradients that a loop computes, and the updates that the program makes of them without an optimizer."""
 
     def __init__(self, state: LoopState, loaders: Loaders, modules: Modules, updates: Updates) -> None:
@@ -30,25 +29,17 @@ class Gradients:
             modules: the modules that the loop calls.
             updates: recognises updates by the program itself.
         """
-        self._state = state
+        super().__init__(state)
         self._loaders = loaders
         self._modules = modules
-        self._captures = state.captures
-        self._calls = state.calls
-        self._cycle = state.cycle
-        self._evaluations = state.evaluations
-        self._input = state.input
-        self._thread = state.thread
-        self._timeline = state.timeline
         self._backward = state.run.phase("backward")
         self.updates: Updates | None = updates
         """Recognises updates by the program itself; None once an optimizer has stepped."""
 
     def backward(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Let gradients be computed."""
-        thread = self._thread
-        if (get_ident() != thread.ident or not thread.is_certain or self._state.run.silent) and not thread.take():
-            thread.exclude()
+        if not self._thread.take():
+            self._thread.exclude()
             return function(*arguments, **options)
         if self._captures.current is not None:
             self._captures.current.add("backward")

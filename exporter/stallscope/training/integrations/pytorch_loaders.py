@@ -11,7 +11,7 @@ import torch
 
 from stallscope.training.integrations.pytorch_batches import Pass
 from stallscope.training.integrations.pytorch_evaluation import BETWEEN, EVALUATING, TRAINING
-from stallscope.training.integrations.pytorch_state import LoopState, guarded
+from stallscope.training.integrations.pytorch_state import LoopPart, LoopState, guarded
 from stallscope.training.shim import rebooking
 from stallscope.training.shim.tolerance import number, tolerate
 
@@ -26,7 +26,7 @@ _MOST_AHEAD = 2
 """Batches that a loader may be ahead of the loop; more were passed over."""
 
 
-class Loaders:
+class Loaders(LoopPart):
     """The loaders of a loop and the passes over them. It holds loaders and iterators weakly.
 
     Loaders that are iterated in other threads only add to the value `prefetch_seconds`, unless that thread trains a
@@ -51,15 +51,8 @@ class Loaders:
             prefetched: samples and seconds of other threads.
             counts_samples: whether to count samples by the size of batches.
         """
-        self._state = state
+        super().__init__(state)
         self._modules = modules
-        self._calls = state.calls
-        self._cycle = state.cycle
-        self._evaluations = state.evaluations
-        self._input = state.input
-        self._run = state.run
-        self._thread = state.thread
-        self._timeline = state.timeline
         self._wait = state.wait
         self._now = state.timeline.now
         self._training = weakref.WeakSet(loaders)

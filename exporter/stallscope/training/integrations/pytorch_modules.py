@@ -14,7 +14,7 @@ from stallscope.training.integrations.pytorch_batches import unobserved
 from stallscope.training.integrations.pytorch_callers import Callers
 from stallscope.training.integrations.pytorch_cycle import IN_STEP
 from stallscope.training.integrations.pytorch_evaluation import EVALUATING, SUSPECTED, TRAINING
-from stallscope.training.integrations.pytorch_state import LoopState
+from stallscope.training.integrations.pytorch_state import LoopPart, LoopState
 from stallscope.training.shim.tolerance import tolerate
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Module:
         """Trained modules that were known when `is_part` was set."""
 
 
-class Modules:
+class Modules(LoopPart):
     """The modules that a loop calls. It holds them weakly."""
 
     def __init__(self, state: LoopState, models: Iterable[Any]) -> None:
@@ -56,14 +56,7 @@ class Modules:
             state: the loop's state.
             models: modules whose calls are `forward`; none: the outermost modules that have parameters.
         """
-        self._state = state
-        self._calls = state.calls
-        self._cycle = state.cycle
-        self._evaluations = state.evaluations
-        self._input = state.input
-        self._run = state.run
-        self._thread = state.thread
-        self._timeline = state.timeline
+        super().__init__(state)
         self._forward = state.run.phase("forward")
         self._models = weakref.WeakSet(models)
         self._observes_all = not self._models

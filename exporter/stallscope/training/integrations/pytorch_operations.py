@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stallscope.training.integrations.pytorch_evaluation import BETWEEN
-from stallscope.training.integrations.pytorch_state import LoopState
+from stallscope.training.integrations.pytorch_state import LoopPart, LoopState
 from stallscope.training.shim import rebooking
 from stallscope.training.shim.timeline import ROLLOUT_PHASES
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_device import Span
 
 
-class Operations:
+class Operations(LoopPart):
     """Functions that are a phase each."""
 
     def __init__(self, state: LoopState) -> None:
-        self._state = state
+        super().__init__(state)
         self._copy = state.run.phase("host_copy")
         self._communication = state.run.phase("communication")
 

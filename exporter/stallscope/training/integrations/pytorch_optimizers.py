@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from stallscope.training.integrations.pytorch_evaluation import TRAINING
-from stallscope.training.integrations.pytorch_state import LoopState
+from stallscope.training.integrations.pytorch_state import LoopPart, LoopState
 from stallscope.training.shim.tolerance import tolerate
 
 if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_gradients import Gradients
 
 
-class Optimizers:
+class Optimizers(LoopPart):
     """The optimizers of a loop. It holds them weakly."""
 
     def __init__(self, state: LoopState, gradients: Gradients, optimizers: Iterable[Any]) -> None:
@@ -26,11 +25,8 @@ class Optimizers:
             gradients: the gradients that the loop computes.
             optimizers: whose steps count; none: all.
         """
-        self._state = state
+        super().__init__(state)
         self._gradients = gradients
-        self._captures = state.captures
-        self._cycle = state.cycle
-        self._run = state.run
         self._stepping = state.stepping
         self._counted = weakref.WeakSet(optimizers)
         self.counts_all = not self._counted
@@ -49,10 +45,7 @@ class Optimizers:
     def begin_optimizer(self, optimizer: Any) -> None:
         """Begin the step of an optimizer. One that is called by another is a part of it."""
         try:
-            thread = self._state.thread
-            if (get_ident() != thread.ident or not thread.is_certain or self._run.silent) and not thread.take():
-                return
-            if not self.counts(optimizer):
+            if not self._thread.take() or not self.counts(optimizer):
                 return
             if self._captures.current is not None:
                 self._captures.current.add("optimizer")
@@ -102,7 +95,7 @@ class Optimizers:
 
     def scaled_step(self, scaler: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let a gradient scaler step its optimizer, or leave it where gradients are not finite."""
-        if not self._state.thread.take():
+        if not self._thread.take():
             return function(scaler, *arguments, **options)
         self._gradients.updates = None
         before = self.steps

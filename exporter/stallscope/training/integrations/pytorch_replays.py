@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stallscope.training.integrations.pytorch_evaluation import BETWEEN
-from stallscope.training.integrations.pytorch_state import LoopState, guarded
+from stallscope.training.integrations.pytorch_state import LoopPart, LoopState, guarded
 
 if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_gradients import Gradients
     from stallscope.training.integrations.pytorch_optimizers import Optimizers
 
 
-class Replays:
+class Replays(LoopPart):
     """The captures and the replays of a loop's graphs."""
 
     def __init__(self, state: LoopState, gradients: Gradients, optimizers: Optimizers) -> None:
@@ -24,10 +24,9 @@ class Replays:
             gradients: the gradients that the loop computes.
             optimizers: the loop's optimizers.
         """
-        self._state = state
+        super().__init__(state)
         self._gradients = gradients
         self._optimizers = optimizers
-        self._captures = state.captures
         self._forward = state.run.phase("forward")
         self._backward = state.run.phase("backward")
         self._optimizing = state.run.phase("optimizer")

@@ -216,3 +216,18 @@ class LoopState:
         if self.wait.opened:
             self.wait.__exit__()
         self.calls.ignored = False
+
+
+class LoopPart:
+    """A part of a loop, which processes some of its events. It reads the state's objects as its own attributes."""
+
+    def __init__(self, state: LoopState) -> None:
+        self._state = state
+        self._calls = state.calls
+        self._captures = state.captures
+        self._cycle = state.cycle
+        self._evaluations = state.evaluations
+        self._input = state.input
+        self._run = state.run
+        self._thread = state.thread
+        self._timeline = state.timeline
