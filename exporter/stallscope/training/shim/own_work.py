@@ -90,7 +90,7 @@ class OwnWork:
         if self.steps:
             self.steps.append((0.0, *self.steps.pop()[1:]))
 
-    def evaluated(self, steps: int, phases: Mapping[str, Phase]) -> dict[str, float]:
+    def updated_counters(self, steps: int, phases: Mapping[str, Phase]) -> dict[str, float]:
         """Add the steps since the last call; return the counters of the report.
 
         Args:

@@ -607,4 +607,4 @@ class Timeline:
 
     def evaluate_own_work(self) -> dict[str, float]:
         """Add the steps since the last call to the own work; return its counters, none where it is unknown."""
-        return {} if self._own_work is None else self._own_work.evaluated(self.steps, self.phases)
+        return {} if self._own_work is None else self._own_work.updated_counters(self.steps, self.phases)
