@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from tests.alerting.alertmanager import Labels
 from tests.alerting.subjects import SEVERITIES, on_node, on_run, on_the_same
-from tests.known_names import READ
 from tests.rules.rulebook import EVALUATION_INTERVAL
 from tests.scenarios.case import Case, render
 from tests.scenarios.machines import HGX
@@ -66,7 +65,6 @@ def raised_by_the_rules(stories: Mapping[str, Story]) -> dict[str, list[Moment]]
         for each in render(
             Case(name, "positive", "run", "hang_spin", story, length=LENGTH), 1, noise=False, labels={"cluster": name}
         )
-        if each.name in READ
     ]
     seconds = range(0, round(60 * LENGTH) + 1, EVALUATION_INTERVAL)
     moments: dict[str, list[Moment]] = {name: [] for name in stories}

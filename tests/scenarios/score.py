@@ -13,7 +13,6 @@ from functools import cache, partial
 from stallscope.lab.replay import rule_engine
 from tests.alerting.alertmanager import bundled
 from tests.alerting.notifications import notifications
-from tests.known_names import read_by
 from tests.scenarios import account, delays, runner
 from tests.scenarios.baselines import BASELINES
 from tests.scenarios.case import Case, Series, render
@@ -22,7 +21,6 @@ from tests.scenarios.figures import Firing, Outcome, Trial, judge, ratings, scor
 
 RULES = "Stallscope's rules"
 PROCESSES = 2
-_READ = read_by(runner.SCORED_FILES)
 _NICENESS = 10
 """Niceness: other programs on the machine take precedence."""
 _BATCH_HOURS = 80.0
@@ -126,9 +124,9 @@ def judge_batch(
         for position, trial in enumerate(batch)
     ]
     moments = runner.evaluations(int(60 * max(trial.case.length for trial in batch)))
-    read = [series for each in rendered for series in each if series.name in _READ]  # a sixth of the time less
+    every = [series for each in rendered for series in each]
     together = runner.evaluate(
-        read, {runner.EVERYTHING: moments}, groups=groups, evaluation_seconds=evaluation_seconds
+        every, {runner.EVERYTHING: moments}, groups=groups, evaluation_seconds=evaluation_seconds
     ).samples[runner.EVERYTHING]
     apart: list[rule_engine.Answers] = [
         {moment: [] for moment in runner.evaluations(int(60 * trial.case.length))} for trial in batch
