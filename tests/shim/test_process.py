@@ -248,6 +248,9 @@ def test_workers_that_a_thread_or_a_fork_server_started_count(method: str, tmp_p
             may_end.set()
             thread.join()
             worker.join()
+            # Until the kernel has ended the thread, the fork server is the child of a thread Python no longer knows.
+            while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+                time.sleep(0.01)
             print(json.dumps([living, of_children()]))
         """)
     )
