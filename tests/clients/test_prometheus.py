@@ -57,6 +57,16 @@ def test_a_time_limit_may_have_fractions_although_prometheus_accepts_none(real: 
     assert len(found) == len(NAMES)
 
 
+@pytest.mark.parametrize("clock", ["NaN", "+Inf"])
+def test_a_server_whose_clock_is_no_time_is_refused(clock: str) -> None:
+    result = {"resultType": "vector", "result": [{"metric": {}, "value": [0, clock]}]}
+    with answering(200, json.dumps({"status": "success", "data": result}).encode()) as (url, _):
+        client = Prometheus(url)
+        with pytest.raises(PrometheusError, match="not a Prometheus response"):
+            client.now()
+        client.close()
+
+
 def test_control_characters_of_a_server_are_escaped() -> None:
     with answering(400, json.dumps({"error": "\x1b[2J\nno"}).encode()) as (url, _):
         assert refusal(url) == f"{url}: query rejected: \\x1b[2J\\nno"

@@ -11,7 +11,7 @@ import ssl
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from math import ceil, isnan
+from math import ceil, isfinite, isnan
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -190,7 +190,7 @@ class Prometheus:
             PrometheusError: there is no valid response.
         """
         found = self.query("vector(time())")
-        if not found:
+        if not found or not isfinite(found[0].value):
             raise PrometheusError(f"{self.name}: {_INVALID_RESPONSE}")
         return found[0].value
 
