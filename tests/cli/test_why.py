@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ import pytest
 from stallscope.common.thresholds import default_thresholds
 from stallscope.lab.replay.series import Series
 from stallscope.model.catalogue.causes import CAUSES
+from stallscope.model.catalogue.conditions import CONDITIONS, SIGNALS
 from stallscope.model.clients.prometheus import Prometheus
 from stallscope.model.view.explanation_watch import ExplanationWatch
 from stallscope.model.view.verdicts import RunName
@@ -94,6 +96,48 @@ RUNS = {
         {"checkpoint_stall": 0.27, "evaluation_overhead": 0.12, "low_mfu": 0.0, "callback_stall": 0.03},
     ),
     "ended": Story("checkpoint_stall", {"checkpoint_stall": 0.27}, scrapes=21),
+    "full": Story(
+        "input_bound",
+        {"input_bound": 0.31, "comm_bound": 0.04, "uneven_work": 0.02},
+        {
+            **STARVED,
+            "host:cpu_busy:ratio1m": 0.05,
+            "host:network_data:ratio1m": 0.001,
+            "rank:cpu_of_limit:ratio5m": 0.01,
+            "rank:workers_of_cpus:ratio": 0.25,
+            "rank:cpu:cores5m": (0.87, 0.88),
+        },
+        (
+            ("rank_cause:input_evidence:info", {"cause": "input_few_workers"}),
+            ("ALERTS", {"alertname": "TrainingInputBound", "alertstate": "firing", "severity": "warning"}),
+        ),
+    ),
+    "close": Story(
+        "checkpoint_stall",
+        {"checkpoint_stall": 0.27, "evaluation_overhead": 0.30, "callback_stall": 0.0498, "comm_bound": 0.36},
+        more=(("rank:missing:info", {"missing": "warmup"}),),
+    ),
+    "overtaken": Story(
+        "straggler_hw", {"straggler_rank": 0.04, "ecc_uncorrected": 0.0}, {"run_rank:clock_of_peers:ratio5m": 0.8962}
+    ),
+    "fresh": Story(
+        "small_batch",
+        {"small_batch": 0.4},
+        {
+            "gpu:sm_active:ratio5m": 0.61,
+            "gpu:early_sm_active:ratio": (0.21, 0.22),
+            "gpu:busy:ratio5m": 0.3,
+            "gpu:early_idle:ratio": (0.04, 0.05),
+            "gpu:power_of_limit:ratio5m": 0.33,
+        },
+    ),
+    "talking": Story(
+        "healthy",
+        {"comm_bound": 0.06},
+        {"gpu_rank:host_side:info": 1, "run_rank:communication:ratio5m": 0.14, "run_rank:collectives:ratio5m": 0.2},
+    ),
+    "begun": Story("healthy", {}, {"gpu_rank:host_side:info": 1, "run_rank:communication:ratio5m": 0.08}),
+    "odd": Story("\x1b[31mred", {}),
 }
 
 
@@ -129,6 +173,7 @@ def recorded(run: str, story: Story) -> Iterator[Series]:
         for name, value in story.values.items():
             labels = {"gpu": gpu, "hos": node, "run": of}.get(name[:3], rank)
             labels = {**rank, **gpu} if name.startswith("gpu_rank") else labels
+            labels = {**of, "rank": str(number)} if name.startswith("run_rank:co") else labels
             if number == 0 or labels not in (node, of):
                 yield Series(name, labels, during(value[number] if isinstance(value, tuple) else value))
         if story.verdict == "insufficient_data":
@@ -211,7 +256,11 @@ def test_every_value_is_that_of_the_recorded_series(
         assert [each["threshold_ratio"]] == values(f'stallscope:verdict_floor:ratio{{cause="{each["cause"]}"}}')
         for condition in each["conditions"]:
             own = f'{{instance="{run}0:19400"}}' if condition["series"][:4] in ("host", "gpu:") else f'{{run="{run}"}}'
-            recorded_values = values(f"{condition['series']}{own}")
+            signal = SIGNALS[condition["series"]]
+            instead = values(f"{signal.instead}{own}") if signal.instead else []
+            recorded_values = ([1 - each for each in instead] if signal.complement else instead) or values(
+                f"{condition['series']}{own}"
+            )
             assert condition["count"] == len(recorded_values)
             if recorded_values:
                 assert (condition["lowest"], condition["highest"]) == (min(recorded_values), max(recorded_values))
@@ -220,7 +269,8 @@ def test_every_value_is_that_of_the_recorded_series(
                 named = f'stallscope:threshold{{name="{condition["threshold_name"]}"}}'
                 assert [condition["threshold"]] == values(named)
     client.close()
-    assert compared == 0 if not RUNS[run].values else compared > 0
+    read = {each.series for conditions in CONDITIONS.values() for each in conditions}
+    assert (compared > 0) == bool(read & RUNS[run].values.keys())
 
 
 def test_a_general_cause_has_the_values_beside_the_thresholds_of_its_reasons(
@@ -231,7 +281,8 @@ def test_a_general_cause_has_the_values_beside_the_thresholds_of_its_reasons(
     assert "(10 min; before it insufficient_data)" in squeezed(shown)
     assert "  time lost to it                    31 %  from 5 %, alert from 10 %\n" in shown
     assert "  CPUs of the host busy              41 %  input_cpu_saturated from 90 %: no\n" in shown
-    assert f"{' ' * 43}input_few_workers under 60 %: yes\n" in shown
+    assert "  loader workers per CPU                -  input_few_workers under 0.7\n" in shown
+    assert "yes" not in shown
     assert "not judged       6 GPU-side causes: waiting for data takes 34 % (from 5 %)\n" in shown
     assert "below 4 %: healthy or a GPU-side cause\n" in shown
     assert "from 39 %: another performance cause\n" in shown
@@ -337,10 +388,108 @@ def test_a_cause_is_hidden_by_its_cost_or_by_its_tier(capsys: pytest.CaptureFixt
 def test_a_run_that_has_ended_has_its_last_verdict(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
     shown = squeezed(said(capsys, server, "ended"))
     assert "checkpoint_stall since" in shown
-    assert "(5 min; before it insufficient_data) The run has ended: this was its last verdict, at" in shown
+    assert "(5 min; before it insufficient_data) The rules recorded no verdict at" in shown
+    assert "as after the end of a run or of its exporter: this is the last one, from" in shown
     found = document(capsys, server, "ended")
     assert (found["ended"], found["timestamp_seconds"]) == (True, server.end - 600)
     assert cause_of(found, "checkpoint_stall")["time_lost_ratio"] == 0.27
+
+
+@pytest.mark.parametrize("after", [1, 60, 299])
+def test_a_run_whose_last_verdict_has_just_expired_has_it(
+    after: int, capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    expired = server.end - 600 + 300 + after
+    assert why.main(["ended", f"--prometheus.url={server.address}", f"--at={expired:.0f}"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("run ended: checkpoint_stall since ")
+    assert "It costs 27 %" in shown
+
+
+def test_a_time_in_the_future_is_refused_with_the_time_of_the_server(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    assert why.main(["plain", f"--prometheus.url={server.address}", f"--at={time.time() + 3600:.0f}"]) == 1
+    assert re.search(r"--at: \S+ \S+ UTC is in the future; choose a time until .* UTC\n", capsys.readouterr().err)
+
+
+def test_the_start_of_a_verdict_is_the_same_whenever_it_is_requested(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    found = set()
+    for before in (0, 7, 29):
+        at = server.end - before
+        assert why.main(["plain", f"--prometheus.url={server.address}", f"--at={at:.0f}", "--json"]) == 0
+        (run,) = json.loads(capsys.readouterr().out)["runs"]
+        found.add(run["verdict"]["since_timestamp_seconds"])
+    assert found == {server.end - 600}
+
+
+def test_the_fullest_verdict_on_input_is_readable_in_twenty_lines(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = said(capsys, server, "full")
+    assert shown.count("\n") <= 20
+    for cause in ("cpu_saturated", "single_thread", "too_many_workers", "disk_bound", "network_bound"):
+        assert len(re.findall(f"input_{cause} from .*: no\n", shown)) == 1
+    assert "pending          input_few_workers: its conditions hold, but not yet for long\n" in shown
+    assert "too small        comm_bound 4 %: from 10 %; uneven_work 2 %: from 10 %\n" in shown
+
+
+def test_a_cause_that_costs_more_than_the_verdict_is_not_said_to_cost_less(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = squeezed(said(capsys, server, "close"))
+    assert "hidden by it evaluation_overhead 30 %: costs under 34 %" in shown
+    assert "pending comm_bound 36 %: found since the verdict was recorded" in shown
+    assert "missing warmup: some causes are not judged meanwhile" in shown
+    shown = squeezed(said(capsys, server, "overtaken"))
+    assert "pending ecc_uncorrected 0 %: found since the verdict was recorded" in shown
+    assert "costs less" not in shown
+
+
+def test_a_value_has_the_digits_that_distinguish_it_from_its_threshold(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    assert "callback_stall 4.98 %: from 5 %" in said(capsys, server, "close")
+    assert "its SM clock of its peers'       89.6 %  under 90 %: yes\n" in said(capsys, server, "overtaken")
+
+
+def test_the_gpu_of_a_young_run_has_the_values_since_its_steps_count(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = said(capsys, server, "fresh", "--all")
+    assert "  SMs active                   21 to 22 %  under 50 %: yes\n" in shown
+    busy = next(each for each in cause_of(document(capsys, server, "fresh"), "launch_bound")["conditions"][1:])
+    assert (busy["lowest"], busy["highest"]) == (0.95, 0.96)
+
+
+def test_communication_is_the_reason_only_where_it_takes_long(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    assert "GPU-side causes: communication takes 14 % (from 10 %)\n" in said(capsys, server, "talking")
+    assert "GPU-side causes: the ranks have trained for too short a time\n" in said(capsys, server, "begun")
+
+
+def test_a_signal_of_a_run_without_a_verdict_has_no_value_yet(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = said(capsys, server, "young")
+    assert "\nno value yet     CPUs of the host busy," in shown
+    assert "not measured" not in shown
+
+
+def test_the_time_lost_is_that_of_the_verdict_though_it_has_changed_since(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = said(capsys, server, "overtaken")
+    assert "  time lost to it                     0 %  from 10 %" in shown
+
+
+def test_an_unknown_cause_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
+    shown = said(capsys, server, "odd")
+    assert "\x1b" not in shown
+    assert "\\x1b[31mred." in shown
 
 
 def test_an_earlier_time_has_the_verdict_of_that_time(capsys: pytest.CaptureFixture[str], server: Filled) -> None:

@@ -25,6 +25,10 @@ class Signal:
     unit: Unit = "share"
     source: str = ""
     """The program or feature that measures it; empty if the series is also missing for other reasons."""
+    instead: str = ""
+    """Series that the rules read in its place where there is one, such as that of a young run's GPU; or empty."""
+    complement: bool = False
+    """True if one minus the other series is read."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ SIGNALS: Mapping[str, Signal] = {
     "rank:exposed_wait:ratio5m": Signal("waiting for data"),
     "rank:exposed_copy:ratio5m": Signal("copying to the GPU"),
     "rank:exposed_other:ratio5m": Signal("time outside the phases"),
+    "rank:rollouts:ratio5m": Signal("rollouts"),
+    "run_rank:collectives:ratio5m": Signal("communication", instead="run_rank:communication:ratio5m"),
     "rank:cpu_of_limit:ratio5m": Signal("CPUs used of the limit"),
     "rank:workers_of_cpus:ratio": Signal("loader workers per CPU", "number"),
     "rank:cpu:cores5m": Signal("CPUs used by a rank", "cores"),
@@ -49,8 +55,12 @@ SIGNALS: Mapping[str, Signal] = {
     "host:cpu_pressure:ratio1m": Signal("tasks that wait for a CPU", source="pressure information (PSI) of Linux"),
     "host:io_pressure:ratio1m": Signal("tasks that wait for I/O", source="pressure information (PSI) of Linux"),
     "host:network_data:ratio1m": Signal("network link, data received"),
-    "gpu:busy:ratio5m": Signal("GPU busy", source="the exporter of the GPU"),
-    "gpu:sm_active:ratio5m": Signal("SMs active", source="GPM or DCGM's profiling"),
+    "gpu:busy:ratio5m": Signal(
+        "GPU busy", source="the exporter of the GPU", instead="gpu:early_idle:ratio", complement=True
+    ),
+    "gpu:sm_active:ratio5m": Signal(
+        "SMs active", source="GPM or DCGM's profiling", instead="gpu:early_sm_active:ratio"
+    ),
     "gpu:power_of_limit:ratio5m": Signal("power of the limit", source="the energy counter of the GPU"),
     "gpu:low_samples:ratio5m": Signal("GPU samples under 70 %"),
     "gpu:sm_clock:ratio5m": Signal("SM clock of the highest"),
@@ -120,6 +130,8 @@ GPU_SIDE: tuple[Condition, ...] = (
     Condition("rank:exposed_wait:ratio5m", "device_waits"),
     Condition("rank:exposed_copy:ratio5m", "device_waits"),
     Condition("rank:exposed_other:ratio5m", "device_waits"),
+    Condition("rank:rollouts:ratio5m", "device_waits"),
+    Condition("run_rank:collectives:ratio5m", 0.10),
 )
 """Conditions under which the rules do not judge causes of the tiers `device` and `harmless` on a GPU: it waits."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
-from stallscope.common.formatting import gpu_name, readable
+from stallscope.common.formatting import gpu_name, percent, readable
 from stallscope.model.catalogue.causes import CAUSES, MISSING, muted_alerts
 from stallscope.model.catalogue.conditions import CONDITIONS, GPU_SIDE, SIGNALS, Condition, alert_thresholds, general_of
 from stallscope.model.clients.expressions import any_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LOOKBACK = 86_400.0
 """Seconds before the time in question in which verdicts are searched."""
 _STEP = 30.0
-"""Seconds to which the start of a verdict is exact."""
+"""Resolution of the verdicts before the time in question, in seconds; the start of the last one is exact."""
 _STALE = 300.0
 """Seconds without a sample after which Prometheus no longer returns a series."""
 _GPU = "cluster, job, instance, gpu, uuid, mig"
@@ -38,7 +38,8 @@ _OWN = (
 _EVIDENCE = ("rank_cause:input_evidence:info", "pair_cause:gpu_side_evidence:info")
 _HELD = ("rank_cause:input_held:info", "pair_cause:gpu_side_held:info")
 
-Result = Literal["verdict", "hidden", "evidence", "below", "not_judged", "not_found"]
+Result = Literal["verdict", "pending", "hidden", "evidence", "below", "not_judged", "not_found"]
+"""What the rules made of a cause. It is pending if it was found since the verdict was recorded."""
 
 
 class Server(Protocol):
@@ -140,6 +141,8 @@ class Explanation:
     cluster: str
     namespace: str
     run: str
+    requested: float
+    """Unix time of the request."""
     at: float
     """Unix time of the values."""
     ended: bool
@@ -191,16 +194,29 @@ def explain(server: Server, run: tuple[str, str, str], matchers: str, instances:
     Raises:
         PrometheusError: the server gave no valid response.
     """
-    history = _history(server.query_range(f"run:verdict:ratio5m{{{matchers}}}", at - LOOKBACK, at, _STEP))
-    ended = bool(history) and at - history[-1][0] > _STALE
-    moment = history[-1][0] if ended else at
-    found = _Recorded(server, matchers, instances, moment)
+
+    def history_of(start: float, end: float, step: float) -> list[tuple[float, str]]:
+        return _history(server.query_range(f"run:verdict:ratio5m{{{matchers}}}", start, end, step))
+
+    # At the same times for every request, so that a verdict has one start.
+    history = history_of((at - LOOKBACK) // _STEP * _STEP, at, _STEP)
+    moment = at
+    found = _Recorded(server, matchers, instances, at)
+    if ended := bool(history) and found.verdict() is None:
+        moment = history[-1][0]
+        found = _Recorded(server, matchers, instances, moment)
     verdict = found.verdict()
     cause = verdict.cause if verdict else ""
+    if verdict is not None:
+        history.append((moment, cause))
     since, since_before, before = _since(history, cause, at - LOOKBACK)
+    if since is not None and not since_before:
+        since, _, earlier = _since([*history_of(since - _STEP, since, 1.0), (since, cause)], cause, since - _STALE)
+        before = earlier or before
     considered, following = found.considered(cause)
     return Explanation(
         *run,
+        requested=at,
         at=moment,
         ended=ended,
         verdict=verdict,
@@ -230,7 +246,8 @@ class _Recorded:
         self._matchers = matchers
         by_level: dict[str, list[str]] = {"own": list(_OWN), "gpu": ["gpu:verdict:ratio5m"], "host": []}
         for name in SIGNALS:
-            by_level["gpu" if name.startswith("gpu:") else "host" if name.startswith("host:") else "own"].append(name)
+            level = by_level["gpu" if name.startswith("gpu:") else "host" if name.startswith("host:") else "own"]
+            level += [each for each in (name, SIGNALS[name].instead) if each]
         self._series: dict[str, list[Series]] = {}
         self._read(f"{{{_any(by_level['own'])}, {matchers}}}")
         self._read(f"{{{_any(by_level['gpu'])}, {instances}}} and on ({_GPU}) rank_gpu:claim:info{{{matchers}}}")
@@ -318,7 +335,7 @@ class _Recorded:
                     general_of(cause),
                 )
             )
-        order: tuple[Result, ...] = ("verdict", "hidden", "evidence", "below", "not_judged", "not_found")
+        order: tuple[Result, ...] = get_args(Result)
         rows.sort(key=lambda row: (order.index(row.result), -scores.get(row.cause, 0.0), -(row.lost or 0.0), row.cause))
         rest = [cause for cause in scores if cause != verdict]
         otherwise = "healthy" if self.is_settled else "insufficient_data"
@@ -338,7 +355,7 @@ class _Recorded:
         if cause == verdict:
             return "verdict", ""
         if cause in scores:
-            return "hidden", self._why_hidden(tier, verdict)
+            return self._hidden(cause, tier, verdict)
         if cause in evidence and cause not in self._lost:
             if cause not in held:
                 return "evidence", "its conditions hold, but not yet for long"
@@ -350,15 +367,32 @@ class _Recorded:
             return "not_judged", self.gpu_side() or "the GPUs wait"
         return "not_found", ""
 
-    def _why_hidden(self, tier: str, verdict: str) -> str:
-        own = self._tier(verdict)
-        if self._weights.get(tier, 0.0) < self._weights.get(own, 0.0):
-            return f"the tier {own} comes before {tier}"
-        return "costs less" if own else "found since the verdict was recorded"
+    def _hidden(self, cause: str, tier: str, verdict: str) -> tuple[Result, str]:
+        """Return what the rules made of a cause that may be the verdict, with the reason."""
+        own, lost = self._tier(verdict), self._lost.get(verdict)
+        weight, own_weight = self._weights.get(tier, 0.0), self._weights.get(own, 0.0)
+        if own and weight < own_weight:
+            return "hidden", f"the tier {own} comes before {readable(tier)}"
+        if own and weight == own_weight and lost is not None:
+            if self._lost[cause] <= lost:
+                return "hidden", "costs less"
+            # The rules divide the share of the verdict by the clearing ratio, so that it changes rarely.
+            needed = lost / self.thresholds.get("clear_ratio", 1.0)
+            if self._lost[cause] <= needed:
+                return "hidden", f"costs under {percent(needed)}"
+        return "pending", "found since the verdict was recorded"
 
     def waits(self) -> tuple[Compared, ...]:
         """Return the conditions because of which the GPU side is not judged."""
-        return tuple(each for each in self._compared(GPU_SIDE) if each.holds) if self._is_host_side else ()
+        if not self._is_host_side:
+            return ()
+        waits_for_rank = bool(self.of("run_rank:straggler:ratio5m"))
+        return tuple(
+            each
+            for each in self._compared(GPU_SIDE)
+            # Communication then contains the wait for that rank.
+            if each.holds and not (waits_for_rank and each.series.startswith("run_rank:"))
+        )
 
     def gpu_side(self) -> str:
         """Return why the GPU side is not judged, besides `waits`; empty without such a reason."""
@@ -368,7 +402,9 @@ class _Recorded:
             return "signals of the ranks are missing"
         if self.of("rank:not_training:info"):
             return "the ranks do not train"
-        return "one rank delays the others" if self.of("run_rank:straggler:ratio5m") else "communication takes long"
+        if self.of("run_rank:straggler:ratio5m"):
+            return "one rank delays the others"
+        return "the ranks have trained for too short a time"
 
     @property
     def _is_host_side(self) -> bool:
@@ -401,7 +437,7 @@ class _Recorded:
         causes: dict[str, list[str]] = {}
         for cause, conditions in CONDITIONS.items():
             for name in dict.fromkeys(each.series for each in conditions):
-                if SIGNALS[name].source and not self.of(name) and (self._has_gpus or name.startswith("host:")):
+                if SIGNALS[name].source and not self._values(name) and (self._has_gpus or name.startswith("host:")):
                     causes.setdefault(name, []).append(cause)
         return {name: tuple(found) for name, found in causes.items()}
 
@@ -419,8 +455,16 @@ class _Recorded:
         return tuple(found)
 
     def _measured(self, name: str) -> Measured | None:
-        values = [each.value for each in self.of(name)]
+        values = self._values(name)
         return Measured(name, min(values), max(values), len(values)) if values else None
+
+    def _values(self, name: str) -> list[float]:
+        """Return the values that the rules read of a signal."""
+        signal = SIGNALS[name]
+        found = {_subject(each.labels): each.value for each in self.of(name)}
+        for each in self.of(signal.instead):
+            found[_subject(each.labels)] = 1 - each.value if signal.complement else each.value
+        return list(found.values())
 
     def _causes(self, names: Iterable[str]) -> set[str]:
         """Return the causes of the series of these names."""
@@ -468,6 +512,11 @@ def _since(history: Sequence[tuple[float, str]], cause: str, start: float) -> tu
 def _labels_of(alerts: Sequence[Mapping[str, str]], name: str | None) -> Mapping[str, str]:
     """Return the labels of an alert that fires; with a rank if it does not fire."""
     return next((each for each in alerts if each.get("alertname") == name), {"rank": ""})
+
+
+def _subject(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Return the labels except for the name of the series."""
+    return frozenset(each for each in labels.items() if each[0] != "__name__")
 
 
 def _by(found: Iterable[Series], label: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stallscope.common.formatting import duration, percent, readable, several, utc
 from stallscope.model.catalogue.causes import MISSING
 from stallscope.model.catalogue.conditions import SIGNALS, Unit
-from stallscope.model.view.explanation import LOOKBACK, Compared, Considered, Explanation, Measured, Missing, Sharers
+from stallscope.model.view.explanation import Compared, Considered, Explanation, Measured, Missing, Sharers
 from stallscope.model.view.stack_groups import named
 from stallscope.model.view.verdict_words import words_of
 
@@ -44,35 +44,45 @@ class Note(NamedTuple):
 def heading(found: Explanation) -> str:
     """Return the verdict and since when it holds."""
     if found.verdict is None:
-        return f"no verdict: the rules recorded none in the {duration(LOOKBACK)} until {moment(found.at)}"
+        return f"no verdict: the rules recorded none in the day until {moment(found.at)}"
     return f"{readable(found.verdict.cause)}{_held(found)}"
 
 
 def sentences(found: Explanation) -> list[str]:
-    """Return paragraphs: the end of the run, what the verdict costs with its culprit, and the remedy."""
+    """Return paragraphs: the age of an old verdict, what the verdict costs with its culprit, and the remedy."""
     if found.verdict is None:
         return []
     words = words_of(found.verdict, with_gpus=bool(found.gpu_verdicts))
-    ended = f"The run has ended: this was its last verdict, at {moment(found.at)}." if found.ended else ""
-    said = " ".join(each for each in (f"{words.title}.", words.cost, words.culprit, words.line) if each)
+    ended = ""
+    if found.ended:
+        ended = (
+            f"The rules recorded no verdict at {moment(found.requested)}, as after the end of a run or of its "
+            f"exporter: this is the last one, from {moment(found.at, found.requested)}."
+        )
+    said = " ".join(each for each in (f"{readable(words.title)}.", words.cost, words.culprit, words.line) if each)
     return [each for each in (ended, said, "" if _is_open(found) else words.remedy) if each]
 
 
 def measured_rows(found: Explanation) -> list[Row]:
-    """Return the values of the verdict's conditions, and of those of the reasons that were not found."""
+    """Return the values of the verdict's conditions, and for each reason that was not found one that is not met."""
     own = found.of_verdict
-    if own is None:
+    if own is None or found.verdict is None:
         return []
     rows = []
-    if own.lost is not None and (own.lost or own.floor):
-        levels = [f"from {small_percent(own.floor)}"] if own.floor else []
+    if found.verdict.share or own.floor:
+        levels = [f"from {threshold_percent(own.floor)}"] if own.floor else []
         if own.alert is not None:
-            levels.append(f"alert from {small_percent(own.alert)}")
-        rows.append(Row("time lost to it", percent(own.lost), (", ".join(levels),)))
-    causes = [own, *(each for each in found.considered if each.general == own.cause)]
-    for series, compared in _by_series(causes).items():
-        levels = [f"{'' if cause == own.cause else f'{cause} '}{level(each)}" for cause, each in compared]
-        rows.append(Row(SIGNALS[series].words, value_of(compared[0][1]), tuple(levels)))
+            levels.append(f"alert from {threshold_percent(own.alert)}")
+        beside = [each for each in (own.floor, own.alert) if each is not None]
+        rows.append(Row("time lost to it", _exact_percent(found.verdict.share, beside), (", ".join(levels),)))
+    compared = [(own.cause, each) for each in own.conditions if each.measured is not None]
+    compared += [
+        (each.cause, _unmet(each)[0]) for each in found.considered if each.general == own.cause and _unmet(each)
+    ]
+    for series, compared_series in _by_series(compared).items():
+        levels = [f"{'' if cause == own.cause else f'{cause} '}{level(each)}" for cause, each in compared_series]
+        value = value_of(compared_series[0][1], [each.threshold for _, each in compared_series])
+        rows.append(Row(SIGNALS[series].words, value, tuple(levels)))
     return rows
 
 
@@ -107,13 +117,19 @@ def _held(found: Explanation) -> str:
     return f" since {moment(found.since, found.at)} ({minutes}{before})"
 
 
-def _by_series(causes: Sequence[Considered]) -> dict[str, list[tuple[str, Compared]]]:
-    """Return the conditions of several causes by the series that they read."""
+def _unmet(each: Considered) -> list[Compared]:
+    """Return the conditions of a cause that do not hold, then those without a value; none of a cause with evidence."""
+    if each.result in ("evidence", "pending", "hidden"):
+        return []
+    ordered = sorted(each.conditions, key=lambda condition: condition.holds is None)
+    return [condition for condition in ordered if not condition.holds]
+
+
+def _by_series(compared: Sequence[tuple[str, Compared]]) -> dict[str, list[tuple[str, Compared]]]:
+    """Return conditions, each with its cause, by the series that they read."""
     found: dict[str, list[tuple[str, Compared]]] = {}
-    for cause in causes:
-        for each in cause.conditions:
-            if each.measured is not None:
-                found.setdefault(each.series, []).append((cause.cause, each))
+    for cause, each in compared:
+        found.setdefault(each.series, []).append((cause, each))
     return found
 
 
@@ -143,20 +159,27 @@ def _others(found: Explanation) -> Iterator[Note]:
     """Yield alerts, the causes that are hidden, too small or not judged, and the signals that are not measured."""
     firing = [f"{readable(each.name)} ({'muted' if each.muted else readable(each.severity)})" for each in found.firing]
     yield Note("alerts", (", ".join(shortened(firing)),) if firing else ())
-    hidden = [each for each in found.considered if each.result in ("hidden", "evidence") and each.tier != "harmless"]
-    yield Note("hidden by it", tuple(f"{each.cause}{_share_of(each)}: {each.reason}" for each in hidden))
+    for title, results in (("pending", ("pending", "evidence")), ("hidden by it", ("hidden",))):
+        others = [each for each in found.considered if each.result in results and each.tier != "harmless"]
+        yield Note(title, tuple(f"{each.cause}{_share_of(each)}: {each.reason}" for each in others))
     below = [each for each in found.considered if each.result == "below" and each.lost and each.floor]
-    yield Note("too small", tuple(f"{each.cause}{_share_of(each)}: from {small_percent(each.floor)}" for each in below))
+    said = shortened(
+        [f"{each.cause}{_share_of(each, each.floor)}: from {threshold_percent(each.floor)}" for each in below]
+    )
+    yield Note("too small", ("; ".join(said),) if said else ())
     if skipped := [each for each in found.considered if each.result == "not_judged"]:
         why = [f"{SIGNALS[each.series].words} takes {level(each, value=True)}" for each in found.waits]
         yield Note("not judged", (f"{several(len(skipped), _GPU_SIDE_CAUSE)}: {', '.join(why) or found.gpu_side}",))
     if found.missing and not _is_open(found):
         reasons = ", ".join(readable(each.reason) for each in found.missing)
-        yield Note("missing", (f"{reasons}: most causes of slow progress are not judged meanwhile",))
+        unjudged = "some causes are" if reasons == "warmup" else "most causes of slow progress are"
+        yield Note("missing", (f"{reasons}: {unjudged} not judged meanwhile",))
     if found.unmeasured:
         signals = ", ".join(SIGNALS[name].words for name in found.unmeasured)
         causes = {cause for each in found.unmeasured.values() for cause in each}
-        yield Note("not measured", (f"{signals}: read by {several(len(causes), 'cause')}",))
+        # The mean of a young run's signal has no value yet.
+        title = "no value yet" if found.verdict is None or _is_open(found) else "not measured"
+        yield Note(title, (f"{signals}: read by {several(len(causes), 'cause')}",))
 
 
 def _another(found: Explanation) -> list[str]:
@@ -167,14 +190,16 @@ def _another(found: Explanation) -> list[str]:
         return ["from its threshold on: any cause"] if is_healthy else []
     skipped = any(each.result == "not_judged" for each in found.considered)
     following = f"{found.following}{f' or a {_GPU_SIDE_CAUSE}' if skipped else ''}"
-    bound = f"below {small_percent(clear * own.floor)}" if own.floor and clear else "without it"
+    bound = f"below {threshold_percent(clear * own.floor)}" if own.floor and clear else "without it"
     said = [f"{bound}: {following}"]
     if own.general is not None:
         said.append(f"without its conditions: {own.general}")
-    if clear and own.lost is not None and 0 < own.lost / clear < 1:
-        said.append(f"from {percent(own.lost / clear)}: another {own.tier} cause")
+    share = found.verdict.share if found.verdict is not None else 0.0
+    if clear and 0 < share / clear < 1:
+        said.append(f"from {percent(share / clear)}: another {readable(own.tier)} cause")
     if found.earlier_tiers:
-        said.append(f"from its threshold: any {' or '.join(found.earlier_tiers)} cause")
+        tiers = " or ".join(map(readable, found.earlier_tiers)).replace(" or ", ", ", len(found.earlier_tiers) - 2)
+        said.append(f"from its threshold: any {tiers} cause")
     return said
 
 
@@ -183,40 +208,55 @@ def shortened(said: Sequence[str]) -> list[str]:
     return [*said[:MOST], *([f"and {len(said) - MOST} more"] if len(said) > MOST else [])]
 
 
-def _share_of(each: Considered) -> str:
-    return "" if each.lost is None else f" {percent(each.lost)}"
+def _share_of(each: Considered, *thresholds: float) -> str:
+    return "" if each.lost is None else f" {_exact_percent(each.lost, thresholds)}"
 
 
 def level(each: Compared, *, value: bool = False) -> str:
     """Return a threshold, with whether the value meets it, or with the value."""
     unit = SIGNALS[each.series].unit
-    level = f"{'under' if each.below else 'from'} {_number(each.threshold, unit)}"
+    threshold = threshold_percent(each.threshold) if unit == "share" else _number(each.threshold, unit)
+    level = f"{'under' if each.below else 'from'} {threshold}"
     if value:
-        return f"{_number(each.value, unit)} ({level})"
+        return f"{_number(each.value, unit, [each.threshold])} ({level})"
     return level if each.holds is None else f"{level}: {'yes' if each.holds else 'no'}"
 
 
-def value_of(each: Compared) -> str:
-    """Return the values of a condition, or a dash."""
-    return "-" if each.measured is None else _range(each.measured, SIGNALS[each.series].unit)
+def value_of(each: Compared, thresholds: Sequence[float] = ()) -> str:
+    """Return the values of a condition, or a dash.
+
+    Args:
+        each: the condition.
+        thresholds: thresholds that are shown beside the values; by default that of the condition.
+    """
+    if each.measured is None:
+        return "-"
+    return _range(each.measured, SIGNALS[each.series].unit, thresholds or [each.threshold])
 
 
-def _range(measured: Measured, unit: Unit) -> str:
-    lowest, highest = _number(measured.lowest, unit), _number(measured.highest, unit)
+def _range(measured: Measured, unit: Unit, thresholds: Sequence[float]) -> str:
+    lowest, highest = (_number(each, unit, thresholds) for each in (measured.lowest, measured.highest))
     if lowest == highest:
         return lowest
     return f"{lowest.removesuffix(' %')} to {highest}" if unit == "share" else f"{lowest} to {highest}"
 
 
-def small_percent(ratio: float) -> str:
-    """Return a threshold in percent; a small one has a second digit."""
-    return percent(ratio) if ratio >= 0.0995 else f"{100 * ratio:.2g} %"
+def threshold_percent(ratio: float) -> str:
+    """Return a threshold in percent, with up to three digits."""
+    return f"{100 * ratio:.3g} %"
 
 
-def _number(value: float | None, unit: Unit) -> str:
+def _exact_percent(ratio: float, thresholds: Sequence[float]) -> str:
+    """Return a share in percent, with the digits that distinguish it from the thresholds beside it."""
+    shown = [percent(ratio), *(f"{100 * ratio:.{digits}g} %" for digits in (3, 4, 5))]
+    levels = [threshold_percent(each) for each in thresholds if each != ratio]
+    return next((each for each in shown if each not in levels), shown[-1])
+
+
+def _number(value: float | None, unit: Unit, thresholds: Sequence[float] = ()) -> str:
     if value is None:
         return "-"
-    return percent(value) if unit == "share" else f"{value:.3g}"
+    return _exact_percent(value, thresholds) if unit == "share" else f"{value:.3g}"
 
 
 def moment(seconds: float, at: float | None = None) -> str:

@@ -114,8 +114,8 @@ def _everything(found: Explanation) -> Iterator[str]:
         yield from _row("to measure", f"{SIGNALS[name].words}, for {causes}: needs {SIGNALS[name].source}")
     yield f"{'cause':<24}{'lost':>10}  {'from':>9}  {'alert':>9}  result"
     for each in found.considered:
-        floor = words.small_percent(each.floor) if each.floor else "any"
-        alert = "-" if each.alert is None else words.small_percent(each.alert)
+        floor = words.threshold_percent(each.floor) if each.floor else "any"
+        alert = "-" if each.alert is None else words.threshold_percent(each.alert)
         lost = "-" if each.lost is None else percent(each.lost)
         yield f"{each.cause:<24}{lost:>10}  {floor:>9}  {alert:>9}  {each.result.replace('_', ' ')}"
         if each.result not in ("verdict", "below", "not_found"):

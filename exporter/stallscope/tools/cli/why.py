@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from stallscope.model.clients.prometheus import Prometheus
     from stallscope.model.view.explanation import Explanation
 
+_CLOCK_ERROR = 60.0
+"""Seconds by which this machine's clock may be ahead of the server's."""
+
 
 def parser() -> Parser:
     """Return the parser of the command line."""
@@ -82,6 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _explain(server: Prometheus, parsed: Any, advance: Callable[..., None]) -> tuple[list[Explanation], list[str]]:
+    from stallscope.common.formatting import utc
     from stallscope.model.analysis.over_time import matchers_of, require_rules
     from stallscope.model.analysis.runs import find_run
     from stallscope.model.clients.expressions import any_of
@@ -90,7 +94,10 @@ def _explain(server: Prometheus, parsed: Any, advance: Callable[..., None]) -> t
     found = []
     with _prometheus.one_line_errors():
         now = server.now()
-        at = min(parsed.at.from_(now), now)
+        at = parsed.at.from_(now)
+        if at > now + _CLOCK_ERROR:
+            raise _prometheus.CommandFailed(f"--at: {utc(at)} is in the future; choose a time until {utc(now)}")
+        at = min(at, now)
         for name in parsed.runs:
             run = find_run(
                 server, name, at - LOOKBACK, at, cluster=parsed.cluster, namespace=parsed.namespace, flags="--at"
