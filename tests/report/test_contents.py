@@ -342,6 +342,8 @@ def test_the_last_verdict_is_explained_by_the_values_beside_its_thresholds(repor
         "Threshold": "under 0.7: yes",
     }
     assert rows["time lost to it"]["Threshold"] == "from 5 %, alert from 10 %"
+    (shown,) = blocks(report_of("waiting"), "why", Table)
+    assert "from its threshold: any hardware or progress cause." in shown.note
 
 
 def test_a_cause_above_its_threshold_is_not_reported_as_below_it(server: Prometheus, run_of: FindRun) -> None:
@@ -375,7 +377,7 @@ def test_the_advice_names_the_line_of_code(server: Prometheus, run_of: FindRun) 
         "location": "data/augment.py:41",
         "function": "elastic",
     }
-    reported = Saying(server, "run:code:ratio2m", Series(labels, 0.62))
+    reported = Saying(server, "_over_time.run:code:ratio2m", Series(labels, 0.62))
     advised = {each.cause: each.advice for each in advice(build(of_run(server, run_of("waiting")), reported, PRICES))}
     assert advised["input_few_workers"].startswith(
         "62 % of the wait is in data/augment.py:41 elastic, with 2 loader workers. "

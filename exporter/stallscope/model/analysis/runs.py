@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
-from stallscope.common.formatting import NAME_LENGTH, readable, utc
+from stallscope.common.formatting import NAME_LENGTH, readable, several, utc
 from stallscope.model.analysis import ranges
 from stallscope.model.analysis.ranges import Ranges, joined
 from stallscope.model.clients.expressions import any_of, quoted
@@ -314,7 +314,7 @@ def _unknown(server: Server, named: Sequence[_Reference], start: float, end: flo
     exporters = server.label_values("instance", "stallscope_build_info", start, end)
     if exporters:
         return NoDataError(
-            f"{server.name} scrapes {len(exporters)} Stallscope exporters, but no training reported to them "
+            f"{server.name} scrapes {several(len(exporters), 'Stallscope exporter')}, but no training reported to them "
             f"{when}; start it with `stallscope run`, or see `stallscope doctor`"
         )
     return NoDataError(

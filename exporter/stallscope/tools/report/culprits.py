@@ -85,10 +85,12 @@ def code_lines(queries: Queries) -> dict[str, CodeLine]:
         frozenset(each.labels.items()): each.value
         for each in queries.instant(f"max by ({by}) (avg_over_time(run:code:ratio2m{{{which}}}[{window}]))")
     }
-    ranks = queries.subject.rank_matchers
-    loaders = queries.value(f"max(max_over_time(stallscope_training_dataloader_workers{{{ranks}}}[{window}]))")
+    # Of the time in which the line was found: the number of workers may have been changed before or after.
+    workers = f"max(stallscope_training_dataloader_workers{{{queries.subject.rank_matchers}}})"
+    meanwhile = f"max by (cause) (run:code:ratio2m{{{which}}}) * 0 + on () group_left () {workers}"
+    loaders = queries.by("cause", queries.over_time("last_over_time", meanwhile))
     return {
-        cause: code_line_of(labels, shares.get(frozenset(labels.items()), 0.0), int(loaders or 0))
+        cause: code_line_of(labels, shares.get(frozenset(labels.items()), 0.0), int(loaders.get(cause, 0)))
         for cause, (_, labels) in most.items()
     }
 
