@@ -468,7 +468,7 @@ def test_communication_is_the_reason_only_where_it_takes_long(
     capsys: pytest.CaptureFixture[str], server: Filled
 ) -> None:
     assert "GPU-side causes: communication takes 14 % (from 10 %)\n" in said(capsys, server, "talking")
-    assert "GPU-side causes: the ranks have trained for too short a time\n" in said(capsys, server, "begun")
+    assert "GPU-side causes: too little of the last minutes is known\n" in said(capsys, server, "begun")
 
 
 def test_a_signal_of_a_run_without_a_verdict_has_no_value_yet(
@@ -519,11 +519,14 @@ def test_the_status_page_has_the_values_and_notes_of_the_command(
 ) -> None:
     name = RunName(run, "vision")
     watch = ExplanationWatch(Prometheus(server.address))
-    assert explained(name, watch.look([name])) == '<p class="quiet">Querying the reasons of the verdict.</p>'
+    assert (
+        explained(name, RUNS[name.run].verdict, watch.look([name]))
+        == '<p class="quiet">Querying the reasons of the verdict.</p>'
+    )
     watch.poll()
     found = watch.look([name])
     assert found.problem == ""
-    page = read(f"<main>{explained(name, found)}</main>".encode())
+    page = read(f"<main>{explained(name, RUNS[run].verdict, found)}</main>".encode())
     text = squeezed(said(capsys, server, run))
     assert page.one("p").text.removeprefix("Why: ").split(" (")[0].rstrip(".") in text
     for row in page.all("tr")[1:]:
@@ -535,6 +538,22 @@ def test_the_status_page_has_the_values_and_notes_of_the_command(
         assert title[0].lower() + title[1:] in text or title in text
 
 
+def test_the_status_page_shows_no_explanation_of_another_verdict_and_the_age_of_an_old_one(server: Filled) -> None:
+    name = RunName("plain", "vision")
+    watch = ExplanationWatch(Prometheus(server.address))
+    watch.look([name])
+    watch.poll()
+    found = watch.look([name])
+    waiting = '<p class="quiet">Querying the reasons of the verdict.</p>'
+    assert explained(name, "insufficient_data", found) == waiting
+    late = found._replace(age=75.0, problem="prometheus: no answer within 5 s")
+    shown = explained(name, "input_bound", late)
+    assert "input_bound since" in shown
+    assert "As of 1 min 15 s ago: <bdi>prometheus: no answer within 5 s</bdi>." in shown
+    assert "As of" not in explained(name, "input_bound", found)
+    assert "No explanation: <bdi>prometheus: no answer" in explained(name, "insufficient_data", late)
+
+
 def test_the_status_page_explains_no_run_of_another_name_or_that_has_ended(server: Filled) -> None:
     names = [RunName("ended", "vision"), RunName("plain", "speech"), RunName("nothing", "")]
     watch = ExplanationWatch(Prometheus(server.address))
@@ -543,7 +562,7 @@ def test_the_status_page_explains_no_run_of_another_name_or_that_has_ended(serve
     found = watch.look(names)
     assert found.problem == ""
     assert not found.runs
-    assert "<code>stallscope why ended</code>" in explained(names[0], found)
+    assert "<code>stallscope why ended</code>" in explained(names[0], "checkpoint_stall", found)
 
 
 def test_an_explanation_that_is_too_long_names_the_command(server: Filled) -> None:
@@ -551,6 +570,6 @@ def test_an_explanation_that_is_too_long_names_the_command(server: Filled) -> No
     watch = ExplanationWatch(Prometheus(server.address, max_bytes=1000))
     watch.look([name])
     watch.poll()
-    shown = explained(name, watch.look([name]))
+    shown = explained(name, RUNS[name.run].verdict, watch.look([name]))
     assert "1,000 bytes" in shown or "1000 bytes" in shown
     assert "<code>stallscope why plain</code> may have it" in shown

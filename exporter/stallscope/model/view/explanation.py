@@ -404,7 +404,7 @@ class _Recorded:
             return "the ranks do not train"
         if self.of("run_rank:straggler:ratio5m"):
             return "one rank delays the others"
-        return "the ranks have trained for too short a time"
+        return "too little of the last minutes is known"
 
     @property
     def _is_host_side(self) -> bool:

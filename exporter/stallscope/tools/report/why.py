@@ -23,8 +23,7 @@ def blocks(queries: Queries) -> list[Block]:
     found = explain(queries.server, place, subject.run_matchers, f"instance=~{any_of(run.instances)}", subject.end)
     heading = Paragraph(f"Verdict at the end: {words.heading(found)}.")
     notes = " ".join(
-        f"{capitalised(note.title)}: {'; '.join(note.first_entries).rstrip('.')}."
-        for note in words.notes(found)
+        f"{capitalised(note.title)}: {'; '.join(note.first_entries).rstrip('.')}." for note in words.notes(found)
     )
     rows: list[tuple[Value, ...]] = [
         (row.signal, row.value, "; ".join(row.thresholds)) for row in words.measured_rows(found)

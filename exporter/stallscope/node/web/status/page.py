@@ -110,7 +110,7 @@ class StatusPage:
         if choices.explained and self._explanations is not None and verdicts is not None:
             judged = [run.name for run, _ranks in selection.runs if run.name in verdicts.runs][:MAX_EXPLAINED]
             explanations = self._explanations.look(judged)
-            reasons = {name: explained(name, explanations) for name in judged}
+            reasons = {name: explained(name, verdicts.runs[name].cause, explanations) for name in judged}
         host = "Simulated node" if look.simulated else attribute(self._host)
         state = '<span class="badge good">ready</span>' if look.ready else '<span class="badge quiet">starting</span>'
         text = (
