@@ -141,10 +141,10 @@ RUNS = {
 }
 
 
-def recorded(run: str, story: Story) -> Iterator[Series]:
+def recorded(run: str, story: Story, cluster: str = "east") -> Iterator[Series]:
     """Yield the series of a run."""
-    of = {"cluster": "east", "namespace": "vision", "run": run}
-    node = {"cluster": "east", "job": "stallscope", "instance": f"{run}0:19400"}
+    of = {"cluster": cluster, "namespace": "vision", "run": run}
+    node = {"cluster": cluster, "job": "stallscope", "instance": f"{run}0:19400"}
 
     def during(value: float, first: int = 0) -> list[float | None]:
         return [*[None] * first, *[float(value)] * (story.scrapes - first), *[None] * (SCRAPES - story.scrapes)]
@@ -209,6 +209,7 @@ def server() -> Iterator[Filled]:
     with prometheus() as running:
         end = 60.0 * math.floor(time.time() / 60)
         everything = [*constants(), *(each for run, story in RUNS.items() for each in recorded(run, story))]
+        everything += (each for cluster in ("north", "south") for each in recorded("twin", RUNS["fine"], cluster))
         write([running.port], everything, end - 30 * (SCRAPES - 1), SCRAPES)
         yield Filled(running.address, end)
 
@@ -503,6 +504,12 @@ def test_several_runs_and_all_causes(capsys: pytest.CaptureFixture[str], server:
     assert [line.split(":")[0] for line in shown.splitlines() if line.startswith("run ")] == ["run plain", "run fine"]
     for cause in CAUSES.values():
         assert shown.count(f"\n{cause.name} ") == (0 if cause.tier is None else 2), cause.name
+
+
+def test_runs_of_the_same_name_are_shown_with_their_places(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
+    shown = said(capsys, server, "north/vision/twin", "south/vision/twin", "fine")
+    heads = [line.split(":")[0] for line in shown.splitlines() if line.startswith("run ")]
+    assert heads == ["run north/vision/twin", "run south/vision/twin", "run fine"]
 
 
 def test_an_unknown_run_is_refused_with_similar_names(capsys: pytest.CaptureFixture[str], server: Filled) -> None:

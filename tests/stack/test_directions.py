@@ -77,15 +77,16 @@ def test_the_alertmanager_of_debian_has_no_page(serve: Serve) -> None:
 
 
 def test_commands_have_the_addresses_of_this_stack() -> None:
-    top, report, compare, doctor = commands(SETTINGS, SETTINGS.scenario)
+    top, why, report, compare, doctor = commands(SETTINGS, SETTINGS.scenario)
     assert top.endswith(" top --exporter.url http://127.0.0.1:1 --prometheus.url http://127.0.0.1:2")
+    assert why.endswith(" why simulated-thermal-throttle --prometheus.url http://127.0.0.1:2")
     assert report.endswith(" report --run simulated-thermal-throttle --prometheus.url http://127.0.0.1:2")
     assert " compare numpy-classifier simulated-thermal-throttle " in compare
     assert doctor.startswith("STALLSCOPE_ADDRESS=udp://127.0.0.1:1 ")
 
 
 def test_a_single_run_is_not_compared() -> None:
-    _top, report, _doctor = commands(SETTINGS, None)
+    _top, _why, report, _doctor = commands(SETTINGS, None)
     assert " report --run numpy-classifier " in report
 
 

@@ -39,6 +39,7 @@ def commands(settings: Settings, scenario: Scenario | None) -> list[str]:
     subject = f"--run {runs[-1]}" if runs else f"--instance {settings.exporter.instance}"
     return [
         f"{program} top --exporter.url {settings.exporter.url} {prometheus}",
+        *([f"{program} why {runs[-1]} {prometheus}"] if runs else []),
         f"{program} report {subject} {prometheus}",
         *([f"{program} compare {' '.join(runs)} {prometheus}"] if len(runs) > 1 else []),
         f"STALLSCOPE_ADDRESS=udp://{settings.exporter.address} {program} doctor {prometheus}",

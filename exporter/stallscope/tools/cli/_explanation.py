@@ -18,14 +18,16 @@ _SIGNAL = 28
 _VALUE = 11
 
 
-def text(found: Explanation, *, everything: bool = False) -> str:
+def text(found: Explanation, *, everything: bool = False, with_place: bool = False) -> str:
     """Return the explanation for a terminal.
 
     Args:
         found: the explanation.
         everything: True to list every cause that was considered.
+        with_place: True to name cluster and namespace of the run.
     """
-    lines = _wrapped(f"run {readable(found.run)}: {words.heading(found)}")
+    name = "/".join(map(readable, (found.cluster, found.namespace, found.run) if with_place else (found.run,)))
+    lines = _wrapped(f"run {name}: {words.heading(found)}")
     lines += [line for sentence in words.sentences(found) for line in _wrapped(sentence, 2)]
     rows = words.measured_rows(found)
     if rows and found.verdict is not None:

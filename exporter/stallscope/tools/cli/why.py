@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,9 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.json:
         print(json.dumps({"runs": [_explanation.document(each) for each in explained]}, indent=2))
     else:
-        print("\n".join(_explanation.text(each, everything=parsed.all) for each in explained), end="")
+        of_name = Counter(each.run for each in explained)
+        texts = (_explanation.text(each, everything=parsed.all, with_place=of_name[each.run] > 1) for each in explained)
+        print("\n".join(texts), end="")
     return 0
 
 
