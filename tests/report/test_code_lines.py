@@ -31,7 +31,7 @@ def recorded() -> Iterator[Series]:
     """Yield the series of a run that waited for two workers, then got eight."""
     yield Series("stallscope_training_rank_info", {**RANK, "world_size": "1"}, during(1.0, 0, SCRAPES))
     yield Series("stallscope_training_state", {**RANK, "state": "running"}, during(1.0, 0, SCRAPES))
-    workers = [8.0 if number < 5 or number >= 30 else 2.0 for number in range(SCRAPES)]
+    workers: list[float | None] = [8.0 if number < 5 or number >= 30 else 2.0 for number in range(SCRAPES)]
     yield Series("stallscope_training_dataloader_workers", RANK, workers)
     line = {"phase": "data_wait", "location": "augment.py:41", "function": "elastic"}
     yield Series("run:code:ratio2m", {"run": "starved", "cause": "input_few_workers", **line}, during(0.62, 10, 25))
@@ -42,7 +42,7 @@ def test_a_line_has_the_number_of_workers_while_it_was_found() -> None:
         pytest.skip("prometheus is not installed")
     with prometheus() as running:
         end = 60.0 * math.floor(time.time() / 60)
-        write([running.port], recorded(), end - 30 * (SCRAPES - 1), SCRAPES)
+        write([running.port], list(recorded()), end - 30 * (SCRAPES - 1), SCRAPES)
         client = Prometheus(running.address)
         run = find_run(client, "starved", end - 3600, end)
         (line,) = code_lines(Queries(client, of_run(client, run), Options())).values()

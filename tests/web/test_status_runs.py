@@ -239,7 +239,7 @@ def test_the_verdict_of_another_namespace_is_not_shown() -> None:
 
 
 def test_a_run_unknown_to_prometheus_is_marked_while_it_lives() -> None:
-    words = "Verdict: none yet. Prometheus does not know this run, or only for a short time."
+    words = "Verdict: none yet. Prometheus has no rules, or does not know this run, or only for a short time."
     assert words in run(held(), verdicts=judged()).text
     assert words not in run(held(), verdicts=judged(age=None)).text
     assert words not in run(held(state="finished", ended=1.0), verdicts=judged()).text

@@ -39,7 +39,7 @@ _EVIDENCE = ("rank_cause:input_evidence:info", "pair_cause:gpu_side_evidence:inf
 _HELD = ("rank_cause:input_held:info", "pair_cause:gpu_side_held:info")
 
 Result = Literal["verdict", "pending", "hidden", "evidence", "below", "not_judged", "not_found"]
-"""What the rules made of a cause. It is pending if it was found since the verdict was recorded."""
+"""Result of the rules for a cause: it is pending if it was found since the verdict was recorded."""
 
 
 class Server(Protocol):

@@ -92,7 +92,7 @@ def why_unjudged(run: Run, verdicts: Verdicts) -> str:
         return "Verdict: unknown. Prometheus has several runs of this name with different verdicts."
     if verdicts.age is None or run.ended:
         return ""
-    return "Verdict: none yet. Prometheus does not know this run, or only for a short time."
+    return "Verdict: none yet. Prometheus has no rules, or does not know this run, or only for a short time."
 
 
 def phrase_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
