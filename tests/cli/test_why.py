@@ -137,6 +137,12 @@ RUNS = {
         {"gpu_rank:host_side:info": 1, "run_rank:communication:ratio5m": 0.14, "run_rank:collectives:ratio5m": 0.2},
     ),
     "begun": Story("healthy", {}, {"gpu_rank:host_side:info": 1, "run_rank:communication:ratio5m": 0.08}),
+    "held": Story(
+        "input_few_workers",
+        {"input_few_workers": 0.31},
+        {**STARVED, "host:cpu_busy:ratio1m": 0.63, "rank:workers_of_cpus:ratio": 0.25},
+        (("rank_cause:input_held:info", {"cause": "input_few_workers"}),),
+    ),
     "odd": Story("\x1b[31mred", {}),
 }
 
@@ -485,6 +491,15 @@ def test_the_time_lost_is_that_of_the_verdict_though_it_has_changed_since(
 ) -> None:
     shown = said(capsys, server, "overtaken")
     assert "  time lost to it                     0 %  from 10 %" in shown
+
+
+def test_a_verdict_that_is_held_though_its_conditions_hold_no_longer_says_so(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    shown = said(capsys, server, "held")
+    assert "  CPUs of the host busy              63 %  under 60 %: no\n" in shown
+    assert "held             its conditions hold no longer, but no other cause's have held" in shown
+    assert "\nheld " not in said(capsys, server, "workers")
 
 
 def test_an_unknown_cause_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str], server: Filled) -> None:

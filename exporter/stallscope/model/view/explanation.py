@@ -96,7 +96,7 @@ class Considered(NamedTuple):
     tier: str
     result: Result
     reason: str
-    """Words that explain the result; empty for the verdict, and if the rules recorded nothing on the cause."""
+    """Words that explain the result; empty for a verdict whose conditions hold, and if the rules recorded nothing."""
     lost: float | None
     """Share of the run's GPU time that it costs; None if the rules did not find it."""
     floor: float
@@ -353,7 +353,11 @@ class _Recorded:
     ) -> tuple[Result, str]:
         """Return what the rules made of a cause, with the reason."""
         if cause == verdict:
-            return "verdict", ""
+            is_held = cause in held and cause not in evidence
+            return (
+                "verdict",
+                "its conditions hold no longer, but no other cause's have held for long" if is_held else "",
+            )
         if cause in scores:
             return self._hidden(cause, tier, verdict)
         if cause in evidence and cause not in self._lost:

@@ -158,6 +158,8 @@ def _groups(groups: Sequence[Sharers], kind: str) -> str:
 def _others(found: Explanation) -> Iterator[Note]:
     """Yield alerts, the causes that are hidden, too small or not judged, and the signals that are not measured."""
     firing = [f"{readable(each.name)} ({'muted' if each.muted else readable(each.severity)})" for each in found.firing]
+    own = found.of_verdict
+    yield Note("held", (own.reason,) if own is not None and own.reason else ())
     yield Note("alerts", (", ".join(shortened(firing)),) if firing else ())
     for title, results in (("pending", ("pending", "evidence")), ("hidden by it", ("hidden",))):
         others = [each for each in found.considered if each.result in results and each.tier != "harmless"]
