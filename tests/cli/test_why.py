@@ -55,6 +55,8 @@ class Story(NamedTuple):
     """Verdicts of each rank and its GPU; by default those of the run."""
     scrapes: int = SCRAPES
     """Scrapes until its end."""
+    state: str = ""
+    """State of its ranks; by default `running`, and `finished` after its end."""
 
 
 RUNS = {
@@ -96,6 +98,7 @@ RUNS = {
         {"checkpoint_stall": 0.27, "evaluation_overhead": 0.12, "low_mfu": 0.0, "callback_stall": 0.03},
     ),
     "ended": Story("checkpoint_stall", {"checkpoint_stall": 0.27}, scrapes=21),
+    "silent": Story("checkpoint_stall", {"checkpoint_stall": 0.27}, scrapes=21, state="running"),
     "full": Story(
         "input_bound",
         {"input_bound": 0.31, "comm_bound": 0.04, "uneven_work": 0.02},
@@ -170,7 +173,7 @@ def recorded(run: str, story: Story, cluster: str = "east") -> Iterator[Series]:
         gpu = {**node, "gpu": str(number), "uuid": f"GPU-{run}-{number}"}
         of_rank, of_gpu = story.ranks[number] if story.ranks is not None else (story.verdict, story.verdict)
         yield Series("stallscope_training_rank_info", {**rank, "world_size": "2"}, during(1))
-        state = "running" if story.scrapes == SCRAPES else "finished"
+        state = story.state or ("running" if story.scrapes == SCRAPES else "finished")
         yield Series("stallscope_training_state", {**rank, "state": state}, during(1))
         yield Series("rank:live:info", rank, during(1))
         yield Series("rank_gpu:claim:info", {**rank, **gpu}, during(1))
@@ -396,10 +399,18 @@ def test_a_run_that_has_ended_has_its_last_verdict(capsys: pytest.CaptureFixture
     shown = squeezed(said(capsys, server, "ended"))
     assert "checkpoint_stall since" in shown
     assert "(5 min; before it insufficient_data) The rules recorded no verdict at" in shown
-    assert "as after the end of a run or of its exporter: this is the last one, from" in shown
+    assert "UTC (2 ranks finished): this is the last one, from" in shown
     found = document(capsys, server, "ended")
     assert (found["ended"], found["timestamp_seconds"]) == (True, server.end - 600)
     assert cause_of(found, "checkpoint_stall")["time_lost_ratio"] == 0.27
+
+
+def test_a_verdict_that_ends_while_the_ranks_run_may_have_ended_with_the_exporter(
+    capsys: pytest.CaptureFixture[str], server: Filled
+) -> None:
+    assert why.main(["silent", f"--prometheus.url={server.address}", f"--at={server.end - 250:.0f}"]) == 0
+    shown = squeezed(capsys.readouterr().out)
+    assert "as after the end of a run or of its exporter: this is the last one, from" in shown
 
 
 @pytest.mark.parametrize("after", [1, 60, 299])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 from stallscope.common.formatting import gpu_name, percent, readable
@@ -145,6 +146,8 @@ class Explanation:
     """Unix time of the request."""
     at: float
     """Unix time of the values."""
+    states: Mapping[str, int]
+    """Number of ranks by state, if known."""
     ended: bool
     """True if the rules recorded no verdict at the requested time: then these are the last values before it."""
     verdict: Verdict | None
@@ -181,7 +184,14 @@ class Explanation:
         return next((each for each in self.considered if each.result == "verdict"), None)
 
 
-def explain(server: Server, run: tuple[str, str, str], matchers: str, instances: str, at: float) -> Explanation:
+def explain(
+    server: Server,
+    run: tuple[str, str, str],
+    matchers: str,
+    instances: str,
+    at: float,
+    states: Mapping[str, int] = MappingProxyType({}),
+) -> Explanation:
     """Read what the rules recorded on a run.
 
     Args:
@@ -190,6 +200,7 @@ def explain(server: Server, run: tuple[str, str, str], matchers: str, instances:
         matchers: matchers of the series recorded for the run.
         instances: matcher of the instances that its ranks report to.
         at: Unix time.
+        states: number of ranks by state, if known.
 
     Raises:
         PrometheusError: the server gave no valid response.
@@ -218,6 +229,7 @@ def explain(server: Server, run: tuple[str, str, str], matchers: str, instances:
         *run,
         requested=at,
         at=moment,
+        states=states,
         ended=ended,
         verdict=verdict,
         since=since,

@@ -55,9 +55,12 @@ def sentences(found: Explanation) -> list[str]:
     words = words_of(found.verdict, with_gpus=bool(found.gpu_verdicts))
     ended = ""
     if found.ended:
+        states = [f"{several(ranks, 'rank')} {readable(state)}" for state, ranks in found.states.items()]
+        has_ended = bool(states) and not {"starting", "running"} & found.states.keys()
+        why = f" ({', '.join(states)})" if has_ended else ", as after the end of a run or of its exporter"
         ended = (
-            f"The rules recorded no verdict at {moment(found.requested)}, as after the end of a run or of its "
-            f"exporter: this is the last one, from {moment(found.at, found.requested)}."
+            f"The rules recorded no verdict at {moment(found.requested)}{why}: this is the last one, from "
+            f"{moment(found.at, found.requested)}."
         )
     said = " ".join(each for each in (f"{readable(words.title)}.", words.cost, words.culprit, words.line) if each)
     return [each for each in (ended, said, "" if _is_open(found) else words.remedy) if each]

@@ -49,6 +49,7 @@ def document(found: Explanation) -> dict[str, Any]:
         "namespace": found.namespace,
         "run": found.run,
         "timestamp_seconds": found.at,
+        "states": dict(found.states),
         "ended": found.ended,
         "verdict": None
         if verdict is None

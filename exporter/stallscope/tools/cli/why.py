@@ -107,6 +107,6 @@ def _explain(server: Prometheus, parsed: Any, advance: Callable[..., None]) -> t
             )
             require_rules(server, server.name, at - LOOKBACK, at)
             place = run.cluster, run.namespace, run.name
-            found.append(explain(server, place, matchers_of(run), f"instance=~{any_of(run.instances)}", at))
+            found.append(explain(server, place, matchers_of(run), f"instance=~{any_of(run.instances)}", at, run.states))
             advance()
     return found, server.take_notes()

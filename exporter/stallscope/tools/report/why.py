@@ -20,7 +20,8 @@ def blocks(queries: Queries) -> list[Block]:
     if run is None:
         return []
     place = run.cluster, run.namespace, run.name
-    found = explain(queries.server, place, subject.run_matchers, f"instance=~{any_of(run.instances)}", subject.end)
+    instances = f"instance=~{any_of(run.instances)}"
+    found = explain(queries.server, place, subject.run_matchers, instances, subject.end, run.states)
     heading = Paragraph(f"Verdict at the end: {words.heading(found)}.")
     notes = " ".join(
         f"{capitalised(note.title)}: {'; '.join(note.first_entries).rstrip('.')}." for note in words.notes(found)
