@@ -690,6 +690,26 @@ def test_an_optimizer_that_is_gone_leaves_its_place_to_another(clock: ScriptedCl
     assert 100 < run.timeline.steps < 200
 
 
+def test_an_optimizer_that_replaces_the_only_one_loses_one_step(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for optimizer in (object(), object(), object()):
+        for _ in range(20):
+            run.optimizer_step(optimizer)
+    assert run.timeline.steps == 58
+
+
+def test_an_optimizer_that_steps_once_after_many_steps_of_another_replaces_nothing(
+    clock: ScriptedClock, desk: Desk
+) -> None:
+    run = new(clock, desk)
+    generator, critic = object(), object()
+    for _ in range(3):
+        for _ in range(100):
+            run.optimizer_step(critic)
+        run.optimizer_step(generator)
+    assert run.timeline.steps == 300
+
+
 def test_the_open_run_of_this_process_is_returned(desk: Desk) -> None:
     assert stallscope.current() is None
     with stallscope.Run("job", sender=desk) as run:

@@ -36,6 +36,8 @@ _PHASE = '%s:{"seconds":%.6f,"occurrences":%d,"max":%.6f%s}'
 _STEPS = '"step_seconds":{"counts":%s,"sum":%.6f,"count":%d}'
 _FOLLOWED = 64
 """Steps of other optimizers, without one of the first, after which that one is held to be gone."""
+_ALONE = 16
+"""Steps of the first one in a row, after which two steps in a row of another one are enough for that."""
 _LEFT_LOOP = 2.0
 """Multiple of a step's usual time up to which the time from its batch to the end of the run is a step."""
 _CLOCK_SET = 1.0
@@ -98,7 +100,7 @@ class Session:
         self._observers: list[Observer] = []
         self._listeners: list[Callable[[int], object]] = []
         self._optimizer: int | None = None
-        self._followed = 0
+        self._followed = self._alone = 0
         self._failure = ""
         self._heading = ""
         self._booking_cost: Callable[[Timeline], float] | None = None
@@ -383,11 +385,13 @@ class Session:
         """Mark a step's boundary like `optimizer_step`, for the optimizer with this id."""
         if self.silent or self.claimed_by:
             return
-        if self._optimizer != optimizer:
+        if self._optimizer == optimizer:
+            self._alone = 0 if self._followed else self._alone + 1
+        else:
             self._followed += 1
-            if self._optimizer is not None and self._followed < _FOLLOWED:
+            if self._optimizer is not None and self._followed < (2 if self._alone >= _ALONE else _FOLLOWED):
                 return
-            self._optimizer = optimizer
+            self._optimizer, self._alone = optimizer, 0
         self._followed = 0
         self.timeline.step()
 
