@@ -1532,6 +1532,15 @@ def test_samples_of_a_partial_batch_are_counted_as_they_are(watched: Watched) ->
     assert watched.last_report().counters["samples"] == 5
 
 
+def test_samples_of_a_batch_that_a_loop_is_left_with_are_not_counted(watched: Watched) -> None:
+    for _ in range(3):
+        for number, batch in enumerate(watched.loader):
+            if number == 2:
+                break
+            watched.train(batch)
+    assert watched.last_report().counters["samples"] == 3 * 4
+
+
 def test_a_graph_that_is_replayed_makes_the_steps_that_were_captured(watched: Watched) -> None:
     class Graph:
         """Stands for a CUDA graph."""

@@ -204,6 +204,7 @@ class Loaders(LoopPart):
                 self._state.begin_evaluation()
         else:
             self._state.train()
+            self._drop_left(loader)
             made.before = rebooking.snapshot(self._timeline)
         return made
 
@@ -285,6 +286,12 @@ class Loaders(LoopPart):
         """End the evaluation whose loader was left early."""
         if self._evaluations.follows(reference) and not self._thread.is_elsewhere():
             self._evaluations.leave()
+
+    def _drop_left(self, loader: Any) -> None:
+        """Count no samples of a batch that a loop over this loader fetched before it was left, and did not use."""
+        for found in self.unproven:
+            if found.loader() is loader and found.iterator() is None:
+                found.in_hand.clear()
 
     def _is_used(self, found: Pass) -> bool:
         """Return whether a module was called with the newest batch of a pass."""
