@@ -28,6 +28,8 @@ _SWITCH_COST = 30e-6 if sys.version_info >= (3, 12) else 1e-6
 """Seconds that setting the hook takes, about: from 3.12 on, code has to be instrumented for it."""
 _MOST_EVENTS = 4096
 """Events that are observed of one interval before the loop begins."""
+_MOST_PLACES = 16
+"""Intervals of a step that are distinguished; the last of these stands for all that follow."""
 _BEFORE_LOOP = 0.1
 """Seconds that observing may take before the loop begins, besides its share of the time. A program that never trains
 calls its modules without end."""
@@ -52,8 +54,12 @@ class LoopInput(InputCalls):
         self._cost = _SWITCH_COST
         """Seconds that observing the newest observed interval took, about."""
         self._forward = run.timeline.phase("forward")
-        self._usual: dict[str, tuple[float, float, float]] = {}
-        """Seconds of input, of the forward pass, and of all else in the newest observed interval, by what ended it."""
+        self._steps = -1
+        self._place = 0
+        """Number of intervals of the step before the present one, up to a limit."""
+        self._usual: dict[tuple[str, int], tuple[float, float, float]] = {}
+        """Seconds of input, of the forward pass, and of all else in the newest observed interval, by what ended it and
+        its place in the step: a step may draw one batch and call several modules."""
         self._stored: Phase | None = None
         """The checkpoint that the present interval follows."""
         self._stored_at = 0.0
@@ -103,9 +109,11 @@ class LoopInput(InputCalls):
 
     def _is_due(self) -> bool:
         self._intervals += 1
+        timeline = self._timeline
+        self._place = min(self._place + 1, _MOST_PLACES) if timeline.steps == self._steps else 0
+        self._steps = timeline.steps
         if self._is_observed:
             self._cost = _SWITCH_COST + self._events * _EVENT_COST
-            timeline = self._timeline
             step = timeline.step_seconds / max(timeline.steps, 1)
             period = max(int(3.0 * self._cost / (_SHARE * step + 1e-9)), 1)
             self._due = self._intervals + period + self._random.randrange(period)
@@ -139,9 +147,9 @@ class LoopInput(InputCalls):
         began, self._began = self._began or 0.0, None
         if self._is_observed:
             if self._stored is None:
-                self._usual[ended_by] = (self._moved, self._computed, self._seconds() - began)
+                self._usual[ended_by, self._place] = (self._moved, self._computed, self._seconds() - began)
             return
-        moved, computed, rest = self._usual.get(ended_by, (0.0, 0.0, 0.0))
+        moved, computed, rest = self._usual.get((ended_by, self._place), (0.0, 0.0, 0.0))
         if moved + computed > 0.0:
             elapsed, usual = self._seconds() - began, moved + computed + rest
             share = 1.0 if elapsed > _UNUSUAL * usual else elapsed / usual
