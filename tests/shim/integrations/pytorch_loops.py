@@ -1357,6 +1357,23 @@ def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_b
     assert last["other"] == pytest.approx(0.0)
 
 
+def test_threads_that_begin_to_train_at_the_same_time_begin_one_run(
+    desk: Desk, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[stallscope.Run] = []
+
+    def begin(**_: Any) -> stallscope.Run:
+        runs.append(run := SimulatedRun("job", clock=clock, sender=desk))
+        if len(runs) == 1:
+            in_a_thread(lambda: Parts(clock).train((torch.ones(2, 4), torch.zeros(2, 2))))
+        return run
+
+    monkeypatch.setattr("stallscope.training.integrations.pytorch.Run", begin)
+    pytorch.watch_any()
+    Parts(clock).train((torch.ones(2, 4), torch.zeros(2, 2)))
+    assert len(runs) == 1
+
+
 def test_batches_that_a_thread_fetches_while_the_run_is_made_count(
     parts: Parts, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,8 @@ _COUNTED_STEP = 5
 
 _patches: Patches | None = None
 _loop: Loop | None = None
+_beginning = threading.Lock()
+"""Held by the thread whose loop begins a run: threads that begin to train at the same time share it."""
 _waiting_since: float | None = None
 """Monotonic time since when any new loop is watched; None to watch only explicit ones."""
 
@@ -155,7 +157,11 @@ def _find(shows: str = "") -> Loop | None:
         return None  # it may prefetch for the loop, which shows itself by its gradients
     if loop is not None and current() is None:  # the run has ended; only another of the program's follows
         return None
+    if not _beginning.acquire(blocking=False):
+        return None
     try:
+        if _loop is not loop:  # another thread was faster
+            return None
         run = _begin(_waiting_since, shows == "backward")
         if run.silent:  # it could not start
             _waiting_since = None
@@ -164,6 +170,8 @@ def _find(shows: str = "") -> Loop | None:
     except Exception as error:
         _waiting_since = None
         tolerate(error, "observing a loop")
+    finally:
+        _beginning.release()
     return _loop
 
 
