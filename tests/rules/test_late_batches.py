@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stallscope.training.shim.own_work import OwnWork
-from tests.rules.rulebook import TARGET, Rulebook, Story, growing, rank, series
+from tests.rules.rulebook import TARGET, Rulebook, Story, growing, rank, scrapes, series
 
 Floats = NDArray[np.float64]
 SHARE = "run:late_batch:ratio5m"
@@ -62,6 +63,20 @@ def trained(
     return story, lost
 
 
+def labelled(story: Story, *, changes: float) -> Story:
+    """Return the series with a further target label that changes its value in that minute."""
+    place = scrapes(changes)
+    found: Story = []
+    for name, values in story:
+        first, step, count = map(float, re.split("[+x]", values))
+        later = f"_x{place} {first + step * place:.10g}+{step:g}x{count - place:g}"
+        found += [
+            (name.replace("}", ',pod="old"}'), f"{first:.10g}+{step:g}x{place - 1} stale"),
+            (name.replace("}", ',pod="new"}'), later),
+        ]
+    return found
+
+
 def _steady(ranks: int) -> tuple[Floats, Floats]:
     draw = np.random.default_rng(40)
     return 0.5 + 0.005 * draw.standard_normal((STEPS, ranks)), 0.05 * draw.lognormal(0, 0.1, (STEPS, 1))
@@ -109,6 +124,24 @@ def test_communication_with_equal_data_waits_is_communication(rulebook: Rulebook
     story = [each for run, waits in worlds.items() for each in trained(run, waits, work, 6 * network)[0]]
     expected = [({"run": run, "cause": "comm_bound"}, 1) for run in worlds]
     rulebook.check(story, {f"({SHARE} > 0.03)": [], "count by (run, cause) (run:verdict:ratio5m)": expected})
+
+
+def test_while_a_target_label_changes_equal_data_waits_are_no_late_batches(rulebook: Rulebook) -> None:
+    work, network = _steady(4)
+    waits = np.repeat(now_and_then(np.random.default_rng(44), 1, 0.1, 0.2), 4, axis=1)
+    runs = {"measured": True, "not measured": False}
+    story = [
+        each
+        for run, hook in runs.items()
+        for each in labelled(trained(run, waits, work, 6 * network, hook=hook)[0], changes=18)
+    ]
+    both = [({"run": run}, 1) for run in runs]
+    expected = {
+        "count by (run) (run:late_batch_rest:ratio5m)": both,
+        f"{SHARE} > 0.03": [],
+        'run:verdict:ratio5m{cause="input_bound"}': [],
+    }
+    rulebook.check(story, expected)
 
 
 def test_uneven_work_is_uneven_work_where_long_sequences_also_take_longer_to_load(rulebook: Rulebook) -> None:
