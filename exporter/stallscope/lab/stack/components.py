@@ -15,7 +15,7 @@ from stallscope.lab.stack.errors import StackError
 from stallscope.lab.stack.grafana import grafana_component
 from stallscope.lab.stack.ports import ADDRESS
 from stallscope.lab.stack.programs import Programs
-from stallscope.lab.stack.settings import RUN, THRESHOLDS, Settings
+from stallscope.lab.stack.settings import RUN, Settings
 
 _LONGEST_SOCKET_PATH = 100
 _RETENTION = "1d"
@@ -100,7 +100,6 @@ def _prometheus(settings: Settings, programs: Programs, folder: Path) -> Compone
         folder,
         exporter=settings.exporter,
         alertmanager=settings.alertmanager,
-        thresholds=THRESHOLDS,
     )
     _have_checked(programs.promtool, "check", "config", file)
     command = [

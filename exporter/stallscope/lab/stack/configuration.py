@@ -1,7 +1,7 @@
 """Configuration of Prometheus and Alertmanager for this machine, derived from the bundle's own files.
 
-Rules, alerts, routing and inhibition are unchanged. Addresses, intervals and the warm-up threshold are adapted to one
-machine, and no notification leaves the machine unless a webhook is given.
+Rules, alerts, routing and inhibition are unchanged. Addresses and intervals are adapted to one machine, and no
+notification leaves the machine unless a webhook is given.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -32,7 +33,7 @@ def write_prometheus(
     *,
     exporter: Port,
     alertmanager: Port,
-    thresholds: Mapping[str, float],
+    thresholds: Mapping[str, float] = MappingProxyType({}),
 ) -> Path:
     """Derive Prometheus's configuration.
 
@@ -41,7 +42,7 @@ def write_prometheus(
         folder: folder to write to.
         exporter: port of the exporter.
         alertmanager: port of Alertmanager.
-        thresholds: thresholds to override, by name.
+        thresholds: thresholds to override, by name; `stallscope up` overrides none.
 
     Returns:
         Path of Prometheus' configuration file.

@@ -12,7 +12,7 @@ from stallscope.lab.stack.component import Component
 from stallscope.lab.stack.directions import alertmanager_pages, commands, prometheus_pages
 from stallscope.lab.stack.programs import Programs
 from stallscope.lab.stack.readiness import Check
-from stallscope.lab.stack.settings import RUN, THRESHOLDS, Settings
+from stallscope.lab.stack.settings import RUN, Settings
 from stallscope.model.clients.alertmanager import Alert
 from stallscope.model.view.verdict_words import phrase_of
 from stallscope.model.view.verdicts import Verdict
@@ -47,8 +47,7 @@ def introduction(settings: Settings, scenario: Scenario | None, driver: str | No
             ("simulated", f"{simulated}: no NVIDIA driver responds here"),
             *(("", line) for line in textwrap.wrap(f"scenario {scenario.name}: {scenario.description}", _TEXT_WIDTH)),
         ]
-    changed = ", ".join(f"{name} {value:g}" for name, value in THRESHOLDS.items())
-    rows.append(("changed", f"thresholds for a demonstration: {changed}; scrapes and rules every few seconds"))
+    rows.append(("changed", "for a demonstration: scrapes and rules every few seconds"))
     return "\n".join(["", *(_row(*row) for row in rows), ""])
 
 

@@ -12,8 +12,6 @@ RUN = "numpy-classifier"
 """Name of the training job's run."""
 WATCHDOG = "StallscopeWatchdog"
 """The bundle's alert that always fires. Its arrival shows that alerts reach Alertmanager."""
-THRESHOLDS = {"warmup_seconds": 30.0}
-"""Thresholds changed so that verdicts appear within minutes."""
 
 
 @dataclass(frozen=True)
