@@ -340,11 +340,14 @@ def test_a_gpu_that_is_busy_at_low_steady_power_for_ten_minutes_is_suspected_to_
         return node(instance, [*(gpu() if story is None else story), *(ranks or [])], *signals)
 
     works = f"600+0x{scrapes(15)} 150+0x{LENGTH - scrapes(15)}"
+    later = node("labelled", [], gpu_signal("power_watts", f"_x38 140+0x{LENGTH - 38}", pod="new"))
     nodes = {
         "spins": (spinning("spins"), ["spin_suspected"]),
         "soon": (spinning("soon", watts=works), []),
         "at work": (spinning("at work", watts=steady(290)), []),
         "varies": (spinning("varies", watts="140 160 " * (LENGTH // 2)), []),
+        # A label of the target has changed its value: the new series is too short to vary.
+        "labelled": (spinning("labelled", watts="140 160 " * 19 + "stale") + later, []),
         "memory-bound": (spinning("memory-bound", memory_busy=0.6), []),
         "at a lowered limit": (spinning("at a lowered limit", watts=steady(195), limit=200), []),
         "no power": (node("no power", gpu(), gpu_signal("memory_busy_seconds_total", growing(0.01))), []),
