@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from stallscope.training.shim.own_work import OwnWork
@@ -126,14 +127,17 @@ def test_communication_with_equal_data_waits_is_communication(rulebook: Rulebook
     rulebook.check(story, {f"({SHARE} > 0.03)": [], "count by (run, cause) (run:verdict:ratio5m)": expected})
 
 
-def test_while_a_target_label_changes_equal_data_waits_are_no_late_batches(rulebook: Rulebook) -> None:
+@pytest.mark.parametrize(("changes", "at"), [(18, "20m"), (2.5, "5m")], ids=["later", "in the first minutes"])
+def test_while_a_target_label_changes_equal_data_waits_are_no_late_batches(
+    changes: float, at: str, rulebook: Rulebook
+) -> None:
     work, network = _steady(4)
     waits = np.repeat(now_and_then(np.random.default_rng(44), 1, 0.1, 0.2), 4, axis=1)
     runs = {"measured": True, "not measured": False}
     story = [
         each
         for run, hook in runs.items()
-        for each in labelled(trained(run, waits, work, 6 * network, hook=hook)[0], changes=18)
+        for each in labelled(trained(run, waits, work, 6 * network, hook=hook)[0], changes=changes)
     ]
     both = [({"run": run}, 1) for run in runs]
     expected = {
@@ -141,7 +145,7 @@ def test_while_a_target_label_changes_equal_data_waits_are_no_late_batches(ruleb
         f"{SHARE} > 0.03": [],
         'run:verdict:ratio5m{cause="input_bound"}': [],
     }
-    rulebook.check(story, expected)
+    rulebook.check(story, expected, at=at)
 
 
 def test_uneven_work_is_uneven_work_where_long_sequences_also_take_longer_to_load(rulebook: Rulebook) -> None:
