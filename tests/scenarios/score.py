@@ -25,6 +25,8 @@ _NICENESS = 10
 """Niceness: other programs on the machine take precedence."""
 _BATCH_HOURS = 80.0
 """Hours of GPUs and ranks in one run of the engine: about half a minute."""
+_BATCH_SUBJECTS = 100
+"""GPUs and ranks in one run of the engine, which gives up where a rule holds more than 10,000 samples at a time."""
 Outcomes = dict[str, list[Outcome]]
 """By diagnoser."""
 Progress = Callable[[str, Outcomes], None]
@@ -91,19 +93,20 @@ def _size(case: Case) -> float:
 
 
 def _hours(batch: Iterable[Trial]) -> float:
-    return sum(
-        (sum(node.gpus for node in trial.case.story.nodes) + sum(len(each.ranks) for each in trial.case.story.runs))
-        * trial.case.length
-        / 60
-        for trial in batch
-    )
+    return sum(_subjects(trial) * trial.case.length / 60 for trial in batch)
+
+
+def _subjects(trial: Trial) -> int:
+    story = trial.case.story
+    return sum(node.gpus for node in story.nodes) + sum(len(run.ranks) for run in story.runs)
 
 
 def _batches(chosen: Iterable[Trial]) -> Iterator[list[Trial]]:
     """Trials of about the same length together: a run of the engine lasts as long as its longest."""
     batch: list[Trial] = []
     for trial in sorted(chosen, key=lambda each: each.case.length):
-        if batch and _hours([*batch, trial]) > _BATCH_HOURS:
+        more = [*batch, trial]
+        if batch and (_hours(more) > _BATCH_HOURS or sum(map(_subjects, more)) > _BATCH_SUBJECTS):
             yield batch
             batch = []
         batch.append(trial)
