@@ -13,6 +13,7 @@ import pytest
 import stallscope
 from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
+from stallscope.training.shim import program_end
 from tests.shim.conftest import Desk
 
 
@@ -171,6 +172,20 @@ def test_a_look_at_the_first_batch_is_no_step(run: stallscope.Run, clock: Script
         break
     run.finish()
     assert desk.newest.gauges["step"] == 0
+
+
+def test_after_an_exit_that_the_program_caught_a_step_left_by_break_counts(
+    run: stallscope.Run, clock: ScriptedClock, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_end, "_failed", False)
+    program_end.note_status(1, [run])
+    for number in stallscope.track(itertools.count(), run):
+        clock.advance(1)
+        if number == 4:
+            break
+    run.finish()
+    assert desk.newest.gauges["step"] == 5
+    assert desk.newest.state == "finished"
 
 
 @pytest.mark.parametrize("form", ["zip", "islice", "enumerate"])

@@ -45,10 +45,7 @@ def note_error(error: BaseException, runs: Sequence[Session]) -> None:
     global _failed, _failure, _terminated
     _note_steps(runs)
     _terminated = is_termination(error)
-    if isinstance(error, SystemExit):
-        _failed, _failure = is_failure(error.code), None
-    else:
-        _failed, _failure = True, error
+    _failed, _failure = (is_failure(error.code), None) if isinstance(error, SystemExit) else (True, error)
 
 
 def note_status(status: object, runs: Sequence[Session]) -> None:
@@ -100,7 +97,7 @@ def _note_steps(runs: Sequence[Session]) -> None:
 
 def _has_continued(run: Session) -> bool:
     """Return whether a run has taken steps since the recorded end, as after an exception in an interactive console."""
-    return bool(_steps_at_end) and run.steps_done > _steps_at_end.get(run, -1)
+    return run.steps_done > _steps_at_end.get(run, -1)
 
 
 def _was_left(run: Session) -> bool:
@@ -123,7 +120,8 @@ def loop_left(run: Session, moment: float) -> bool:
     """
     global _left
     handlers = signal_handlers()
-    by_exception = left = terminated = False
+    left = terminated = False
+    by_exception = _failed and not _has_continued(run)
     for found in gc.get_objects(generation=0):
         kind = type(found)
         if issubclass(kind, SystemExit):
@@ -131,7 +129,7 @@ def loop_left(run: Session, moment: float) -> bool:
             left = left or terminated or is_failure(found.code)
         elif handlers and kind is TracebackType and found.tb_frame.f_code in handlers:
             terminated = True  # up to Python 3.11, an exception that is being raised has no traceback yet
-        by_exception = by_exception or _failed or (issubclass(kind, BaseException) and kind is not GeneratorExit)
+        by_exception = by_exception or (issubclass(kind, BaseException) and kind is not GeneratorExit)
     if left or terminated:
         _left = (weakref.ref(run), moment, terminated)
     return by_exception
