@@ -10,20 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
-from stallscope.lab.simulation.scenarios import scenario
 from stallscope.lab.stack.components import build_components
-from stallscope.lab.stack.ports import Port
 from stallscope.lab.stack.programs import find_programs
-from stallscope.lab.stack.settings import Settings
 from tests.known_names import rules
 from tests.prometheus_server import Server, prometheus
 from tests.rules.rulebook import ROOT
+from tests.stack_settings import stack_settings
 from tests.waiting import until
 
 FLAG = "--rules.alert.for-grace-period="
 _RULE = {"alert": "AlwaysFiring", "expr": "vector(1)", "for": "2s"}
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours"}
-_SERVICES = ("exporter", "prometheus", "alertmanager", "grafana")
 _SECONDS = 60.0
 
 
@@ -58,18 +55,7 @@ def _compose() -> list[str]:
 
 
 def _stack(folder: Path) -> list[str]:
-    ports = {name: Port(name, number, "") for number, name in enumerate(_SERVICES, 29000)}
-    settings = Settings(
-        **ports,
-        scenario=scenario("coupled"),
-        training_job=False,
-        webhook=None,
-        data_folder=folder,
-        install=False,
-        once=True,
-        timeout=1.0,
-    )
-    built = build_components(settings, find_programs(), folder, None)
+    built = build_components(stack_settings(data_folder=folder), find_programs(), folder, None)
     return [str(word) for each in built if each.name == "Prometheus" for word in each._command]
 
 

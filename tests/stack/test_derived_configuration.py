@@ -12,13 +12,12 @@ import pytest
 import yaml
 
 from stallscope.common.bundle import bundle_folder
-from stallscope.lab.simulation.scenarios import SCENARIOS
 from stallscope.lab.stack.components import build_components
 from stallscope.lab.stack.configuration import write_alertmanager, write_prometheus
 from stallscope.lab.stack.errors import StackError
 from stallscope.lab.stack.ports import Port
 from stallscope.lab.stack.programs import find_programs
-from stallscope.lab.stack.settings import Settings
+from tests.stack_settings import stack_settings
 
 EXPORTER = Port("the exporter", 29400, "--exporter.port")
 ALERTMANAGER = Port("Alertmanager", 29093, "--alertmanager.port")
@@ -96,21 +95,7 @@ def test_every_rule_file_of_the_bundle_is_loaded_once(tmp_path: Path) -> None:
 
 
 def test_a_stack_has_the_thresholds_of_the_bundle(tmp_path: Path) -> None:
-    ports = [Port("a program", 29000 + number, "--port") for number in range(4)]
-    settings = Settings(
-        exporter=ports[0],
-        prometheus=ports[1],
-        alertmanager=ports[2],
-        grafana=ports[3],
-        scenario=SCENARIOS["healthy"],
-        training_job=False,
-        webhook=None,
-        data_folder=None,
-        install=False,
-        once=True,
-        timeout=1.0,
-    )
-    build_components(settings, find_programs(), tmp_path, None)
+    build_components(stack_settings(), find_programs(), tmp_path, None)
     original = thresholds(bundle_folder("prometheus") / "rules" / "thresholds.yml")
     (loaded,) = (name for name in load(tmp_path / "prometheus.yml")["rule_files"] if name.endswith("thresholds.yml"))
     assert thresholds(Path(loaded)) == original

@@ -14,23 +14,10 @@ import pytest
 
 from stallscope.lab.simulation.scenarios import SCENARIOS
 from stallscope.lab.stack.directions import alertmanager_pages, commands, own_command, prometheus_pages
-from stallscope.lab.stack.ports import Port
-from stallscope.lab.stack.settings import Settings
 from tests.handled import handled, reply
+from tests.stack_settings import stack_settings
 
-SETTINGS = Settings(
-    exporter=Port("the exporter", 1, "--exporter.port"),
-    prometheus=Port("Prometheus", 2, "--prometheus.port"),
-    alertmanager=Port("Alertmanager", 3, "--alertmanager.port"),
-    grafana=Port("Grafana", 4, "--grafana.port"),
-    scenario=SCENARIOS["thermal_throttle"],
-    training_job=True,
-    webhook=None,
-    data_folder=None,
-    install=False,
-    once=False,
-    timeout=60.0,
-)
+SETTINGS = stack_settings(scenario=SCENARIOS["thermal_throttle"], training_job=True)
 Serve = Callable[[Mapping[str, str]], str]
 
 
