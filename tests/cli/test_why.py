@@ -478,7 +478,7 @@ def test_the_gpu_of_a_young_run_has_the_values_since_its_steps_count(
 ) -> None:
     shown = said(capsys, server, "fresh", "--all")
     assert "  SMs active                   21 to 22 %  under 50 %: yes\n" in shown
-    busy = next(each for each in cause_of(document(capsys, server, "fresh"), "launch_bound")["conditions"][1:])
+    busy = cause_of(document(capsys, server, "fresh"), "launch_bound")["conditions"][1]
     assert (busy["lowest"], busy["highest"]) == (0.95, 0.96)
 
 

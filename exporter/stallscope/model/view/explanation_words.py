@@ -80,7 +80,7 @@ def measured_rows(found: Explanation) -> list[Row]:
         rows.append(Row("time lost to it", _exact_percent(found.verdict.share, beside), (", ".join(levels),)))
     compared = [(own.cause, each) for each in own.conditions if each.measured is not None]
     compared += [
-        (each.cause, _unmet(each)[0]) for each in found.considered if each.general == own.cause and _unmet(each)
+        (each.cause, unmet) for each in found.considered if each.general == own.cause for unmet in _unmet(each)[:1]
     ]
     for series, compared_series in _by_series(compared).items():
         levels = [f"{'' if cause == own.cause else f'{cause} '}{level(each)}" for cause, each in compared_series]
@@ -203,7 +203,8 @@ def _another(found: Explanation) -> list[str]:
     if clear and 0 < share / clear < 1:
         said.append(f"from {percent(share / clear)}: another {readable(own.tier)} cause")
     if found.earlier_tiers:
-        tiers = " or ".join(map(readable, found.earlier_tiers)).replace(" or ", ", ", len(found.earlier_tiers) - 2)
+        *others, last = map(readable, found.earlier_tiers)
+        tiers = f"{', '.join(others)} or {last}" if others else last
         said.append(f"from its threshold: any {tiers} cause")
     return said
 

@@ -17,7 +17,7 @@ _LENGTH = 300
 
 
 def explained(name: RunName, verdict: str, explanations: Explanations) -> str:
-    """Return the explanation of a run's verdict, or why there is none yet.
+    """Return the explanation of a run's verdict, or why it is not shown.
 
     Args:
         name: the run.
@@ -25,8 +25,7 @@ def explained(name: RunName, verdict: str, explanations: Explanations) -> str:
         explanations: the latest explanations.
     """
     found = explanations.runs.get(name)
-    is_of_verdict = found is not None and found.verdict is not None and found.verdict.cause == verdict
-    if found is not None and is_of_verdict:
+    if found is not None and found.verdict is not None and found.verdict.cause == verdict:
         return _explained(found, explanations)
     command = f"<code>stallscope why {attribute(name.run)}</code>"
     if explanations.problem:
