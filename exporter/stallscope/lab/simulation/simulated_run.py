@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from stallscope.training.shim import lifetime
 from stallscope.training.shim.observers import Lines
 from stallscope.training.shim.run import Run
 
@@ -63,7 +62,7 @@ class SimulatedRun(Run):
         """Follow nothing: stacks, workers and signals are those of this process."""
 
     def _register(self) -> None:
-        lifetime.know(self)
+        """Do not end with the process; in a forked child, the next report silences the run."""
 
     def _follow_environment(self) -> None:
         """Ignore the environment of this process."""

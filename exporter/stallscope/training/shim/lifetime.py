@@ -6,7 +6,6 @@ import atexit
 import builtins
 import os
 import sys
-import weakref
 
 from stallscope.common.standard_library import loaded, standard_library
 from stallscope.training.protocol.vocabulary import TERMINATION_STATUSES
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _open: list[Session] = []
 _inherited: tuple[Session, ...] = ()
-_everyone: weakref.WeakSet[Session] = weakref.WeakSet()
 _has_fork_handler = False
 _watching = 0
 _observed = 0
@@ -30,15 +28,6 @@ _status: object = None
 _END = "stallscope.training.shim.program_end"
 _MAX_RESTING = 8
 """Runs that may continue after their loop was over; older ones are finished, and their sockets closed."""
-
-
-def know(run: Session) -> None:
-    """Silence this run in processes forked from this one."""
-    global _has_fork_handler
-    if not _has_fork_handler and hasattr(os, "register_at_fork"):
-        _has_fork_handler = True
-        os.register_at_fork(after_in_child=_after_fork_in_child)
-    _everyone.add(run)
 
 
 def observe() -> None:
@@ -56,8 +45,11 @@ def note_end(error: BaseException) -> None:
 
 
 def watch(run: Session) -> None:
-    """Finish this run when the process ends; as failed if an uncaught exception ended it."""
-    global _watching
+    """Finish this run when the process ends, as failed if an uncaught exception ended it; silence it in a fork."""
+    global _has_fork_handler, _watching
+    if not _has_fork_handler and hasattr(os, "register_at_fork"):
+        _has_fork_handler = True
+        os.register_at_fork(after_in_child=_after_fork_in_child)
     if _watching != os.getpid():
         _watching = os.getpid()
         if _observed != os.getpid():
@@ -167,9 +159,10 @@ def _program_end() -> Any:
 
 def _after_fork_in_child() -> None:
     global _inherited
-    _inherited = (*_inherited, *_open)
+    inherited = watched()
+    _inherited = (*_inherited, *inherited)
     _open.clear()
-    for run in list(_everyone):
+    for run in inherited:
         run.silence()
 
 

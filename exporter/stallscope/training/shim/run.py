@@ -239,7 +239,6 @@ class Run(Session):
 
     def _register(self) -> None:
         """End this run with the process, and silence it in a forked child."""
-        lifetime.know(self)
         lifetime.rest_others(self)
         lifetime.watch(self)
 
