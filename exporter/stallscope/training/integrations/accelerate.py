@@ -22,8 +22,8 @@ from accelerate.tracking import GeneralTracker
 
 from stallscope.training.integrations import pytorch
 from stallscope.training.integrations.fit import scalar, tolerant
+from stallscope.training.shim.checked_numbers import number
 from stallscope.training.shim.run import Run
-from stallscope.training.shim.tolerance import number
 
 _USUAL = {
     "loss": ("loss", "train_loss", "train/loss"),

@@ -11,9 +11,10 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from stallscope.training.integrations.pytorch_device import report_allocator
+from stallscope.training.shim.checked_numbers import number
 from stallscope.training.shim.run import Run, open_run
 from stallscope.training.shim.timeline import Phase
-from stallscope.training.shim.tolerance import number, tolerate
+from stallscope.training.shim.tolerance import tolerate
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

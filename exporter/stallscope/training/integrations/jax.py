@@ -25,9 +25,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from stallscope.training.integrations.fit import Fit, require, samples, tolerant
+from stallscope.training.shim.checked_numbers import number
 from stallscope.training.shim.loader import Tracked, WrappedLoader, track
 from stallscope.training.shim.run import Run
-from stallscope.training.shim.tolerance import number
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -23,9 +23,10 @@ from math import isfinite
 from typing import Any
 
 from stallscope.training.integrations.fit import Fit, place, require, samples, scalar, tolerant
+from stallscope.training.shim.checked_numbers import number
 from stallscope.training.shim.run import Run
 from stallscope.training.shim.timeline import Phase
-from stallscope.training.shim.tolerance import number, tolerate
+from stallscope.training.shim.tolerance import tolerate
 
 _PRECISIONS = {"32": "fp32", "16": "fp16", "bf16": "bf16", "transformer": "fp8"}
 _LOSSES = ("loss", "train_loss", "train/loss", "loss_step", "train_loss_step", "train/loss_step", "train_loss_epoch")

@@ -13,7 +13,8 @@ from stallscope.training.integrations.pytorch_batches import Pass
 from stallscope.training.integrations.pytorch_evaluation import BETWEEN, EVALUATING, TRAINING
 from stallscope.training.integrations.pytorch_state import LoopPart, LoopState, guarded
 from stallscope.training.shim import rebooking
-from stallscope.training.shim.tolerance import number, tolerate
+from stallscope.training.shim.checked_numbers import number
+from stallscope.training.shim.tolerance import tolerate
 
 if TYPE_CHECKING:
     from stallscope.training.integrations.pytorch_batches import Prefetched

@@ -19,8 +19,9 @@ from math import isfinite
 from typing import Any
 
 from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_VALUES
+from stallscope.training.shim.checked_numbers import number
 from stallscope.training.shim.run import Run, current
-from stallscope.training.shim.tolerance import complain, label, number, tolerate, warn
+from stallscope.training.shim.tolerance import complain, label, tolerate, warn
 
 _TRAINING = r"(?:train(?:ing)?[/_. -])?"
 _KNOWN = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.shim.run import Run, open_run
-from stallscope.training.shim.tolerance import complain, number, shown, tolerate
+from stallscope.training.shim.tolerance import complain, shown, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -290,17 +290,14 @@ def track(
                 "batches_per_step",
             )
             batches_per_step = 1
+        given = (samples_per_step, tokens_per_step, flops_per_step, steps_planned, epochs)
         try:
-            if not found.silent:
-                size = getattr(loader, "batch_size", None)
-                if samples_per_step is None and type(size) is int and found.batch_size is None:
-                    samples_per_step = size * max(batches_per_step, 1)
-                if steps_planned is None and (passes := number(epochs)) is not None and isinstance(loader, Sized):
-                    steps_planned = int(passes * (len(loader) // max(batches_per_step, 1)))
-                found.plan(samples_per_step, tokens_per_step, flops_per_step, steps_planned)
-                workers = getattr(loader, "num_workers", None)
-                if number(workers) is not None:
-                    found.gauge("dataloader_workers", workers)
+            is_described = hasattr(loader, "batch_size") or hasattr(loader, "num_workers")
+            if not found.silent and (is_described or any(each is not None for each in given)):
+                with standard_library():
+                    from stallscope.training.shim.loop_plan import plan
+
+                plan(found, loader, *given, batches_per_step)
         except Exception as error:
             tolerate(error, "looking at the loader")
         return Tracked(loader, found, batches_per_step)

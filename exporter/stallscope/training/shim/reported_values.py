@@ -9,8 +9,9 @@ from math import isfinite
 
 from stallscope.training.protocol.measurements import COUNTERS, GAUGES
 from stallscope.training.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_VALUES
+from stallscope.training.shim.checked_numbers import amount, finite, number
 from stallscope.training.shim.timeline import NO_PHASE
-from stallscope.training.shim.tolerance import amount, complain, finite, is_label, number, shown
+from stallscope.training.shim.tolerance import complain, is_label, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

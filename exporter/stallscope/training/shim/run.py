@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from math import inf
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol import vocabulary
 from stallscope.training.shim import forks, identity, launchers, lifetime
 from stallscope.training.shim.session import Session
-from stallscope.training.shim.tolerance import amount, complain, label, shown, switched_off, switched_on, tolerate
+from stallscope.training.shim.tolerance import complain, label, shown, switched_off, switched_on, tolerate
 from stallscope.training.shim.transport import room, transport
 
 TYPE_CHECKING = False
@@ -86,7 +87,7 @@ class Run(Session):
             prepare: called before the first report, to book what happened in these seconds.
         """
         try:
-            super().__init__(0.5 if (every := amount("interval", interval)) is None else every)
+            super().__init__(_checked_interval(interval))
             if switched_on("STALLSCOPE_DISABLE") or lifetime.importing_for_parent():
                 return
             self._begin(head_start)
@@ -258,6 +259,16 @@ class Run(Session):
                 Stopper(self)
             except Exception as error:
                 tolerate(error, "allowing stop requests")
+
+
+def _checked_interval(interval: float) -> float:
+    """Return the seconds between two reports; complain of an invalid value, and return the usual one instead."""
+    if type(interval) is float and 0.0 <= interval < inf:
+        return interval
+    with standard_library():
+        from stallscope.training.shim.checked_numbers import amount
+
+    return 0.5 if (seconds := amount("interval", interval)) is None else seconds
 
 
 def open_run(name: str | None) -> Run | None:

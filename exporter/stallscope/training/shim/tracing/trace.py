@@ -9,11 +9,12 @@ from errno import EPERM
 from typing import TYPE_CHECKING, Any
 
 from stallscope.common.file_trust import folder_problem
+from stallscope.training.shim.checked_numbers import amount
 from stallscope.training.shim.gpu_counters import Exporter
 from stallscope.training.shim.lifetime import current_session
 from stallscope.training.shim.observer import Observer
 from stallscope.training.shim.step_requests import requests_of
-from stallscope.training.shim.tolerance import amount, complain, tolerate, warn
+from stallscope.training.shim.tolerance import complain, tolerate, warn
 from stallscope.training.shim.tracing.recording import Recording
 from stallscope.training.shim.tracing.trace_file import folder_of, trace_document, write
 
