@@ -54,6 +54,6 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ):
             monkeypatch.delenv(variable)
     monkeypatch.setenv("STALLSCOPE_ADDRESS", "unix:///nowhere/at/all.sock")
-    tolerance.forget_warnings()
+    monkeypatch.setattr(tolerance, "_logged", set())
     yield
     lifetime.finish_all()

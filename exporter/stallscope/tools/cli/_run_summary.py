@@ -12,7 +12,7 @@ from pathlib import Path
 from stallscope.common.standard_error import show
 from stallscope.model.clients.address import VARIABLE as PROMETHEUS
 from stallscope.model.clients.address import default_exporter
-from stallscope.training.shim import launchers, stored_reports, trainjob_process
+from stallscope.training.shim import launched, stored_reports, trainjob_process
 from stallscope.training.shim.tolerance import switched_on
 
 VARIABLE = "STALLSCOPE_SUMMARY"
@@ -108,7 +108,8 @@ def prepare(options: SummaryOptions, program: str) -> str:
     try:
         base = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else _temporary()
         _remove_leftovers(base)
-        local_rank = launchers.local_rank(os.environ)
+        launch = launched.launch_of(os.environ)
+        local_rank = None if launch is None else launch.local_rank
         if options.fail_on and local_rank:  # each rank is judged by itself, and the first one writes the summary
             options.form, options.file = "off", ""
         is_shared = local_rank is not None and not options.fail_on

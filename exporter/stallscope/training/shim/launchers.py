@@ -29,13 +29,6 @@ def ranks(environment: Mapping[str, str]) -> tuple[int, int | None, int]:
     return (0, None, 1) if launched is None else launched.ranks(environment)
 
 
-def local_rank(environment: Mapping[str, str]) -> int | None:
-    """Return the local rank that a launcher has set; None without one."""
-    launched = _launched(environment)
-    launch = None if launched is None else launched.launch_of(environment)
-    return None if launch is None else launch.local_rank
-
-
 def restarts(environment: Mapping[str, str]) -> int:
     """Return how often the launcher says that it restarted this rank."""
     launched = _launched(environment)

@@ -75,8 +75,3 @@ def shown(value: object) -> str:
     if value is None or type(value) in (bool, int, float):
         return f"{value!r:.80}" if type(value) is not int or abs(value) < 2**64 else "a very large number"
     return f"a {type(value).__name__}"
-
-
-def forget_warnings() -> None:
-    """Log again what was logged before."""
-    _logged.clear()
