@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import stallscope
+from stallscope.common.file_trust import request_problem
 from stallscope.lab.simulation.simulated_run import SimulatedRun
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.request_name import request_name
 from stallscope.training.protocol.step_request import StepRequest, encode
 from stallscope.training.shim import stopping
-from stallscope.training.shim.request_file import beside_socket, mistrust
+from stallscope.training.shim.request_file import beside_socket
 from stallscope.training.shim.step_requests import requests_of
 from stallscope.training.shim.stopping import Stopper
 from tests.shim.conftest import Desk
@@ -185,7 +186,9 @@ def test_whom_a_request_is_taken_from(
 ) -> None:
     file = tmp_path / "request"
     file.touch()
-    assert (mistrust(status(file, file_owner, 0o644), status(tmp_path, folder_owner, folder_mode)) == "") is trusted
+    assert (
+        request_problem(status(file, file_owner, 0o644), status(tmp_path, folder_owner, folder_mode)) == ""
+    ) is trusted
 
 
 @pytest.mark.parametrize(

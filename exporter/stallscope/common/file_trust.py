@@ -62,3 +62,19 @@ def secret_problem(status: os.stat_result) -> str:
     if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
         return f"its mode is {stat.S_IMODE(status.st_mode):04o}, expected at most 0640"
     return owner_problem(status)
+
+
+def request_problem(file: os.stat_result, folder: os.stat_result) -> str:
+    """Return why a request may be that of an unauthorized user; empty where it can't.
+
+    The owner of its folder is trusted as well.
+    """
+    if not stat.S_ISREG(file.st_mode):
+        return "it is not a regular file"
+    if file.st_uid not in (0, os.geteuid(), folder.st_uid):
+        return f"it belongs to user {file.st_uid}; expected root, this user or the folder's owner"
+    if file.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others than its owner may write it"
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        return "everybody may write its folder"
+    return ""

@@ -7,8 +7,8 @@ in a folder that not everybody may write to.
 from __future__ import annotations
 
 import os
-import stat
 
+from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.vocabulary import DEFAULT_SOCKET
 from stallscope.training.shim.tolerance import warn
 
@@ -43,24 +43,14 @@ class RequestFile:
         except OSError:
             return b""
         with open(descriptor, "rb") as file:
-            problem = mistrust(os.fstat(descriptor), os.stat(os.path.dirname(self._path)))
+            with standard_library():
+                from stallscope.common.file_trust import request_problem
+
+            problem = request_problem(os.fstat(descriptor), os.stat(os.path.dirname(self._path)))
             if problem:
                 warn(f"the request for {self._what} in {self._path} is not trusted: {problem}", f"{self._what}: trust")
                 return b""
             return file.read(self._max_bytes + 1)
-
-
-def mistrust(file: os.stat_result, folder: os.stat_result) -> str:
-    """Return why a file may come from an unauthorized user; empty if it can't."""
-    if not stat.S_ISREG(file.st_mode):
-        return "it is not a regular file"
-    if file.st_uid not in (0, os.geteuid(), folder.st_uid):
-        return f"it belongs to user {file.st_uid}; expected root, this user or the folder's owner"
-    if file.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "others than its owner may write it"
-    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
-        return "everybody may write its folder"
-    return ""
 
 
 def beside_socket(address: str, name: str) -> str:
