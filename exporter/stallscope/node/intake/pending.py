@@ -7,7 +7,8 @@ import re
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from stallscope.training.protocol.vocabulary import LAST_STATES, SESSION_LENGTH, TERMINATION_ADDRESS, VERSION
+from stallscope.training.protocol.termination_notice import SESSION_LENGTH, TERMINATION_ADDRESS
+from stallscope.training.protocol.vocabulary import LAST_STATES, VERSION
 
 _BEGINNING = re.compile(rb'\{"version":%d,"run":"[^"]*","rank":\d+,"session":"' % VERSION)
 _NUMBER = re.compile(rb',"sequence":(\d{1,16}),"start":')

@@ -39,7 +39,7 @@ limited length. A session's cumulative numbers only grow.
 `MAX_CODE_LINES` of a phase. A line that is no longer among them is left out.
 
 The state of a session's last report is `finished`, `failed` or `terminated`. Where SIGTERM or SIGHUP ends a process at
-once, a datagram from the address `vocabulary.TERMINATION_ADDRESS` stands for that report.
+once, a datagram from the address `termination_notice.TERMINATION_ADDRESS` stands for that report.
 
 A report of the run `stallscope-doctor` is a trial of the way to the exporter: checked and counted, and not held.
 

@@ -60,12 +60,5 @@ DEFAULT_SOCKET = "/run/stallscope/report.sock"
 LONGEST_SOCKET_PATH = 107
 """Maximum bytes of a socket's path in the kernel."""
 DEFAULT_PORT = 19400
-TERMINATION_ADDRESS = b"\0stallscope-terminated:"
-"""Beginning of the abstract socket address from which a process sends when SIGTERM or SIGHUP ends it.
-
-Its sessions follow, up to five of `SESSION_LENGTH` characters. The content of the datagram has no meaning.
-"""
-SESSION_LENGTH = 16
-"""Characters of a session identifier, as the shim writes it."""
 TRIAL_RUN = "stallscope-doctor"
 """A report of a run of this name tries the way to the exporter: it is checked and counted like any, and not held."""

@@ -22,7 +22,7 @@ import socket
 import weakref
 
 from stallscope.common.standard_library import standard_library
-from stallscope.training.protocol.vocabulary import TERMINATION_ADDRESS
+from stallscope.training.protocol.termination_notice import TERMINATION_ADDRESS
 from stallscope.training.shim.descriptors import is_same_file
 from stallscope.training.shim.endings import SIGNALS
 from stallscope.training.shim.tolerance import tolerate
