@@ -6,17 +6,15 @@ import socket
 import time
 
 from stallscope.common.standard_library import standard_library
-from stallscope.training.shim.tolerance import warn
+from stallscope.training.shim.tolerance import complain, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
-    from typing import Any
+    from collections.abc import Callable, Mapping
 
+    from stallscope.training.shim.address import Address, Destination
     from stallscope.training.shim.signing import Signing
-
-    Address = str | tuple[Any, ...]
 
 _MAX_RESPONSE = 8192
 """Bytes of a response that are read."""
@@ -32,42 +30,29 @@ class Post:
     """
 
     def __init__(
-        self,
-        targets: list[tuple[int, Address]],
-        scheme: str,
-        host: str,
-        port: int,
-        path: str,
-        authorities: str = "",
-        sign: Signing | None = None,
-        *,
-        timeout: float = 1.0,
+        self, place: Destination, authorities: str = "", sign: Signing | None = None, *, timeout: float = 1.0
     ) -> None:
         """Prepare to send.
 
         Args:
-            targets: pairs of address family and socket address, of the resolved host.
-            scheme: `http` or `https`.
-            host: host of the exporter.
-            port: port of the exporter.
-            path: path of its endpoint for reports.
+            place: the exporter's endpoint for reports.
             authorities: file of certificates to trust instead of the system's; empty for the system's.
             sign: signs each report; None to send unsigned reports.
             timeout: seconds to wait for a response.
         """
         self.sign = sign
         self._timeout = timeout
-        self._targets = targets
-        self._host = host
+        self._targets = place.targets
+        self._host = place.host
         self._tls: ssl.SSLContext | None = None
-        if scheme == "https":
+        if place.scheme == "https":
             with standard_library():
                 import ssl
 
             self._tls = ssl.create_default_context(cafile=authorities or None)
-        name = f"[{host}]" if ":" in host else host
+        name = f"[{place.host}]" if ":" in place.host else place.host
         self._head = (
-            f"POST {path} HTTP/1.1\r\nHost: {name}:{port}\r\nContent-Type: application/json\r\n"
+            f"POST {place.path} HTTP/1.1\r\nHost: {name}:{place.port}\r\nContent-Type: application/json\r\n"
             "Connection: close\r\nContent-Length: "
         )
         self.interval = _HTTP_INTERVAL
@@ -125,6 +110,16 @@ class Post:
             return answer
         finally:
             connection.close()
+
+
+def post_to(place: Destination, environment: Mapping[str, str], sign: Signing | None, *, timeout: float) -> Post | None:
+    """Return the sender for this endpoint; complain and return None if STALLSCOPE_CA_FILE is invalid."""
+    authorities = environment.get("STALLSCOPE_CA_FILE", "").strip()
+    try:
+        return Post(place, authorities, sign, timeout=timeout)
+    except OSError as error:
+        complain(f"STALLSCOPE_CA_FILE names {authorities!r:.200}, which can't be used ({error}); nothing is reported")
+        return None
 
 
 def _is_whole(answer: bytes) -> bool:

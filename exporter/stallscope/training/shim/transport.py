@@ -9,7 +9,6 @@ from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS,
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, LONGEST_SOCKET_PATH, MAX_BYTES
-from stallscope.training.shim.tolerance import complain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,16 +176,10 @@ def transport(environment: Mapping[str, str], *, timeout: float = 1.0) -> Datagr
         return Datagrams([])
     if not found.path:
         return Datagrams(found.targets, sign)
-    authorities = environment.get("STALLSCOPE_CA_FILE", "").strip()
-    try:
-        with standard_library():
-            from stallscope.training.shim.http_transport import Post
+    with standard_library():
+        from stallscope.training.shim.http_transport import post_to
 
-        place = found.targets, found.scheme, found.host, found.port, found.path
-        return Post(*place, authorities, sign, timeout=timeout)
-    except OSError as error:
-        complain(f"STALLSCOPE_CA_FILE names {authorities!r:.200}, which can't be used ({error}); nothing is reported")
-        return Datagrams([])
+    return post_to(found, environment, sign, timeout=timeout) or Datagrams([])
 
 
 def datagram_socket(family: int) -> socket.socket:
