@@ -40,8 +40,10 @@ if run.rank == 3:
 all_reduce()
 """
 RUNNING = (
-    HANGING.replace("= 0.5", "= 100\nstacks.EVERY = 0.2; worker_samples.SECONDS = 1.0; stacks._KEPT_SECONDS = 3.0")
-    .replace("import stacks", "import stacks, worker_samples")
+    HANGING.replace(
+        "= 0.5", "= 100\nstacks.EVERY = 0.2; worker_samples.SECONDS = 1.0; requested_stacks.KEPT_SECONDS = 3.0"
+    )
+    .replace("import stacks", "import requested_stacks, stacks, worker_samples")
     .replace("time.sleep(1000)", "time.sleep(0.01)")
     .replace("if run.rank", "while True: run.step(); read_sample()\nif run.rank")
 )

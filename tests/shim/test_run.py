@@ -413,14 +413,15 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 ON_DEMAND = (
     "address async_batches bursts checked_numbers code_location described devices fitting gpu_counters hot_lines"
     " http_transport launch launched loop_plan other_launchers own_work pipeline pod rebooking reported_values"
-    " repository run_names signing slow_steps step_requests stopping stored_reports storing tracing worker_samples"
+    " repository requested_stacks run_names signing slow_steps step_requests stopping stored_reports storing tracing"
+    " worker_samples"
 )
 """Modules of the shim that a run imports when it has something for them to do."""
 AFTER_THE_FIRST_STEP = "endings observer observers overhead process program_end"
 """Modules that a run imports after its first step; those of observers earlier if an exporter listens."""
-MOST_IMPORTED_LINES = 2954
+MOST_IMPORTED_LINES = 2928
 """Lines of the package that a named run imports before its first step."""
-MOST_WITH_EXPORTER = 4447
+MOST_WITH_EXPORTER = 4414
 """Such lines with an exporter, which also receives the stack of a hang, and the notice of a signal, before a step."""
 _IMPORTS = """
 import json, sys, stallscope

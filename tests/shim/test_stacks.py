@@ -23,7 +23,7 @@ from stallscope.node.intake.stacks import Left
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.stack_request import StackRequest
 from stallscope.training.protocol.stacks import Frame
-from stallscope.training.shim import stacks
+from stallscope.training.shim import requested_stacks
 from tests.waiting import until
 
 KEY = ("job", 0)
@@ -137,7 +137,7 @@ def test_a_long_pause_in_python_leaves_a_stack_and_harms_nothing(intake: Intake,
         written, end = b"", time.monotonic() + 60.0
         while b"Standstill" not in written and time.monotonic() < end:
             copy.deepcopy([{"a": [n]} for n in range(50)])
-            written = os.pread(stacks._watch._file, 1 << 16, 0)
+            written = os.pread(stacks._watch._memory.descriptor, 1 << 16, 0)
         print(written.count(b"Standstill"), written.count(b"Timeout"))
         run.finish()
         """,
@@ -279,7 +279,7 @@ def test_a_program_that_closes_every_descriptor_finds_nothing_written(intake: In
         """
         run = stallscope.Run("job")
         run.step()
-        file = stacks._watch._file
+        file = stacks._watch._memory.descriptor
         os.closerange(3, 1024)
         others = [os.memfd_create("other") for _ in range(50)]
         time.sleep(0.6)
@@ -392,8 +392,8 @@ def test_a_running_rank_takes_the_stacks_that_its_owner_requests(intake: Intake,
 def test_a_running_rank_finds_the_lines_that_its_owner_requests_after_the_stacks(
     intake: Intake, tmp_path: Path
 ) -> None:
-    imports = "from stallscope.training.shim import worker_samples\n"
-    program = imports + "worker_samples.SECONDS = 1.0\nstacks._KEPT_SECONDS = 3.0\n"
+    imports = "from stallscope.training.shim import requested_stacks, worker_samples\n"
+    program = imports + "worker_samples.SECONDS = 1.0\nrequested_stacks.KEPT_SECONDS = 3.0\n"
     with hanging(tmp_path, program + TRAINING):
         until(lambda: reported(intake), "no report")
         assert post(intake, os.getuid(), samples=2, interval=0.05)[0] == 202
@@ -436,16 +436,16 @@ def read(intake: Intake) -> dict[str, Any]:
 
 def test_ranks_take_their_samples_at_the_same_moments_not_in_step_with_the_training() -> None:
     request = StackRequest("job", 20, 10.0, (), 2000.0, 1010.0)
-    moments = stacks._moments(request, 1003.0)
+    moments = requested_stacks.moments(request, 1003.0)
     assert [int(moment // 10) for moment in moments] == list(range(101, 121)), "one in each interval"
     parts = sorted(moment % 10 for moment in moments)
     assert max(after - before for before, after in itertools.pairwise([0.0, *parts, 10.0])) < 1.0
-    assert stacks._moments(request, 1009.9) == moments
-    late = stacks._moments(request, 1025.0)
+    assert requested_stacks.moments(request, 1009.9) == moments
+    late = requested_stacks.moments(request, 1025.0)
     assert (late[:18], len(late)) == (moments[2:], 20)
-    at_once = stacks._moments(request._replace(begins=0.0), 1003.0)
+    at_once = requested_stacks.moments(request._replace(begins=0.0), 1003.0)
     assert at_once == moments
-    assert stacks._moments(request._replace(begins=1e9), 1003.0) == moments, "implausible"
+    assert requested_stacks.moments(request._replace(begins=1e9), 1003.0) == moments, "implausible"
 
 
 def test_other_users_can_neither_request_nor_read_stacks(intake: Intake, tmp_path: Path, path: Path) -> None:

@@ -17,7 +17,8 @@ from stallscope.lab.simulation.workload import Step
 from stallscope.node.sampling.clock import ScriptedClock
 from stallscope.training.protocol.stack_file import STACKS_HEADER, STANDSTILL
 from stallscope.training.protocol.stacks import Stack
-from stallscope.training.shim.stacks import STANDSTILL_SECONDS, memory_file
+from stallscope.training.shim.stack_memory import memory_file
+from stallscope.training.shim.stacks import STANDSTILL_SECONDS
 
 _PROCESS_BYTES = 24 * 1024**3
 _STEPS_SAVED = 50

@@ -36,7 +36,7 @@ _MOST_SECONDS = 86400.0
 """Maximum seconds of a phase in a burst."""
 _HEADER = STACKS_HEADER.partition(b"0x")[0]
 _FILE, _LINE, _FUNCTION = '  File "', '", line ', " in "
-_OWN = ("/stallscope/training/shim/stacks.py",)
+_OWN = ("/stallscope/training/shim/stacks.py", "/stallscope/training/shim/stack_memory.py")
 """Files of the code that takes a stack."""
 
 _SHIM = ("/stallscope/training/", "/stallscope/tools/cli/", "/stallscope/__main__.py")

@@ -30,11 +30,11 @@ import time
 
 from stallscope.common.standard_library import standard_library
 from stallscope.training.protocol.request_name import STACKS, request_name
-from stallscope.training.protocol.stack_file import LINES, SAMPLE, STACKS_HEADER, STACKS_SIZE, STANDSTILL
-from stallscope.training.shim.descriptors import above_standard, is_same_file
+from stallscope.training.protocol.stack_file import STANDSTILL
 from stallscope.training.shim.request_file import RequestFile
+from stallscope.training.shim.stack_memory import StackMemory
 from stallscope.training.shim.termination import is_default
-from stallscope.training.shim.tolerance import switched_off, tolerate, warn
+from stallscope.training.shim.tolerance import switched_off, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from stallscope.training.protocol.stack_request import StackRequest
     from stallscope.training.shim.hot_lines import HotLines
 
     Lines = Callable[[], HotLines] | None
@@ -61,24 +60,11 @@ _DECAY = 0.9
 """Factor for the longest recent time at each setting of the timers."""
 _NATIVE_SECONDS = 5.0
 """Seconds that the signal's handler has before faulthandler writes the stacks."""
-_KEPT_SECONDS = 5.0
-"""Seconds for which requested stacks and lines are kept; the exporter reads them once a second."""
-_LONGEST_BURST = 60.0
-"""Maximum seconds to wait for the result of a burst."""
-_LONGEST_WAIT = 120.0
-"""Maximum seconds until the first sample of a request."""
-_GOLDEN_RATIO = 0.6180339887498949
-"""The fractional parts of its multiples are spread evenly."""
 _LONGEST = 86400.0
 _MAX_REQUEST = 8192
 """Maximum bytes of a request, as in `protocol.step_request`, whose import would take longer than that of the shim."""
-_MAX_FRAMES = 100
-_MAX_TEXT = 500
-_DESCRIPTOR = 200
-"""Lowest number that the memory file's descriptor may have."""
 _CLOCK_MONOTONIC = 1
 _SIGEV_THREAD_ID = 4
-_F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 1, 2, 4
 
 _had_faulthandler = "faulthandler" in sys.modules
 import faulthandler  # noqa: E402 - the line above must come first
@@ -135,7 +121,7 @@ def release(session: str) -> None:
 
 
 class Watch:
-    """Both timers and the memory file of this process."""
+    """Both timers of this process, and the memory file in which they leave its stack."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, RequestFile] = {}
@@ -143,11 +129,7 @@ class Watch:
         self._set_at: float | None = None
         self._gap = 0.0
         self._timeout = OTHER_SECONDS
-        self._header = b""
-        self._keep_until = 0.0
-        """Time until which the requested stacks are kept for the exporter."""
-        self._file = memory_file()
-        self._inode = os.fstat(self._file).st_ino
+        self._memory = StackMemory()
         signal.signal(SIGNAL, self._handle)
         self._timer = _timer(SIGNAL)
         _install_hooks()
@@ -167,14 +149,15 @@ class Watch:
         self._due, self._set_at = now + EVERY, now
         least = STANDSTILL_SECONDS if activity == "training" else OTHER_SECONDS
         self._timeout = min(max(least, _FACTOR * self._gap), _LONGEST)
-        header = STACKS_HEADER % _thread.get_ident()
-        if now >= self._keep_until or header != self._header:
-            self._clear(header)
+        self._memory.begin(now)
         self._set()
         # A request that arrives while the result of another one waits for the exporter is read afterwards.
-        if now >= self._keep_until and (data := self._sessions[session].read()):
-            self._take(data, name, rank, hot_lines)
-        return self._file
+        if now >= self._memory.keep_until and (data := self._sessions[session].read()):
+            with standard_library():
+                from stallscope.training.shim.requested_stacks import take
+
+            take(self._memory, data, name, rank, hot_lines)
+        return self._memory.descriptor
 
     def release(self, session: str) -> bool:
         """Forget a session; return True if no session remains."""
@@ -198,7 +181,7 @@ class Watch:
             # main thread.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
-                _later(self._timeout + _NATIVE_SECONDS, file=self._file)
+                _later(self._timeout + _NATIVE_SECONDS, file=self._memory.descriptor)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -211,28 +194,16 @@ class Watch:
 
     def forget(self) -> None:
         """Close the file only: a forked child has no timers."""
-        if self._is_same_file():
-            os.close(self._file)
-        self._file, self._set_at = -1, None
+        self._memory.close()
+        self._set_at = None
 
     def _set(self) -> None:
         self._timer(self._timeout)
         self.resume_native()
 
-    def _clear(self, header: bytes) -> None:
-        """Write the first line, and remove the stacks after it."""
-        end = os.lseek(self._file, 0, os.SEEK_CUR)
-        if header != self._header or end > len(header):
-            os.pwrite(self._file, header + bytes(max(end - len(header), 0)), 0)
-            os.lseek(self._file, len(header), os.SEEK_SET)
-            self._header = header
-
     def _is_intact(self) -> bool:
         """Return whether the descriptor is still this file, and the signal is handled here."""
-        return self._is_same_file() and signal.getsignal(SIGNAL) == self._handle
-
-    def _is_same_file(self) -> bool:
-        return is_same_file(self._file, self._inode)
+        return self._memory.is_open() and signal.getsignal(SIGNAL) == self._handle
 
     def _handle(self, _number: int, frame: FrameType | None) -> None:
         """Handle the signal of the first timer: write the stack of the training thread."""
@@ -240,79 +211,14 @@ class Watch:
             if _watch is not self or self._set_at is None or not self._is_intact() or _programs_timer:
                 return
             self.suspend_native()
-            training_thread = int(self._header.split()[-1], 16)
-            if training_thread != _thread.get_ident():
-                frame = sys._current_frames().get(training_thread)  # noqa: SLF001 - no public function has it
-            self._clear(self._header)
-            self._write(STANDSTILL, frame)
+            if self._memory.thread != _thread.get_ident():
+                frame = sys._current_frames().get(self._memory.thread)  # noqa: SLF001 - no public function has it
+            self._memory.clear()
+            self._memory.write(STANDSTILL, frame)
             self._timeout = min(2.0 * self._timeout, _LONGEST)
             self._set()
         except Exception as error:
             tolerate(error, "writing the stack of a standstill")
-
-    def _take(self, data: bytes, name: str, rank: int, hot_lines: Lines) -> None:
-        """Start to sample the requested stacks or lines in another thread, because this thread is about to report."""
-        with standard_library():
-            from stallscope.training.protocol import stack_request
-
-        try:
-            request = stack_request.parse(data)
-        except ValueError as problem:
-            warn(f"a request for stacks is invalid: {problem}", "stack request")
-            return
-        if request.run != name or (request.ranks and rank not in request.ranks) or time.time() > request.expires:
-            return
-        self._clear(self._header)
-        now, wall = time.monotonic(), time.time()
-        if request.lines:
-            if hot_lines is not None:
-                self._keep_until = now + _LONGEST_BURST + _KEPT_SECONDS
-                hot_lines().begin(now, self._write_lines)
-            return
-        due = [now + moment - wall for moment in _moments(request, wall)]
-        self._keep_until = due[-1] + _KEPT_SECONDS
-        _thread.start_new_thread(self._sample, (_thread.get_ident(), due))
-
-    def _write_lines(self, lines: str) -> None:
-        if _watch is self and self._is_same_file():
-            self._clear(self._header)
-            os.write(self._file, f"{LINES} {lines}\n".encode("ascii", "backslashreplace"))
-            self._keep_until = time.monotonic() + _KEPT_SECONDS
-
-    def _sample(self, thread: int, due: list[float]) -> None:
-        try:
-            for moment in due:
-                time.sleep(max(moment - time.monotonic(), 0.0))
-                if _watch is not self or not self._is_same_file():
-                    return
-                self._write(SAMPLE, sys._current_frames().get(thread))  # noqa: SLF001 - no public function has it
-        except Exception as error:
-            tolerate(error, "taking requested stacks")
-
-    def _write(self, mark: str, frame: FrameType | None) -> None:
-        """Write a stack in the format of faulthandler."""
-        lines = [mark, f"Thread {self._header.split()[-1].decode()} (most recent call first):"]
-        while frame is not None and len(lines) < _MAX_FRAMES:
-            code = frame.f_code
-            lines.append(f'  File "{_escaped(code.co_filename)}", line {frame.f_lineno} in {_escaped(code.co_name)}')
-            frame = frame.f_back
-        os.write(self._file, ("\n".join(lines) + "\n\n").encode("ascii", "backslashreplace"))
-
-
-def _moments(request: StackRequest, now: float) -> list[float]:
-    """Return the Unix times of the samples. They are the same for all ranks; a late rank starts with a later sample.
-
-    Each interval has one sample, each time at another offset. Otherwise a loop with steps of a constant length could be
-    at the same line in all samples.
-    """
-    interval = request.interval
-    begins = request.begins if request.begins < now + _LONGEST_WAIT else 0.0
-    first = max(round(begins / interval), int(now / interval) + 1)
-    return [(number + number * _GOLDEN_RATIO % 1.0) * interval for number in range(first, first + request.samples)]
-
-
-def _escaped(text: str) -> str:
-    return text[:_MAX_TEXT].replace("\n", "\\n").replace("\0", "\\0")
 
 
 def _is_possible() -> bool:
@@ -342,26 +248,6 @@ def _has_thread_without_signals() -> bool:
         if blocked and all(blocked[0] >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)):
             return True
     return False
-
-
-def memory_file() -> int:
-    """Create a memory file of constant size. The exporter relies on the size, and it limits the output of faulthandler.
-
-    Raises:
-        OSError: the system does not support memory files.
-    """
-    with standard_library():
-        import fcntl
-
-    file = above_standard(os.memfd_create("stallscope-stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-    try:
-        os.ftruncate(file, STACKS_SIZE)
-        fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW)
-        # A high number, because a program that closes all descriptors and opens new ones must not get this number while
-        # faulthandler may still write to it.
-        return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _DESCRIPTOR)
-    finally:
-        os.close(file)
 
 
 def _timer(number: int) -> Callable[[float], None]:
