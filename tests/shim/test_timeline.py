@@ -61,7 +61,7 @@ def test_an_evaluation_after_the_last_step_is_not_taken_out_of_its_length(clock:
     with timeline.phase("evaluation"):
         clock.advance(100)
     clock.advance(10)
-    timeline.end_last_step(duration)
+    rebooking.end_last_step(timeline, duration)
     assert timeline.step_seconds == 1
 
 

@@ -33,6 +33,7 @@ from stallscope.training.integrations.pytorch_device import DeviceClock, Span
 from stallscope.training.integrations.pytorch_evaluation import Evaluations
 from stallscope.training.integrations.pytorch_input import LoopInput
 from stallscope.training.integrations.pytorch_thread import LoopThread
+from stallscope.training.shim import rebooking
 from stallscope.training.shim.run import Run
 from stallscope.training.shim.timeline import Phase
 from stallscope.training.shim.tolerance import tolerate
@@ -198,7 +199,7 @@ class LoopState:
         """Count the last step, if the loop was left before it requested another batch."""
         if self.cycle.optimizers and self.marks_steps():
             self.cycle.optimizers.clear()
-            self.timeline.end_last_step(self.stepped)
+            rebooking.end_last_step(self.timeline, self.stepped)
 
     def look_for_gpu(self) -> None:
         """Time the phases on the GPU from now on, if CUDA is initialised."""

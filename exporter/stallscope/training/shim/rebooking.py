@@ -61,7 +61,8 @@ def rebook(
         began, ended = (sum(seconds for seconds, _, _ in each.values()) for each in (before, after))
         timeline.rebooked(origin + began, origin + ended, target.name, sources)
     move(None, target, moved)
-    timeline.delay_step(from_steps if target.outside else from_steps - moved)
+    delayed = from_steps if target.outside else from_steps - moved
+    timeline.step_began = min(timeline.step_began + delayed, timeline.mark)  # not after the time that is booked
     if target.outside:
         timeline.excuse(1)
 
@@ -90,3 +91,14 @@ def extend(timeline: Timeline, phase: Phase, seconds: float) -> None:
     timeline.explain(seconds)
     if timeline.rebooked is not None:
         timeline.rebooked(timeline.mark - seconds, timeline.mark, phase.name, ("other",))
+
+
+def end_last_step(timeline: Timeline, duration: float) -> None:
+    """End a step that ended earlier, which was not detected because no step followed.
+
+    Args:
+        timeline: the timeline of the step.
+        duration: length of the step in seconds, without the time after its work.
+    """
+    timeline.step_began = timeline.now() - duration
+    timeline.step()

@@ -228,7 +228,6 @@ class Timeline:
         "_publish",
         "_samples",
         "_special",
-        "_step_began",
         "_tokens",
         "after_step",
         "counts",
@@ -251,6 +250,7 @@ class Timeline:
         "pending",
         "phases",
         "rebooked",
+        "step_began",
         "step_seconds",
         "steps",
     )
@@ -304,7 +304,8 @@ class Timeline:
         self.durations: deque[Step] = deque(maxlen=4096)  # beyond 8000 steps a second, the newest are enough
         """Steps that were not yet judged; see `slow_steps`."""
         self._own_work: OwnWork | None = None
-        self._step_began = self.mark
+        self.step_began = self.mark
+        """Time at which the current step began."""
         self._bucket = 0
         """Bucket of the newest step, and usually of the next one."""
         self._above = 0.0
@@ -347,8 +348,8 @@ class Timeline:
             now = self.now()
             current.seconds += now - self.mark
             self.mark = now
-            duration = now - self._step_began
-            self._step_began = self.last_step = now
+            duration = now - self.step_began
+            self.step_began = self.last_step = now
             if not self._above < duration <= self._below:
                 self._find_bucket(duration)
             self.counts[self._bucket] += 1
@@ -405,7 +406,7 @@ class Timeline:
         self.current = self.other
         self.other.opened = self.looping = True
         self.other.around = self.other
-        self._step_began = now
+        self.step_began = now
         self._explained = self._tokens = self._samples = 0.0
         self.excuse(1)
         self.activity_changed(now)
@@ -413,16 +414,7 @@ class Timeline:
     @property
     def step_by_now(self) -> float:
         """Seconds of the current step, up to `mark`."""
-        return self.mark - self._step_began
-
-    def end_last_step(self, duration: float) -> None:
-        """End a step that ended earlier, which was not detected because no step followed.
-
-        Args:
-            duration: length of the step in seconds, without the time after its work.
-        """
-        self._step_began = self.now() - duration
-        self.step()
+        return self.mark - self.step_began
 
     def begin_pass(self) -> None:
         """Begin an epoch: the steps that fetch its first batches never count as slow."""
@@ -450,10 +442,6 @@ class Timeline:
         """Exclude seconds of the current step from the detection of slow steps: their phase is the reason."""
         self._explained += seconds
         self._special = True
-
-    def delay_step(self, seconds: float) -> None:
-        """Begin the current step later, but not after the time that is booked."""
-        self._step_began = min(self._step_began + seconds, self.mark)
 
     def book(self, now: float) -> None:
         """Add the time since `mark` to the open phase."""
@@ -526,7 +514,7 @@ class Timeline:
     def special_phase_ended(self, phase: Phase, spent: float, now: float) -> None:
         """Exclude the time of a phase from the current step, or from the detection of slow steps."""
         if phase.outside:
-            self._step_began += spent
+            self.step_began += spent
             self.excuse(1)  # caches are cold, and queues are empty
             self.activity_changed(now)
             return
