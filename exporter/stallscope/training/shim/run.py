@@ -91,7 +91,10 @@ class Run(Session):
             if switched_on("STALLSCOPE_DISABLE") or lifetime.importing_for_parent():
                 return
             self._begin(head_start)
-            self._identify(name, rank, local_rank, world_size, gpus, precision, info)
+            self._find_rank(rank, local_rank, world_size)
+            self._find_name(name)
+            self._find_information(info)
+            self._find_devices(gpus, precision)
             self._succeed()
             sender = transport(os.environ) if sender is None else sender
             self._measure(sender, room(sender))
@@ -119,22 +122,15 @@ class Run(Session):
     def __reduce__(self) -> tuple[Callable[[], Run], tuple[()]]:
         return _silent_run, ()
 
-    def _identify(
-        self,
-        name: str | None,
-        rank: int | None,
-        local_rank: int | None,
-        world_size: int | None,
-        gpus: Sequence[Mapping[str, str]] | None,
-        precision: str | Sequence[str] | None,
-        info: Mapping[str, str] | None,
-    ) -> None:
+    def _find_rank(self, rank: int | None, local_rank: int | None, world_size: int | None) -> None:
         found_rank, found_local, found_world = launchers.ranks(os.environ)
         self.rank = found_rank if rank is None else int(rank)
         if not 0 <= self.rank <= vocabulary.MAX_RANK:
             raise ValueError(f"rank is {shown(self.rank)}; expected a whole number from 0 to {vocabulary.MAX_RANK}")
         self._local_rank = found_local if local_rank is None else int(local_rank)
-        world = found_world if world_size is None else int(world_size)
+        self._world_size = found_world if world_size is None else int(world_size)
+
+    def _find_name(self, name: str | None) -> None:
         if name is not None and type(name) is not str:
             complain(f"a run is called {shown(name)}; expected text", "run: name")
         self.name = label("" if name is None else name, vocabulary.MAX_NAME_LENGTH)
@@ -143,17 +139,20 @@ class Run(Session):
                 from stallscope.training.shim.run_names import run_name
 
             script = sys.argv[0] if getattr(sys, "argv", None) else ""
-            self.name = label(run_name(os.environ, world, script, self._start), vocabulary.MAX_NAME_LENGTH)
-        local = self._local_rank if self._local_rank is not None else 0
+            found = run_name(os.environ, self._world_size, script, self._start)
+            self.name = label(found, vocabulary.MAX_NAME_LENGTH)
+
+    def _find_information(self, info: Mapping[str, str] | None) -> None:
         known = {
             **identity.information(os.environ),
-            "local_rank": str(local),
-            "world_size": str(world),
+            "local_rank": str(self._local_rank or 0),
+            "world_size": str(self._world_size),
             **(info or {}),
         }
         self._info = {key: label(known[key], vocabulary.MAX_LABEL_LENGTH) for key in vocabulary.INFO_KEYS}
         self._seeks_positions = True
-        self._seeks_gpus = gpus is None
+
+    def _find_devices(self, gpus: Sequence[Mapping[str, str]] | None, precision: str | Sequence[str] | None) -> None:
         self._gpu_position = identity.gpu_position()
         if gpus is not None or precision is not None:
             with standard_library():
@@ -161,7 +160,8 @@ class Run(Session):
 
             self._gpus = gpu_labels(gpus or ())
             self._precision = precision_names(() if precision is None else precision)
-        if gpus is None:
+        self._seeks_gpus = gpus is None
+        if self._seeks_gpus:
             self._find_gpus()
 
     def _update_identity(self) -> None:
