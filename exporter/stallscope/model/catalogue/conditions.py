@@ -13,7 +13,7 @@ from typing import Literal
 
 from stallscope.model.catalogue.causes import CAUSES, Expression, Loss, Over, Straggler, Value
 
-Unit = Literal["share", "number", "cores"]
+Unit = Literal["share", "number", "cores", "seconds", "bytes"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class Signal:
     """Series that the rules read in its place where there is one, such as that of a young run's GPU; or empty."""
     complement: bool = False
     """True if one minus the other series is read."""
+    is_time: bool = False
+    """True if the values are Unix times; the rules compare the time since then."""
+    least: float = 0.0
+    """Smallest value that the rules distinguish; a smaller value is shown as under this one."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,14 @@ class Condition:
     """A comparison in the rule of a cause."""
 
     series: str
-    threshold: str | float
-    """Name of a threshold, or a constant of the rule."""
+    threshold: str | float | None
+    """Name of a threshold, or a constant of the rule; None if it depends on the GPU."""
     below: bool = False
     """True if the value must be below the threshold."""
+    recorded: str = ""
+    """The comparison as the rule of the series makes it, which has no value otherwise; empty for other comparisons."""
+    of: str = ""
+    """Words that follow the threshold: the GPUs to which the condition applies."""
 
 
 SIGNALS: Mapping[str, Signal] = {
@@ -71,6 +79,19 @@ SIGNALS: Mapping[str, Signal] = {
     "run_rank:clock_of_peers:ratio5m": Signal("its SM clock of its peers'"),
     "rank:step_lateness:ratio": Signal("step age over its limit", "number"),
     "run:restarts:increase1h": Signal("restarts within an hour", "number"),
+    "gpu:ecc_uncorrected:count": Signal("uncorrected memory errors", "number"),
+    "gpu:pcie_degraded:ratio": Signal("PCIe link of its best"),
+    "gpu:pcie_replays:per_minute5m": Signal("PCIe replays a minute", "number"),
+    "gpu:nvlink_errors:increase5m": Signal("NVLink errors in 5 minutes", "number"),
+    "gpu:nvlinks_down:count": Signal("NVLinks that are down", "number"),
+    "gpu:xid_hw:timestamp_seconds": Signal("time since the Xid", "seconds", is_time=True),
+    "gpu:regular_dips:ratio5m": Signal("time in regular dips"),
+    "gpu:last_use:timestamp_seconds": Signal(
+        "time since its last work", "seconds", instead="gpu:idle_allocated:seconds", is_time=True, least=120.0
+    ),
+    "gpu:zombie_memory:bytes5m": Signal("memory without a process", "bytes"),
+    "gpu:sharers:count": Signal("owners or runs on the GPU", "number"),
+    "gpu:spin_power:ratio10m": Signal("power of the limit, 10 min"),
 }
 """By name of the series."""
 
@@ -119,9 +140,41 @@ CONDITIONS: Mapping[str, tuple[Condition, ...]] = {
         Condition("gpu:sm_clock:ratio5m", "thermal_clock", below=True),
     ),
     "power_brake": (Condition("gpu:power_braked:ratio5m", "power_brake_share"),),
+    "ecc_uncorrected": (Condition("gpu:ecc_uncorrected:count", 1, recorded="> 0"),),
+    "pcie_degraded": (Condition("gpu:pcie_degraded:ratio", 1, below=True, recorded="< 1"),),
+    "pcie_replays": (
+        Condition("gpu:pcie_replays:per_minute5m", None, recorded="> ceil(", of="over the limit of its link"),
+    ),
+    "nvlink_errors": (
+        Condition(
+            "gpu:nvlink_errors:increase5m",
+            "nvlink_errors",
+            recorded='>= scalar(stallscope:threshold{name="nvlink_errors"})',
+        ),
+    ),
+    "nvlink_down": (Condition("gpu:nvlinks_down:count", 1, recorded="> 0"),),
+    "xid_hw": (Condition("gpu:xid_hw:timestamp_seconds", "xid_hold_seconds", below=True),),
     "underused": (
         Condition("gpu:busy:ratio5m", "underused_busy"),
         Condition("gpu:low_samples:ratio5m", "underused_samples"),
+        Condition("gpu:busy:ratio5m", 0.5, below=True),
+    ),
+    "periodic_host_work": (Condition("gpu:regular_dips:ratio5m", "dip_share"),),
+    "idle_allocated": (
+        Condition("gpu:last_use:timestamp_seconds", "idle_seconds"),
+        Condition("gpu:last_use:timestamp_seconds", "idle_interactive_seconds", of="interactive"),
+        Condition("gpu:last_use:timestamp_seconds", "idle_unused_seconds", of="unused in Slurm"),
+        Condition("gpu:busy:ratio5m", "idle_busy", below=True),
+    ),
+    "mem_zombie": (
+        Condition(
+            "gpu:zombie_memory:bytes5m", "zombie_bytes", recorded='> scalar(stallscope:threshold{name="zombie_bytes"})'
+        ),
+    ),
+    "shared_unexpectedly": (Condition("gpu:sharers:count", 2, recorded="> 1"),),
+    "spin_suspected": (
+        Condition("gpu:spin_power:ratio10m", 0.40, below=True, recorded="< 0.40"),
+        Condition("gpu:busy:ratio5m", 0.95),
     ),
 }
 """By cause. A cause with several conditions needs most of them, or one of several groups: the runbook has the rule."""
@@ -134,6 +187,12 @@ GPU_SIDE: tuple[Condition, ...] = (
     Condition("run_rank:collectives:ratio5m", 0.10),
 )
 """Conditions under which the rules do not judge causes of the tiers `device` and `harmless` on a GPU: it waits."""
+
+USED = Condition("gpu:busy:ratio5m", 0.5)
+"""Condition under which evidence on a held GPU without a run is enough: without a cause, it is healthy."""
+
+UNUSED = ("idle_allocated", "underused")
+"""Causes of a held GPU without a run that is mostly idle, once it is known which of them applies."""
 
 
 def general_of(cause: str) -> str | None:

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stallscope.common.formatting import duration, percent, readable, several, utc
+from stallscope.common.formatting import count, duration, percent, readable, several, size, utc
 from stallscope.model.catalogue.causes import MISSING
-from stallscope.model.catalogue.conditions import SIGNALS, Unit
-from stallscope.model.view.explanation import Compared, Considered, Explanation, Measured, Missing, Sharers
+from stallscope.model.catalogue.conditions import SIGNALS, UNUSED, Signal
+from stallscope.model.catalogue.gpu_losses import explained
+from stallscope.model.view.explanation import (
+    Compared,
+    Considered,
+    Explanation,
+    Measured,
+    Missing,
+    OfGpu,
+    RankOnGpu,
+    Serving,
+    Sharers,
+)
 from stallscope.model.view.stack_groups import named
 from stallscope.model.view.verdict_words import words_of
 
@@ -50,14 +61,18 @@ def heading(found: Explanation) -> str:
 
 def sentences(found: Explanation) -> list[str]:
     """Return paragraphs: the age of an old verdict, what the verdict costs with its culprit, and the remedy."""
+    gpu = found.of_gpu
     if found.verdict is None:
-        return []
-    words = words_of(found.verdict, with_gpus=bool(found.gpu_verdicts))
+        return [f"{readable(gpu.loss)}: {explained(gpu.loss)}"] if gpu is not None and gpu.loss else []
+    words = words_of(found.verdict, with_gpus=gpu is None and bool(found.gpu_verdicts))
     ended = ""
     if found.ended:
         states = [f"{several(ranks, 'rank')} {readable(state)}" for state, ranks in found.states.items()]
         has_ended = bool(states) and not {"starting", "running"} & found.states.keys()
         why = f" ({', '.join(states)})" if has_ended else ", as after the end of a run or of its exporter"
+        if gpu is not None:
+            loss = f" ({readable(gpu.loss)}: {explained(gpu.loss)})".replace(".)", ")")
+            why = loss if gpu.loss else ", as after the end of its exporter, or once the GPU is taken out"
         ended = (
             f"The rules recorded no verdict at {moment(found.requested)}{why}: this is the last one, from "
             f"{moment(found.at, found.requested)}."
@@ -70,7 +85,7 @@ def measured_rows(found: Explanation) -> list[Row]:
     """Return the values of the verdict's conditions, and for each reason that was not found one that is not met."""
     own = found.of_verdict
     if own is None or found.verdict is None:
-        return []
+        return list(_rows("healthy" if found.verdict and not _is_open(found) else "", [*_of_use(found)]))
     rows = []
     if found.verdict.share or own.floor:
         levels = [f"from {threshold_percent(own.floor)}"] if own.floor else []
@@ -82,17 +97,41 @@ def measured_rows(found: Explanation) -> list[Row]:
     compared += [
         (each.cause, unmet) for each in found.considered if each.general == own.cause for unmet in _unmet(each)[:1]
     ]
+    return [*rows, *_rows(own.cause, compared)]
+
+
+def _rows(verdict: str, compared: Sequence[tuple[str, Compared]]) -> Iterator[Row]:
+    """Yield conditions, each with its cause, as rows: those of one series in one row."""
     for series, compared_series in _by_series(compared).items():
-        levels = [f"{'' if cause == own.cause else f'{cause} '}{level(each)}" for cause, each in compared_series]
-        value = value_of(compared_series[0][1], [each.threshold for _, each in compared_series])
-        rows.append(Row(SIGNALS[series].words, value, tuple(levels)))
-    return rows
+        before = (verdict, *(cause for cause, _ in compared_series))
+        levels = [
+            f"{'' if cause == before else f'{cause} '}{level(each)}"
+            for before, (cause, each) in zip(before, compared_series, strict=False)
+        ]
+        thresholds = [each.threshold for _, each in compared_series if each.threshold is not None]
+        yield Row(SIGNALS[series].words, value_of(compared_series[0][1], thresholds), tuple(levels))
+
+
+def _of_use(found: Explanation) -> Iterator[tuple[str, Compared]]:
+    """Yield the conditions of a held GPU without a run and without a cause, each with its cause."""
+    if found.of_gpu is None or found.of_gpu.use is None:
+        return
+    yield "healthy", found.of_gpu.use
+    if _is_open(found):
+        unused = (each for cause in UNUSED for each in found.considered if each.cause == cause)
+        yield from (
+            (each.cause, condition)
+            for each in unused
+            for condition in each.conditions
+            if condition.measured is not None
+        )
 
 
 def notes(found: Explanation) -> list[Note]:
     """Return notes: ranks and GPUs that differ, alerts, other causes, missing signals, and what would change it."""
     all_notes = (
-        Note("missing", tuple(_missing(found, each) for each in found.missing) if _is_open(found) else ()),
+        *(_of_gpu(found, found.of_gpu) if found.of_gpu is not None else ()),
+        Note("missing", tuple(_reasons(found)) if _is_open(found) else ()),
         *_sharers(found),
         *_others(found),
         Note(_ANOTHER, tuple(_another(found))),
@@ -100,8 +139,67 @@ def notes(found: Explanation) -> list[Note]:
     return [each for each in all_notes if each.entries]
 
 
+def _of_gpu(found: Explanation, gpu: OfGpu) -> Iterator[Note]:
+    """Yield what the GPU is, why it can't be read, who uses it, and the verdicts of its server and its instances."""
+    yield Note("GPU", (", ".join(readable(each) for each in (gpu.model, gpu.labels.uuid) if each),))
+    if gpu.loss and found.verdict is not None and not found.ended:
+        yield Note("reason", (f"{readable(gpu.loss)}: {explained(gpu.loss)}",))
+    if gpu.xid:
+        code, action = (readable(gpu.xid.get(name, "")) for name in ("xid", "action"))
+        yield Note("Xid", (f"{code}: {action}",))
+    if gpu.ranks:
+        names = dict.fromkeys(_reference(each) for each in gpu.ranks)
+        ranks = "; ".join(shortened([_rank_on(each) for each in gpu.ranks]))
+        yield Note("run", (ranks, f"stallscope why {' '.join([*names][:MOST])}"))
+    holders = tuple(map(readable, gpu.owners))
+    if gpu.is_free and not gpu.loss:
+        holders = ("no owner: no process computes on it",)
+    yield Note("held by", holders)
+    yield Note("inference", tuple(_served(each) for each in gpu.serving))
+    if gpu.instances:
+        yield Note("MIG", (_groups(gpu.instances, "instances"), "explain one of them with --gpu UUID"))
+
+
+def _rank_on(each: RankOnGpu) -> str:
+    gone = ", which ended after the GPU was lost" if each.is_gone else ""
+    verdict = ""
+    if each.verdict is not None:
+        share = f" {percent(each.verdict.share)}" if each.verdict.share else ""
+        verdict = f" ({readable(each.verdict.cause)}{share})"
+    return f"rank {readable(each.rank)} of {readable(each.run)}{verdict}{gone}"
+
+
+def _reference(each: RankOnGpu) -> str:
+    """Return the name of a run as commands take it, with its place if it has one."""
+    place = [each.cluster, each.namespace] if each.cluster else [each.namespace] if each.namespace else []
+    return "/".join(map(readable, (*place, each.run)))
+
+
+def _served(each: Serving) -> str:
+    said = [f"{readable(each.cause)}{f' {percent(each.share)}' if each.share else ''}"]
+    if "waiting" in each.signals:
+        said.append(f"{count(each.signals['waiting'])} requests wait")
+    if "kv_used" in each.signals:
+        said.append(f"{percent(each.signals['kv_used'])} of the KV cache is in use")
+    return f"{readable(each.server)}: {', '.join(said)}; see prometheus/serving/README.md"
+
+
 def _is_open(found: Explanation) -> bool:
     return found.verdict is not None and found.verdict.cause == "insufficient_data"
+
+
+def _reasons(found: Explanation) -> list[str]:
+    """Return why there is not enough evidence."""
+    gpu = found.of_gpu
+    if gpu is not None and gpu.use is not None:
+        unseen = "it is held, and was observed for under two minutes of five: if this lasts, see the exporter's health"
+        return [
+            unseen if gpu.use.measured is None else "it is held and mostly idle, and no rule finds the reason so far"
+        ]
+    if gpu is not None and gpu.serving:
+        return []
+    found_now = [_missing(found, each) for each in found.missing]
+    return found_now or ["nothing any more: a verdict follows once every rule has had a minute of data"]
 
 
 def _missing(found: Explanation, each: Missing) -> str:
@@ -179,7 +277,7 @@ def _others(found: Explanation) -> Iterator[Note]:
         reasons = ", ".join(readable(each.reason) for each in found.missing)
         unjudged = "some causes are" if reasons == "warmup" else "most causes of slow progress are"
         yield Note("missing", (f"{reasons}: {unjudged} not judged meanwhile",))
-    if found.unmeasured:
+    if found.unmeasured and not (found.of_gpu is not None and found.of_gpu.loss):
         signals = ", ".join(SIGNALS[name].words for name in found.unmeasured)
         causes = {cause for each in found.unmeasured.values() for cause in each}
         # The mean of a young run's signal has no value yet.
@@ -220,11 +318,13 @@ def _share_of(each: Considered, *thresholds: float) -> str:
 
 def level(each: Compared, *, value: bool = False) -> str:
     """Return a threshold, with whether the value meets it, or with the value."""
-    unit = SIGNALS[each.series].unit
-    threshold = threshold_percent(each.threshold) if unit == "share" else _number(each.threshold, unit)
-    level = f"{'under' if each.below else 'from'} {threshold}"
+    signal = SIGNALS[each.series]
+    if each.threshold is None:
+        return each.of
+    threshold = threshold_percent(each.threshold) if signal.unit == "share" else _number(each.threshold, signal)
+    level = f"{'under' if each.below else 'from'} {threshold}{f' ({each.of})' if each.of else ''}"
     if value:
-        return f"{_number(each.value, unit, [each.threshold])} ({level})"
+        return f"{_number(each.value, signal, [each.threshold])} ({level})"
     return level if each.holds is None else f"{level}: {'yes' if each.holds else 'no'}"
 
 
@@ -237,14 +337,15 @@ def value_of(each: Compared, thresholds: Sequence[float] = ()) -> str:
     """
     if each.measured is None:
         return "-"
-    return _range(each.measured, SIGNALS[each.series].unit, thresholds or [each.threshold])
+    own = [] if each.threshold is None else [each.threshold]
+    return _range(each.measured, SIGNALS[each.series], thresholds or own)
 
 
-def _range(measured: Measured, unit: Unit, thresholds: Sequence[float]) -> str:
-    lowest, highest = (_number(each, unit, thresholds) for each in (measured.lowest, measured.highest))
+def _range(measured: Measured, signal: Signal, thresholds: Sequence[float]) -> str:
+    lowest, highest = (_number(each, signal, thresholds) for each in (measured.lowest, measured.highest))
     if lowest == highest:
         return lowest
-    return f"{lowest.removesuffix(' %')} to {highest}" if unit == "share" else f"{lowest} to {highest}"
+    return f"{lowest.removesuffix(' %')} to {highest}" if signal.unit == "share" else f"{lowest} to {highest}"
 
 
 def threshold_percent(ratio: float) -> str:
@@ -259,10 +360,16 @@ def _exact_percent(ratio: float, thresholds: Sequence[float]) -> str:
     return next((each for each in shown if each not in levels), shown[-1])
 
 
-def _number(value: float | None, unit: Unit, thresholds: Sequence[float] = ()) -> str:
+def _number(value: float | None, signal: Signal, thresholds: Sequence[float] = ()) -> str:
     if value is None:
         return "-"
-    return _exact_percent(value, thresholds) if unit == "share" else f"{value:.3g}"
+    if signal.unit == "share":
+        return _exact_percent(value, thresholds)
+    if signal.unit == "seconds":
+        return f"under {duration(signal.least)}" if value < signal.least else duration(max(0.0, value))
+    if signal.unit == "bytes":
+        return size(value)
+    return f"{value:.3g}" if abs(value) < 1000 else count(value)
 
 
 def moment(seconds: float, at: float | None = None) -> str:

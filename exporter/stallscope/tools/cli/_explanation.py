@@ -9,7 +9,7 @@ from typing import Any
 from stallscope.common.formatting import capitalised, percent, readable
 from stallscope.model.catalogue.conditions import SIGNALS
 from stallscope.model.view import explanation_words as words
-from stallscope.model.view.explanation import Compared, Explanation, Sharers
+from stallscope.model.view.explanation import Compared, Explanation, OfGpu, Sharers
 
 _WIDTH = 79
 _HEAD = 17
@@ -26,8 +26,7 @@ def text(found: Explanation, *, everything: bool = False, with_place: bool = Fal
         everything: True to list every cause that was considered.
         with_place: True to name cluster and namespace of the run.
     """
-    name = "/".join(map(readable, (found.cluster, found.namespace, found.run) if with_place else (found.run,)))
-    lines = _wrapped(f"run {name}: {words.heading(found)}")
+    lines = _wrapped(f"{_name(found, with_place=with_place)}: {words.heading(found)}")
     lines += [line for sentence in words.sentences(found) for line in _wrapped(sentence, 2)]
     rows = words.measured_rows(found)
     if rows and found.verdict is not None:
@@ -41,15 +40,65 @@ def text(found: Explanation, *, everything: bool = False, with_place: bool = Fal
     return "\n".join(lines) + "\n"
 
 
+def _name(found: Explanation, *, with_place: bool) -> str:
+    if found.of_gpu is not None:
+        cluster = f" in cluster {readable(found.cluster)}" if with_place and found.cluster else ""
+        return f"{found.of_gpu.labels.name}{cluster}"
+    return "run " + "/".join(map(readable, (found.cluster, found.namespace, found.run) if with_place else (found.run,)))
+
+
 def document(found: Explanation) -> dict[str, Any]:
     """Return the explanation for JSON: seconds, shares from 0 to 1, null for unknown values."""
-    verdict = found.verdict
+    if found.of_gpu is not None:
+        return {**_gpu(found.of_gpu), **_document(found)}
     return {
         "cluster": found.cluster,
         "namespace": found.namespace,
         "run": found.run,
-        "timestamp_seconds": found.at,
         "states": dict(found.states),
+        "ranks": found.ranks,
+        "rank_verdicts": [_sharers(each, "ranks") for each in found.rank_verdicts],
+        "gpu_verdicts": [_sharers(each, "gpus") for each in found.gpu_verdicts],
+        **_document(found),
+    }
+
+
+def _gpu(gpu: OfGpu) -> dict[str, Any]:
+    return {
+        **gpu.labels._asdict(),
+        "model": gpu.model or None,
+        "lost_reason": gpu.loss or None,
+        "free": gpu.is_free,
+        "owners": list(gpu.owners),
+        "ranks": [
+            {
+                **{name: value for name, value in each._asdict().items() if name not in ("verdict", "is_gone")},
+                "ended": each.is_gone,
+                "run_verdict": None
+                if each.verdict is None
+                else {"cause": each.verdict.cause, "time_lost_ratio": each.verdict.share},
+            }
+            for each in gpu.ranks
+        ],
+        "mig_verdicts": [_sharers(each, "instances") for each in gpu.instances],
+        "inference_servers": [
+            {
+                "server": each.server,
+                "cause": each.cause,
+                "time_lost_ratio": each.share,
+                "signals": dict(each.signals),
+            }
+            for each in gpu.serving
+        ],
+        "xid": {"code": gpu.xid.get("xid", ""), "action": gpu.xid.get("action", "")} if gpu.xid else None,
+        "evidence": None if gpu.use is None else _condition(gpu.use),
+    }
+
+
+def _document(found: Explanation) -> dict[str, Any]:
+    verdict = found.verdict
+    return {
+        "timestamp_seconds": found.at,
         "ended": found.ended,
         "verdict": None
         if verdict is None
@@ -65,9 +114,6 @@ def document(found: Explanation) -> dict[str, Any]:
         },
         "following_verdict": found.following or None,
         "clear_ratio": found.clear_ratio,
-        "ranks": found.ranks,
-        "rank_verdicts": [_sharers(each, "ranks") for each in found.rank_verdicts],
-        "gpu_verdicts": [_sharers(each, "gpus") for each in found.gpu_verdicts],
         "missing": [{"reason": each.reason, "ranks": each.ranks} for each in found.missing],
         "gpu_side_not_judged": {
             "conditions": [_condition(each) for each in found.waits],
@@ -106,6 +152,7 @@ def _condition(each: Compared) -> dict[str, Any]:
         "required": "below" if each.below else "at_least",
         "threshold": each.threshold,
         "threshold_name": each.name or None,
+        "applies_to": each.of if each.of and each.threshold is not None else None,
         "holds": each.holds,
     }
 
@@ -125,14 +172,16 @@ def _everything(found: Explanation) -> Iterator[str]:
             yield from _wrapped(capitalised(each.reason) + ".", 4)
         for condition in each.conditions:
             signal, value = SIGNALS[condition.series].words, words.value_of(condition)
-            yield f"    {signal:<{_SIGNAL}}{value:>{_VALUE}}  {words.level(condition)}"
+            yield from _value(words.Row(signal, value, (words.level(condition),)), 4)
 
 
-def _value(row: words.Row) -> Iterator[str]:
+def _value(row: words.Row, indent: int = 2) -> Iterator[str]:
     """Yield a signal with its value and its thresholds, one in each line."""
+    first = f"{' ' * indent}{row.signal:<{_SIGNAL}}{row.value:>{_VALUE}}"
     for number, level in enumerate(row.thresholds):
-        first = f"{f'  {row.signal}':<{_SIGNAL + 2}}{row.value:>{_VALUE}}"
-        yield f"{' ' * len(first) if number else first}  {level}".rstrip()
+        lines = wrap(level, _WIDTH - len(first) - 2, subsequent_indent="  ") or [""]
+        yield f"{' ' * len(first) if number else first}  {lines[0]}".rstrip()
+        yield from (f"{' ' * len(first)}  {line}" for line in lines[1:])
 
 
 def _row(head: str, said: str) -> list[str]:

@@ -52,10 +52,18 @@ def add_flags(parser: Parser, *, timeout: float = DEFAULT_TIMEOUT, servers: str 
     _client_certificate.add_flags(parser, servers)
 
 
-def add_run_flags(parser: Parser, runs: str, namesakes: str) -> None:
-    """Add the flags that select among runs of the same name; the other arguments are words of the help texts."""
-    for kind in ("cluster", "namespace"):
-        parser.add_argument(f"--{kind}", help=f"{kind} of {runs}, if several {kind}s have {namesakes}")
+def add_run_flags(parser: Parser, runs: str, namesakes: str, *, gpus: bool = False) -> None:
+    """Add the flags that select among runs of the same name.
+
+    Args:
+        parser: the command's parser.
+        runs: words of the help texts for the runs.
+        namesakes: words for what several clusters may have.
+        gpus: True if the cluster also selects GPUs.
+    """
+    more = " or such GPUs" if gpus else ""
+    parser.add_argument("--cluster", help=f"cluster of {runs}, if several clusters have {namesakes}{more}")
+    parser.add_argument("--namespace", help=f"namespace of {runs}, if several namespaces have {namesakes}")
 
 
 def client(parsed: argparse.Namespace) -> Prometheus:
@@ -87,10 +95,11 @@ def one_line_errors() -> Iterator[None]:
     """
     from stallscope.model.analysis.runs import RunError
     from stallscope.model.clients.prometheus import PrometheusError
+    from stallscope.model.view.gpu_finder import GpuError
 
     try:
         yield
-    except (RunError, PrometheusError, _times.EmptySpanError) as problem:
+    except (RunError, GpuError, PrometheusError, _times.EmptySpanError) as problem:
         another = isinstance(problem, PrometheusError) and problem.unreachable
         hint = f"; name another server with --prometheus.url or {VARIABLE}" if another else ""
         raise CommandFailed(f"{problem}{hint}") from None
