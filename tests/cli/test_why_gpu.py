@@ -42,6 +42,8 @@ class Gpu(NamedTuple):
     """The verdict of the first half."""
     scrapes: int = SCRAPES
     """Scrapes until its last verdict."""
+    up: int = SCRAPES
+    """Scrapes in which its exporter knows it."""
 
 
 HELD: tuple[tuple[str, dict[str, str]], ...] = (
@@ -108,7 +110,7 @@ GPUS: dict[str, Gpu] = {
         "stalled",
         {"lost": 1.0},
         {},
-        (("rank_gpu:claim:info", {**STALLED, "rank": "0"}), ("stallscope_gpu_up", {})),
+        (("rank_gpu:claim:info", {**STALLED, "rank": "0"}),),
         "healthy",
     ),
     "crashed": Gpu(
@@ -133,6 +135,7 @@ def recorded(name: str, story: Gpu, **labels: str) -> Iterator[Series]:
     def during(value: float, first: int = 0, last: int = story.scrapes) -> list[float | None]:
         return [*[None] * first, *[float(value)] * (last - first), *[None] * (SCRAPES - last)]
 
+    yield Series("stallscope_gpu_up", own, during(1, last=min(story.up, story.scrapes)))
     lost = story.lost.get(story.verdict, story.lost.get("lost", 0.0))
     half = story.scrapes // 2 if story.first else 0
     yield Series("gpu:verdict:ratio5m", {**own, "cause": story.verdict}, during(lost, half))
@@ -193,8 +196,8 @@ def server() -> Iterator[Filled]:
         everything += recorded("", idle, instance="node2:19400", gpu="7", uuid="MIG-8", mig="3g.71gb")
         for cluster in ("north", "south"):
             everything += recorded("twin", free, cluster=cluster, instance="twin:19400", gpu="0")
-        # Replaced by another GPU at the same index; and scraped by two jobs.
-        everything += recorded("old", free._replace(scrapes=HALF), instance="node3:19400", gpu="0")
+        # Replaced by another GPU at the same index, which two jobs scrape; the rules still judge the old one.
+        everything += recorded("old", free._replace(up=SCRAPES - 2), instance="node3:19400", gpu="0")
         everything += recorded("next", idle, instance="node3:19400", gpu="0")
         everything += recorded("next", idle, instance="node3:19400", gpu="0", job="again")
         write([running.port], everything, end - 30 * (SCRAPES - 1), SCRAPES)
@@ -420,9 +423,7 @@ def test_an_index_is_that_of_the_present_gpu_and_counts_once_where_two_jobs_scra
     capsys: pytest.CaptureFixture[str], server: Filled
 ) -> None:
     assert "GPU-next" in said(capsys, server, "--gpu=0", "--instance=node3")
-    earlier = [f"--prometheus.url={server.address}", f"--at={server.end - 900:.0f}"]
-    assert why.main(["--gpu=GPU-old", *earlier]) == 0
-    assert "GPU 0 of node3:19400: healthy" in capsys.readouterr().out
+    assert "GPU 0 of node3:19400: healthy" in said(capsys, server, "--gpu=GPU-old")
 
 
 def test_an_index_is_that_of_the_card_which_lists_the_verdicts_of_its_mig_instances(

@@ -72,24 +72,26 @@ def find_gpu(
     by_index, by_uuid = f"gpu={quoted(name)}", f'uuid=~{any_of([name])[:-1]}.*"'
     for series in (_RECORD, _KNOWN):
         for matcher in (by_index, by_uuid) if name.isdecimal() else (by_uuid,):
-            found = _latest(server, f"{series}{{{', '.join(filter(None, (matcher, where)))}}}", start, end)
+            found = _latest(server, series, ", ".join(filter(None, (matcher, where))), start, end)
             preferred = [gpu for gpu in found if (not gpu.mig if matcher == by_index else gpu.uuid == name)]
             if found:
                 return _single(name, preferred or found)
     raise _unknown(server, name, where, start, end)
 
 
-def _latest(server: Server, selector: str, start: float, end: float) -> list[GpuLabels]:
-    """Return the selected GPUs at the end of a time range; without any, those whose samples ended last."""
+def _latest(server: Server, series: str, matchers: str, start: float, end: float) -> list[GpuLabels]:
+    """Return the GPUs of a series at the end of a time range; without any, those whose samples ended last."""
     by = ", ".join(GpuLabels._fields)
+    selector = f"{series}{{{matchers}}}"
 
     def found(expression: str) -> dict[GpuLabels, float]:
         series = server.query(f"max by ({by}) ({expression})", at=end)
         return {GpuLabels(*(labels.get(field, "") for field in GpuLabels._fields)): value for labels, value in series}
 
-    present = found(f"timestamp({selector})")
-    if present:
-        return _without_repeats(present)
+    # The rules judge a GPU for a minute and a half after its exporter had it last, though another one has replaced it.
+    for present in (f"{selector} and on ({by}) {_KNOWN}{{{matchers}}}", selector):
+        if known := found(f"timestamp({present})"):
+            return _without_repeats(known)
     ended = found(f"max_over_time(timestamp({selector})[{max(1.0, end - start):.0f}s:{_STEP}s])")
     last = max(ended.values(), default=0.0)
     return _without_repeats(gpu for gpu, when in ended.items() if last - when <= _SAME_END)
