@@ -71,8 +71,8 @@ def _alerts_over_time() -> Panel:
 def _verdicts() -> Panel:
     return table(
         "Verdict of each GPU",
-        "Costliest cause of each GPU, the share of the last five minutes that it costs, and its remedy. Click the node "
-        "for its host.",
+        "Costliest cause of each GPU, the share of the last five minutes that it costs, and its remedy. The command "
+        "stallscope why --gpu explains it. Click the node for its host.",
         [
             Query(
                 with_runbook(

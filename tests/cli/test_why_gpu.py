@@ -95,6 +95,7 @@ GPUS: dict[str, Gpu] = {
         ),
     ),
     "free": Gpu("healthy", {}, {"gpu:busy:ratio5m": 0.0}, (("gpu:free:info", {}),)),
+    "unread": Gpu("healthy", {}, {}, (("gpu:free:info", {}),), up=SCRAPES - 2),
     "held": Gpu(
         "insufficient_data", {}, {"gpu:busy:ratio5m": 0.121, "gpu:last_use:timestamp_seconds": 600}, HELD, first=""
     ),
@@ -135,7 +136,8 @@ def recorded(name: str, story: Gpu, **labels: str) -> Iterator[Series]:
     def during(value: float, first: int = 0, last: int = story.scrapes) -> list[float | None]:
         return [*[None] * first, *[float(value)] * (last - first), *[None] * (SCRAPES - last)]
 
-    yield Series("stallscope_gpu_up", own, during(1, last=min(story.up, story.scrapes)))
+    is_up = all(series != "stallscope_gpu_lost_info" for series, _ in story.more)
+    yield Series("stallscope_gpu_up", own, during(is_up, last=min(story.up, story.scrapes)))
     lost = story.lost.get(story.verdict, story.lost.get("lost", 0.0))
     half = story.scrapes // 2 if story.first else 0
     yield Series("gpu:verdict:ratio5m", {**own, "cause": story.verdict}, during(lost, half))
@@ -157,9 +159,10 @@ def of_runs() -> Iterator[Series]:
     for run, cause, rank in ((RUN, "straggler_hw", "3"), (STALLED, "lost", "1")):
         of = {"cluster": "east", **run}
         yield Series("run:verdict:ratio5m", {**of, "cause": cause}, [0.25] * SCRAPES)
-        culprit = {"rank": rank, "instance": "node1:19400", "gpu": "2", "cause": "thermal_throttle"}
+        gpu, reason = ("2", "thermal_throttle") if run is RUN else ("1", "lost")
+        culprit = {"rank": rank, "instance": "node1:19400", "gpu": gpu, "cause": reason}
+        yield Series("run:culprit:info", {**of, **culprit}, [1.0] * SCRAPES)
         if run is RUN:
-            yield Series("run:culprit:info", {**of, **culprit}, [1.0] * SCRAPES)
             yield Series("run_rank:straggler:ratio5m", {**of, "rank": rank}, [0.27] * SCRAPES)
         for number, clock in ((0, 1.01), (3, 0.7), (5, 0.9)):
             yield Series("run_rank:clock_of_peers:ratio5m", {**of, "rank": str(number)}, [clock] * SCRAPES)
@@ -294,6 +297,7 @@ def test_a_lost_gpu_has_the_reason_of_the_driver_and_the_rank_that_ended_with_it
     assert "not measured" not in shown
     assert "alerts GpuLost (critical), GpuUnderused (muted)" in shown
     assert "no owner" not in shown
+    assert "Rank 1" not in shown
 
 
 def test_a_gpu_of_a_run_has_its_own_verdict_and_names_the_run(
@@ -326,7 +330,10 @@ def test_a_gpu_that_waits_for_a_lost_gpu_of_its_run_has_stopped(
     shown = of(capsys, server, "waits")
     assert "stalled since" in shown
     assert "It costs 100 % of its time." in shown
-    assert "step age over its limit 3.01 from 1: yes" in shown
+    assert "Rank 1, GPU 1 of node1:19400: GPU lost." in shown
+    assert CAUSES["lost"].remedy in shown
+    assert "reason another GPU of its run is lost, and the other ranks wait" in shown
+    assert "step age" not in shown
     assert "pending" not in shown
     assert "without it: lost" not in shown
     assert cause_of(document(capsys, server, "waits"), "lost")["result"] == "not_found"
@@ -338,6 +345,8 @@ def test_a_free_gpu_is_healthy_because_it_has_no_owner(capsys: pytest.CaptureFix
     assert "held by no owner: no process computes on it" in shown
     assert "another verdict from its threshold on: any cause" in shown
     assert "measured" not in shown
+    # Its exporter has just ended.
+    assert "held by" not in of(capsys, server, "unread")
 
 
 def test_a_held_gpu_is_healthy_because_it_is_busy(capsys: pytest.CaptureFixture[str], server: Filled) -> None:
@@ -447,7 +456,7 @@ def test_a_uuid_may_be_shortened_as_long_as_one_gpu_has_it(capsys: pytest.Captur
     assert "GPU-zombie" in said(capsys, server, "--gpu=GPU-z")
     assert "GPU-he" not in (problem := refused(capsys, server, "--gpu=GPU-s"))
     assert (
-        "GPU-s: 2 GPUs or MIG instances match; name one by its UUID: GPU-served (GPU 8), GPU-shared (GPU 11)" in problem
+        "GPU-s: 2 GPUs or MIG instances match; name one by its UUID: GPU-served (GPU 9), GPU-shared (GPU 12)" in problem
     )
 
 

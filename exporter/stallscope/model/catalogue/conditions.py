@@ -85,7 +85,6 @@ SIGNALS: Mapping[str, Signal] = {
     "gpu:nvlink_errors:increase5m": Signal("NVLink errors in 5 minutes", "number"),
     "gpu:nvlinks_down:count": Signal("NVLinks that are down", "number"),
     "gpu:xid_hw:timestamp_seconds": Signal("time since the Xid", "seconds", is_time=True),
-    "gpu:regular_dips:ratio5m": Signal("time in regular dips"),
     "gpu:last_use:timestamp_seconds": Signal(
         "time since its last work", "seconds", instead="gpu:idle_allocated:seconds", is_time=True, least=120.0
     ),
@@ -159,7 +158,6 @@ CONDITIONS: Mapping[str, tuple[Condition, ...]] = {
         Condition("gpu:low_samples:ratio5m", "underused_samples"),
         Condition("gpu:busy:ratio5m", 0.5, below=True),
     ),
-    "periodic_host_work": (Condition("gpu:regular_dips:ratio5m", "dip_share"),),
     "idle_allocated": (
         Condition("gpu:last_use:timestamp_seconds", "idle_seconds"),
         Condition("gpu:last_use:timestamp_seconds", "idle_interactive_seconds", of="interactive"),

@@ -224,6 +224,8 @@ class OfGpu(NamedTuple):
     """Reason for which it can't be read at the requested time; empty if it can, or is not exported."""
     is_free: bool
     """True if no process computes on it, and no owner holds it."""
+    waits_for_lost: bool
+    """True if it has stopped because another GPU of its run is lost."""
     owners: tuple[str, ...]
     ranks: tuple[RankOnGpu, ...]
     instances: tuple[Sharers, ...]

@@ -93,6 +93,8 @@ def measured_rows(found: Explanation) -> list[Row]:
             levels.append(f"alert from {threshold_percent(own.alert)}")
         beside = [each for each in (own.floor, own.alert) if each is not None]
         rows.append(Row("time lost to it", _exact_percent(found.verdict.share, beside), (", ".join(levels),)))
+    if found.of_gpu is not None and found.of_gpu.waits_for_lost:
+        return rows
     compared = [(own.cause, each) for each in own.conditions if each.measured is not None]
     compared += [
         (each.cause, unmet) for each in found.considered if each.general == own.cause for unmet in _unmet(each)[:1]
@@ -144,6 +146,8 @@ def _of_gpu(found: Explanation, gpu: OfGpu) -> Iterator[Note]:
     yield Note("GPU", (", ".join(readable(each) for each in (gpu.model, gpu.labels.uuid) if each),))
     if gpu.loss and found.verdict is not None and not found.ended:
         yield Note("reason", (f"{readable(gpu.loss)}: {explained(gpu.loss)}",))
+    if gpu.waits_for_lost:
+        yield Note("reason", ("another GPU of its run is lost, and the other ranks wait",))
     if gpu.xid:
         code, action = (readable(gpu.xid.get(name, "")) for name in ("xid", "action"))
         yield Note("Xid", (f"{code}: {action}",))
@@ -152,7 +156,7 @@ def _of_gpu(found: Explanation, gpu: OfGpu) -> Iterator[Note]:
         ranks = "; ".join(shortened([_rank_on(each) for each in gpu.ranks]))
         yield Note("run", (ranks, f"stallscope why {' '.join([*names][:MOST])}"))
     holders = tuple(map(readable, gpu.owners))
-    if gpu.is_free and not gpu.loss:
+    if gpu.is_free:
         holders = ("no owner: no process computes on it",)
     yield Note("held by", holders)
     yield Note("inference", tuple(_served(each) for each in gpu.serving))

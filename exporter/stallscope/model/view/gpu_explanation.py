@@ -28,7 +28,7 @@ from stallscope.model.view.explanation import (
     signals_of,
 )
 from stallscope.model.view.model import Owner
-from stallscope.model.view.verdicts import Verdict
+from stallscope.model.view.verdicts import Culprit, Verdict
 
 if TYPE_CHECKING:
     from stallscope.model.clients.prometheus import Series
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _OWN = (
     *("gpu:verdict:ratio5m", "gpu_cause:share:ratio5m", "gpu_cause:remainder:info", "gpu:free:info", "ALERTS", *PAIR),
     *("rank_gpu:gone:info", "serving_gpu:verdict:ratio5m", "stallscope_gpu_info", "stallscope_gpu_lost_info"),
-    "stallscope_gpu_owner_info",
+    *("stallscope_gpu_owner_info", "stallscope_gpu_up"),
 )
 """Series with the labels of the GPU."""
 _OF_RUN = ("run:verdict:ratio5m", "run:culprit:info")
@@ -91,7 +91,7 @@ class _RecordedOfGpu(Recorded):
 
     @property
     def ranks(self) -> int:
-        return len(self._claims)
+        return len({(*run_of(each.labels), each.labels.get("rank", "")) for each in self._claims})
 
     @property
     def is_settled(self) -> bool:
@@ -114,20 +114,34 @@ class _RecordedOfGpu(Recorded):
 
     def _named(self, lost: dict[str, float]) -> dict[str, float]:
         """Return the shares by cause; a GPU that waits for a lost GPU has stopped, and is not lost."""
-        waits = any(each.labels.get("cause") == "stalled" for each in self.of(self.verdict_series))
-        return {"stalled" if waits and cause == "lost" else cause: share for cause, share in lost.items()}
+        is_waiting = self._waits_for_lost
+        return {"stalled" if is_waiting and cause == "lost" else cause: share for cause, share in lost.items()}
+
+    @property
+    def _waits_for_lost(self) -> bool:
+        """True if another GPU of its run is lost: the verdict is `stalled`, and the cause that was found is `lost`."""
+        causes = {each.labels.get("cause") for each in self.of(self.lost_series)}
+        return "lost" in causes and any(each.labels.get("cause") == "stalled" for each in self.of(self.verdict_series))
+
+    def _culprit(self, cause: str) -> Culprit | None:
+        found = super()._culprit("lost" if self._waits_for_lost else cause)
+        own = Culprit(found.rank, self._gpu.instance, self._gpu.gpu, self._gpu.mig, cause) if found else None
+        return None if found == own else found
 
     def of_gpu(self) -> OfGpu:
         info = next((each.labels for each in self.of("stallscope_gpu_info")), {})
         xid = next((each.labels for each in self.of("gpu:xid_hw:timestamp_seconds")), {})
         owners = {Owner.of(each.labels).title for each in self.of("stallscope_gpu_owner_info")}
-        verdict, serving, is_free = self.verdict(), self._serving(), bool(self.of("gpu:free:info"))
+        verdict, serving = self.verdict(), self._serving()
+        # Of a GPU that can't be read, the processes are unknown.
+        is_free = bool(self.of("gpu:free:info")) and any(each.value == 1 for each in self.of("stallscope_gpu_up"))
         by_use = verdict is not None and verdict.cause in REMAINDERS and not (is_free or serving or self._claims)
         return OfGpu(
             labels=self._gpu,
             model=info.get("model", ""),
             loss=self.loss,
             is_free=is_free,
+            waits_for_lost=self._waits_for_lost,
             owners=tuple(sorted(owners)),
             ranks=self._ranks(),
             instances=self._instances(),

@@ -69,6 +69,7 @@ def _gpu(gpu: OfGpu) -> dict[str, Any]:
         "model": gpu.model or None,
         "lost_reason": gpu.loss or None,
         "free": gpu.is_free,
+        "waits_for_lost_gpu": gpu.waits_for_lost,
         "owners": list(gpu.owners),
         "ranks": [
             {
