@@ -20,6 +20,7 @@ from stallscope.model.catalogue.conditions import (
     Condition,
     general_of,
 )
+from stallscope.model.view.gpu_explanation import NOT_SERVED
 
 RULES = Path(__file__).parents[2] / "prometheus" / "rules"
 ALL = [(cause, each) for cause, conditions in CONDITIONS.items() for each in conditions]
@@ -96,6 +97,18 @@ def test_the_gpu_side_is_not_judged_under_these_conditions(condition: Condition)
 def test_a_held_gpu_without_a_run_has_enough_evidence_under_this_condition() -> None:
     assert is_compared(USED, text("verdicts"))
     assert all(CAUSES[each].domain == "use" for each in UNUSED)
+
+
+def test_the_rules_except_the_gpus_of_inference_servers_from_these_causes() -> None:
+    served = "unless on (cluster, job, instance, gpu, uuid, mig) serving_gpu:server:info"
+    rules = text("use").split("- record: ")
+    signals = [each.partition(" ")[0] for each in rules if each.startswith("gpu:") and served in each]
+    found = set()
+    for rule in rules:
+        cause = re.match(r"pair_cause:time_lost:ratio5m labels: {cause: (\w+)", rule)
+        if cause and any(each in rule for each in (served, *signals)):
+            found.add(cause[1])
+    assert found == {*NOT_SERVED}
 
 
 def test_a_comparison_that_no_rule_makes_is_found() -> None:

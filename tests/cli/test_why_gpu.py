@@ -17,6 +17,7 @@ from stallscope.lab.replay.series import Series
 from stallscope.model.catalogue.causes import CAUSES
 from stallscope.model.catalogue.conditions import SIGNALS
 from stallscope.model.clients.prometheus import Prometheus
+from stallscope.model.view.gpu_explanation import NOT_SERVED
 from stallscope.tools.cli import why
 from tests.cli.test_why import SCRAPES, Filled, cause_of, constants, squeezed
 from tests.filled_prometheus import write
@@ -105,7 +106,11 @@ GPUS: dict[str, Gpu] = {
         "insufficient_data",
         {},
         {"gpu:busy:ratio5m": 0.12},
-        (*HELD, ("serving_gpu:verdict:ratio5m", {"cause": "serving_idle", "server": "llm/qwen-0"})),
+        (
+            *HELD,
+            ("serving_gpu:server:info", {"server": "llm/qwen-0"}),
+            ("serving_gpu:verdict:ratio5m", {"cause": "serving_idle", "server": "llm/qwen-0"}),
+        ),
     ),
     "waits": Gpu(
         "stalled",
@@ -386,7 +391,11 @@ def test_the_gpu_of_an_inference_server_has_its_verdict(capsys: pytest.CaptureFi
         "prometheus/serving/README.md" in shown
     )
     assert "missing" not in shown
-    (served,) = document(capsys, server, "served")["inference_servers"]
+    assert "GPU-side" not in shown
+    found = document(capsys, server, "served")
+    assert {each["cause"] for each in found["causes"] if each["result"] == "not_judged"} == {*NOT_SERVED}
+    assert cause_of(found, "underused")["reason"] == "an inference server uses the GPU"
+    (served,) = found["inference_servers"]
     assert (served["cause"], served["signals"]) == ("serving_idle", {"waiting": 0.0, "kv_used": 0.07})
 
 

@@ -554,9 +554,13 @@ class Recorded(ABC):
             return "hidden", f"its conditions hold, but {first} comes first"
         if cause in self._lost:
             return "below", ""
-        if CAUSES[cause].domain == "device" and tier in ("device", "harmless") and (self.waits() or self.gpu_side()):
-            return "not_judged", self.gpu_side() or "the GPUs wait"
-        return "not_found", ""
+        not_judged = self._not_judged(cause, tier)
+        return ("not_judged", not_judged) if not_judged else ("not_found", "")
+
+    def _not_judged(self, cause: str, tier: str) -> str:
+        """Return why the rules do not judge a cause; empty if they do."""
+        is_device = CAUSES[cause].domain == "device" and tier in ("device", "harmless")
+        return self.gpu_side() or ("the GPUs wait" if self.waits() else "") if is_device else ""
 
     def _hidden(self, cause: str, tier: str, verdict: str) -> tuple[Result, str]:
         """Return what the rules made of a cause that may be the verdict, with the reason."""

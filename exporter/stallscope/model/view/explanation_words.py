@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from stallscope.common.formatting import count, duration, percent, readable, several, size, utc
-from stallscope.model.catalogue.causes import MISSING
+from stallscope.model.catalogue.causes import CAUSES, MISSING
 from stallscope.model.catalogue.conditions import SIGNALS, UNUSED, Signal
 from stallscope.model.catalogue.gpu_losses import explained
 from stallscope.model.view.explanation import (
@@ -274,7 +274,7 @@ def _others(found: Explanation) -> Iterator[Note]:
         [f"{each.cause}{_share_of(each, each.floor)}: from {threshold_percent(each.floor)}" for each in below]
     )
     yield Note("too small", ("; ".join(said),) if said else ())
-    if skipped := [each for each in found.considered if each.result == "not_judged"]:
+    if skipped := _skipped(found):
         why = [f"{SIGNALS[each.series].words} takes {level(each, value=True)}" for each in found.waits]
         yield Note("not judged", (f"{several(len(skipped), _GPU_SIDE_CAUSE)}: {', '.join(why) or found.gpu_side}",))
     if found.missing and not _is_open(found):
@@ -289,14 +289,18 @@ def _others(found: Explanation) -> Iterator[Note]:
         yield Note(title, (f"{signals}: read by {several(len(causes), 'cause')}",))
 
 
+def _skipped(found: Explanation) -> list[Considered]:
+    """Return the causes of the GPU side that are not judged."""
+    return [each for each in found.considered if each.result == "not_judged" and CAUSES[each.cause].domain == "device"]
+
+
 def _another(found: Explanation) -> list[str]:
     """Return what would have to change for another verdict."""
     own, clear = found.of_verdict, found.clear_ratio
     if own is None:
         is_healthy = found.verdict is not None and found.verdict.cause == "healthy"
         return ["from its threshold on: any cause"] if is_healthy else []
-    skipped = any(each.result == "not_judged" for each in found.considered)
-    following = f"{found.following}{f' or a {_GPU_SIDE_CAUSE}' if skipped else ''}"
+    following = f"{found.following}{f' or a {_GPU_SIDE_CAUSE}' if _skipped(found) else ''}"
     bound = f"below {threshold_percent(clear * own.floor)}" if own.floor and clear else "without it"
     said = [f"{bound}: {following}"]
     if own.general is not None:

@@ -35,12 +35,20 @@ if TYPE_CHECKING:
 
 _OWN = (
     *("gpu:verdict:ratio5m", "gpu_cause:share:ratio5m", "gpu_cause:remainder:info", "gpu:free:info", "ALERTS", *PAIR),
-    *("rank_gpu:gone:info", "serving_gpu:verdict:ratio5m", "stallscope_gpu_info", "stallscope_gpu_lost_info"),
+    *(
+        "rank_gpu:gone:info",
+        "serving_gpu:server:info",
+        "serving_gpu:verdict:ratio5m",
+        "stallscope_gpu_info",
+        "stallscope_gpu_lost_info",
+    ),
     *("stallscope_gpu_owner_info", "stallscope_gpu_up"),
 )
 """Series with the labels of the GPU."""
 _OF_RUN = ("run:verdict:ratio5m", "run:culprit:info")
 """Series with the labels of its run."""
+NOT_SERVED = ("idle_allocated", "periodic_host_work", "spin_suspected", "underused")
+"""Causes that the rules do not judge on the GPU of an inference server."""
 
 
 def explain_gpu(server: Server, gpu: GpuLabels, at: float) -> Explanation:
@@ -111,6 +119,11 @@ class _RecordedOfGpu(Recorded):
 
     def _mutes(self, cause: Cause, alerts: Sequence[Mapping[str, str]]) -> bool:
         return any(each.get("alertname") == cause.alert for each in alerts)
+
+    def _not_judged(self, cause: str, tier: str) -> str:
+        if cause in NOT_SERVED and self.of("serving_gpu:server:info"):
+            return "an inference server uses the GPU"
+        return super()._not_judged(cause, tier)
 
     def _named(self, lost: dict[str, float]) -> dict[str, float]:
         """Return the shares by cause; a GPU that waits for a lost GPU has stopped, and is not lost."""
