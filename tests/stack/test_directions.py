@@ -77,9 +77,12 @@ def test_a_single_run_is_not_compared() -> None:
     assert " report --run numpy-classifier " in report
 
 
-def test_without_a_run_the_report_is_on_the_node() -> None:
-    _top, report, _doctor = commands(replace(SETTINGS, training_job=False), SCENARIOS["underused"])
+def test_without_a_run_the_report_is_on_the_node_and_the_explanation_on_a_gpu() -> None:
+    _top, why, report, _doctor = commands(replace(SETTINGS, training_job=False), SCENARIOS["underused"])
     assert f" report --instance {platform.node()}:1 " in report
+    assert why.endswith(" why --gpu 0 --prometheus.url http://127.0.0.1:2")
+    shared = SCENARIOS["shared_unexpectedly"]
+    assert f" why --gpu {shared.faulty_gpus[0]} " in " ".join(commands(SETTINGS, shared))
 
 
 @pytest.mark.parametrize("typed", [".venv/bin/stallscope", "/opt/with space/bin/stallscope"])

@@ -32,14 +32,17 @@ def alertmanager_pages(url: str, amtool: str | None) -> list[str]:
 
 
 def commands(settings: Settings, scenario: Scenario | None) -> list[str]:
-    """Return the commands for the stack's runs, with its addresses."""
+    """Return the commands for the stack's runs and GPUs, with its addresses."""
     program = own_command()
     prometheus = f"--prometheus.url {settings.prometheus.url}"
     runs = [*([RUN] if settings.training_job else []), *([scenario.run] if scenario and scenario.run else [])]
     subject = f"--run {runs[-1]}" if runs else f"--instance {settings.exporter.instance}"
+    # A simulated job without the shim has no run, only verdicts of its GPUs.
+    gpus = (scenario.faulty_gpus or (0,))[:1] if scenario and not scenario.run else ()
     return [
         f"{program} top --exporter.url {settings.exporter.url} {prometheus}",
         *([f"{program} why {runs[-1]} {prometheus}"] if runs else []),
+        *(f"{program} why --gpu {gpu} {prometheus}" for gpu in gpus),
         f"{program} report {subject} {prometheus}",
         *([f"{program} compare {' '.join(runs)} {prometheus}"] if len(runs) > 1 else []),
         f"STALLSCOPE_ADDRESS=udp://{settings.exporter.address} {program} doctor {prometheus}",
