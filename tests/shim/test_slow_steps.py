@@ -122,6 +122,28 @@ def test_a_larger_batch_by_plan_is_not_slow_and_a_slow_step_of_it_is() -> None:
     assert slow.count == 1
 
 
+def test_more_steps_than_the_window_holds_may_follow_a_change_of_the_plan_before_the_next_report() -> None:
+    slow = SlowSteps(deque(maxlen=4096))
+    slow.plan(0.0, 64.0)
+    slow.durations.extend([1.0] * 60)
+    slow.judge()
+    slow.durations.extend([1.0] * 5)
+    slow.plan(0.0, 8.0)
+    slow.durations.extend([0.125] * (WINDOW + 20))
+    slow.judge()
+    assert slow.count == 0
+    slow.durations.append(0.6)
+    slow.judge()
+    assert slow.count == 1
+
+
+def test_more_steps_without_tokens_than_the_window_holds_may_follow_steps_with_tokens() -> None:
+    slow = steps_of(*USUAL)
+    slow.durations.extend([(1.0, 512.0, 0.0)] * 3 + [1.0] * (WINDOW + 20))
+    slow.judge()
+    assert slow.count == 0
+
+
 @given(st.lists(st.floats(0.001, 10), min_size=WARM_UP + FEWEST, max_size=WARM_UP + WINDOW))
 def test_slow_is_over_median_and_three_deviations(durations: list[float]) -> None:
     judged = durations[WARM_UP:]

@@ -44,6 +44,7 @@ class SlowSteps:
     def plan(self, tokens: float, samples: float) -> None:
         """Set what steps from now on contain unless their own amounts are reported; 0 where it is unknown."""
         if self._planned != (planned := (tokens, samples)):
+            self.judge()
             for steps in (self._window, self.durations):
                 several = [self._with_work(step) for step in steps]
                 steps.clear()
@@ -60,7 +61,7 @@ class SlowSteps:
         if not window:
             del fresh[:WARM_UP]
         window.extend(fresh)
-        if any(type(step) is tuple for step in window):
+        if any(type(step) is tuple for steps in (window, fresh) for step in steps):
             self._judge_by_work(fresh)
         else:
             self._judge_by_length(fresh, window)  # type: ignore[arg-type]  # all of them are durations
