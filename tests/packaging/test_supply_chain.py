@@ -54,8 +54,8 @@ def test_all_locks_that_the_makefile_and_the_image_install_are_audited() -> None
 
 def test_whatever_the_makefile_installs_is_held_to_hashes_or_comes_from_the_checkout() -> None:
     text = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
-    installs = re.findall(r"^\t@?\$\((?:\w+_)?PIP\) (.*)$", text, re.MULTILINE)
-    assert len(installs) == 6
+    installs = re.findall(r"^\t *@?\$\((?:\w+_)?PIP\) (.*)$", text, re.MULTILINE)
+    assert len(installs) == 7
     for flags in installs:
         assert "--no-deps --require-hashes" in flags or "--no-deps --no-build-isolation --editable ." in flags
     # The only other install is the tool that updates the locks, which nothing else uses.
