@@ -87,9 +87,7 @@ class Course:
         """Row, rank, column: seconds."""
         self.steps = np.concatenate([each[1] for each in rows])
         """Steps by row."""
-        self.slow = np.concatenate([each[2] for each in rows])
-        """Outlying steps by row."""
-        self.lengthened = np.concatenate([each[3] for each in rows])
+        self.lengthened = np.concatenate([each[2] for each in rows])
         """Length of each row's sequences against the mean."""
         self.segment_of_row = np.repeat(np.arange(len(rows)), [len(each[1]) for each in rows])
         self.lengths = self.durations[:, 0, :].sum(axis=1)
@@ -179,15 +177,6 @@ class Course:
         sums = np.concatenate([[0.0], np.cumsum((durations * matrix).ravel())]) * share
         return np.interp(times, moments, sums)
 
-    def longest(self, rank: int, time: float, window: float = 60.0) -> Floats:
-        """The longest occurrence of each column in the window before."""
-        first, last = np.searchsorted(self.ends, [time - window, time])
-        rows = self.durations[first : last + 1, rank, :]
-        if not len(rows):
-            return np.zeros(len(COLUMNS))
-        found: Floats = (rows / np.maximum(self.steps[first : last + 1], 1)[:, None]).max(axis=0)
-        return found
-
 
 def effects(segment: Segment, rank: int) -> Floats:
     """Use of its GPU by each column of a rank: column by effect, bytes or shares for each second."""
@@ -232,7 +221,7 @@ class _Drawing:
         self._pace = pace
         self._spread = spread
 
-    def rows(self) -> tuple[Floats, Integers, Floats, Floats]:
+    def rows(self) -> tuple[Floats, Integers, Floats]:
         segment = self._segment
         length = segment.end - segment.start
         if segment.kind == "training":
@@ -241,9 +230,9 @@ class _Drawing:
         for rank, work in enumerate(segment.works):
             column = segment.kind if segment.kind != "hang" else ("sync" if work.hangs == "spin" else "data_wait")
             durations[0, rank, COLUMN[column]] = length
-        return durations, np.zeros(1, dtype=np.int64), np.zeros(1), np.ones(1)
+        return durations, np.zeros(1, dtype=np.int64), np.ones(1)
 
-    def _training(self, length: float) -> tuple[Floats, Integers, Floats, Floats]:
+    def _training(self, length: float) -> tuple[Floats, Integers, Floats]:
         works = self._segment.works
         lead = works[0]
         means = np.array([[getattr(work, phase) for phase in DRAWN] for work in works]) * self._pace
@@ -276,16 +265,15 @@ class _Drawing:
                 durations[:, :, COLUMN[phase]] *= uneven
         if lead.late_batches:
             durations[:, :, COLUMN["data_wait"]] += self._late(lead, count, len(works))
-        slow = np.zeros(count)
         if lead.outliers:
             slow = (self._random.random(count) < lead.outliers * several).astype(np.float64)
             durations[:, :, COLUMN["slow"]] = (slow * (lead.outlier_factor - 1) * typical)[:, None]
         durations = self._synchronized(durations)
         steps = np.full(count, several, dtype=np.int64)
         for pause in lead.pauses:
-            durations, steps, slow, lengthened = self._with_pause(pause, durations, steps, slow, lengthened)
-        durations, steps, slow = self._cut(durations, steps, slow, length)
-        return durations, steps, slow, lengthened[: len(steps)]
+            durations, steps, lengthened = self._with_pause(pause, durations, steps, lengthened)
+        durations, steps = self._cut(durations, steps, length)
+        return durations, steps, lengthened[: len(steps)]
 
     def _late(self, work: Work, count: int, ranks: int) -> Floats:
         """Return by how much each rank's batch is late, by row."""
@@ -307,8 +295,8 @@ class _Drawing:
         return durations
 
     def _with_pause(
-        self, pause: Pause, durations: Floats, steps: Integers, slow: Floats, lengthened: Floats
-    ) -> tuple[Floats, Integers, Floats, Floats]:
+        self, pause: Pause, durations: Floats, steps: Integers, lengthened: Floats
+    ) -> tuple[Floats, Integers, Floats]:
         """Put the pause where it is due: as a row of its own, with the step that contains it if one does."""
         passed = np.cumsum(steps.astype(np.float64)) if pause.every_steps else np.cumsum(durations[:, 0].sum(axis=1))
         period = pause.every_steps or pause.every_seconds
@@ -336,20 +324,18 @@ class _Drawing:
         return (
             np.insert(durations, rows + 1, extra, axis=0),
             np.insert(steps, rows + 1, extra_steps),
-            np.insert(slow, rows + 1, 0.0),
             np.insert(lengthened, rows + 1, lengthened[rows]),
         )
 
     @staticmethod
-    def _cut(durations: Floats, steps: Integers, slow: Floats, length: float) -> tuple[Floats, Integers, Floats]:
+    def _cut(durations: Floats, steps: Integers, length: float) -> tuple[Floats, Integers]:
         """End exactly with the segment: the last row is as much of a step as fits, and none is done in it."""
         ends = np.cumsum(durations[:, 0].sum(axis=1))
         last = int(np.searchsorted(ends, length))
-        durations, steps, slow = durations[: last + 1].copy(), steps[: last + 1].copy(), slow[: last + 1].copy()
+        durations, steps = durations[: last + 1].copy(), steps[: last + 1].copy()
         before = float(ends[last - 1]) if last else 0.0
         took = float(durations[last, 0].sum())
         if took > 0:
             durations[last] *= (length - before) / took
         steps[last] = 0
-        slow[last] = 0.0
-        return durations, steps, slow
+        return durations, steps

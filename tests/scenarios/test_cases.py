@@ -38,6 +38,7 @@ GENERATOR = sorted(
                 "page_host",
                 "page_serving",
                 "page_training",
+                "reports",
                 "sheet",
                 "story",
                 "utilization",
@@ -47,8 +48,9 @@ GENERATOR = sorted(
     }
 )
 MAY_KNOW = re.compile(
-    r"numpy(\.typing)?|stallscope\.model\.catalogue\.metrics|stallscope\.lab\.replay\.series|tests\.scenarios\.(case|cases|disturbance|machines|model|page\w*|sheet"
-    r"|story|utilization|world)(\.\w+)*"
+    r"numpy(\.typing)?|stallscope\.model\.catalogue\.metrics|stallscope\.lab\.(replay\.series|simulation\.simulated_run)"
+    r"|stallscope\.node\.(intake\.runs|sampling\.reading)"
+    r"|tests\.scenarios\.(case|cases|disturbance|machines|model|page\w*|reports|sheet|story|utilization|world)(\.\w+)*"
 )
 META = ("healthy", "compute_bound", "insufficient_data")
 OF_SERVERS = {"serving_idle": "ServingIdle", "serving_starved": "ServingStarved", "serving_kv_full": "ServingKvFull"}

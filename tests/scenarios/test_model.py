@@ -114,7 +114,7 @@ def test_ranks_of_a_run_make_their_steps_together_though_one_is_late() -> None:
     late = replace(NODE_WORK, backward=0.4)
     series = page(run_on(QUAD, late, only=(2,), onset=3.0, measures_communication=True))
     counts = [one(series, "training_step_seconds_count", rank=str(rank)) for rank in range(4)]
-    assert all(np.array_equal(counts[0], each) for each in counts)
+    assert all(np.abs(counts[0] - each).max() <= 10 for each in counts)  # reports are not made at the same moment
     waited = [
         grown(one(series, "training_phase_seconds_total", rank=str(rank), phase="communication")) for rank in range(4)
     ]
@@ -206,19 +206,21 @@ def test_a_gpu_without_profiling_says_so_and_shows_none() -> None:
     assert set(one(page(run_on(SINGLE)), "gpu_signal_supported", signal="sm_active_seconds_total")) == {1.0}
 
 
-def test_a_hang_ends_steps_and_not_phases() -> None:
+def test_a_hang_ends_steps_and_reports_and_not_the_process() -> None:
     series = page(run_on(CLOUD, replace(CLOUD_WORK, hangs="idle"), onset=4.0))
-    steps = one(series, "training_step_seconds_count")
-    assert steps[-1] == steps[10]
-    waiting = one(series, "training_phase_seconds_total", phase="data_wait")
-    assert waiting[-1] - waiting[10] == pytest.approx(7 * 60, abs=1)
+    for name in ("training_step_seconds_count", "training_last_push_timestamp_seconds"):
+        values = one(series, name)
+        assert values[8] > values[7]
+        assert values[-1] == values[10]
+    assert set(one(series, "training_state", state="running")) == {1.0}
 
 
 def test_a_restart_begins_the_sessions_counters_again() -> None:
     series = page(run_on(CLOUD, restarts=(5.0,)))
     assert set(one(series, "training_restarts_total")) == {0.0, 1.0}
     steps = one(series, "training_step_seconds_count")
-    assert (np.diff(steps) < 0).sum() == 1
+    assert np.isnan(steps[10])  # no step of the new session has ended
+    assert steps[9] > steps[12] > 0
     assert set(one(series, "training_start_timestamp_seconds")) == {-1500.0, 300.0}
 
 
