@@ -232,16 +232,6 @@ def test_dropped_reports_are_counted_by_cause_and_lose_nothing(clock: ScriptedCl
     assert desk.newest.sequence == 6
 
 
-def test_a_report_that_is_too_long_is_not_sent(clock: ScriptedClock, desk: Desk) -> None:
-    run = new(clock, desk)
-    for number in range(31):
-        with run.phase(f"{number}" + "\N{GRINNING FACE}" * 120):
-            clock.advance(1)
-    run.finish()
-    assert run.silent
-    assert len(desk.reports) < 15
-
-
 def test_a_run_left_by_an_exception_has_failed(clock: ScriptedClock, desk: Desk) -> None:
     with pytest.raises(ZeroDivisionError), new(clock, desk):
         1 / 0  # noqa: B018
@@ -419,9 +409,9 @@ ON_DEMAND = (
 """Modules of the shim that a run imports when it has something for them to do."""
 AFTER_THE_FIRST_STEP = "endings observer observers overhead process program_end"
 """Modules that a run imports after its first step; those of observers earlier if an exporter listens."""
-MOST_IMPORTED_LINES = 2916
+MOST_IMPORTED_LINES = 2924
 """Lines of the package that a named run imports before its first step."""
-MOST_WITH_EXPORTER = 4402
+MOST_WITH_EXPORTER = 4410
 """Such lines with an exporter, which also receives the stack of a hang, and the notice of a signal, before a step."""
 _IMPORTS = """
 import json, sys, stallscope

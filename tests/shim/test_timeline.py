@@ -86,6 +86,45 @@ def test_a_step_s_phase_inside_evaluation_stays_evaluation(clock: ScriptedClock)
     assert timeline.steps == 1
 
 
+def reporting(clock: ScriptedClock, sent: list[float]) -> Timeline:
+    """A timeline that notes when it sends a report, at least 10 s apart."""
+
+    def publish(now: float) -> None:
+        sent.append(now)
+        timeline.due = now + 10
+
+    timeline = Timeline(clock.monotonic, publish, 10)
+    return timeline
+
+
+@pytest.mark.parametrize("name", ["evaluation", "rollout", "initialization"])
+def test_phases_inside_a_long_phase_send_the_reports_that_are_due(name: str, clock: ScriptedClock) -> None:
+    sent: list[float] = []
+    timeline = reporting(clock, sent)
+    if name != "initialization":
+        timeline.step()
+    with timeline.phase(name):
+        began, timeline.due = clock.monotonic(), clock.monotonic() + 10
+        sent.clear()
+        for _ in range(5):
+            with timeline.phase("communication"):
+                clock.advance(8)
+        assert sent == [began + 16, began + 32]
+
+
+def test_a_loop_of_an_evaluation_sends_the_reports_that_are_due(clock: ScriptedClock) -> None:
+    sent: list[float] = []
+    timeline = reporting(clock, sent)
+    timeline.step()
+    with timeline.phase("evaluation"):
+        began, timeline.due = clock.monotonic(), clock.monotonic() + 10
+        sent.clear()
+        for _ in range(5):
+            clock.advance(8)
+            timeline.step()
+        assert sent == [began + 16, began + 32]
+
+
 def test_a_rollout_lies_inside_its_step_and_covers_phases_of_the_step(clock: ScriptedClock) -> None:
     timeline = new(clock)
     timeline.step()

@@ -1269,6 +1269,19 @@ def test_an_evaluation_without_a_loader_is_in_no_step(run: stallscope.Run, desk:
     assert last.steps == 4
 
 
+def test_a_long_evaluation_sends_the_reports_that_are_due(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for _ in range(4):
+        parts.train(drawn(parts))
+    parts.model.eval()
+    with torch.no_grad():
+        for _ in range(6):
+            run.timeline.due = 0.0
+            parts.model(drawn(parts)[0])
+    evaluating = [report.phases["evaluation"].seconds for report in desk.reports if report.activity == "evaluation"]
+    assert len(set(evaluating)) >= 5
+
+
 def test_a_model_trained_in_evaluation_mode_trains(watched: Watched) -> None:
     watched.model.eval()
     for _ in range(2):

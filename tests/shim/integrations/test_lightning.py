@@ -63,6 +63,11 @@ def test_a_save_is_an_activity(accumulating: Reports) -> None:
     assert accumulating.occurrences("checkpoint") == 2
 
 
+def test_an_evaluation_reports_after_each_of_its_batches(accumulating: Reports) -> None:
+    evaluating = [report.phases["evaluation"].seconds for report in accumulating if report.activity == "evaluation"]
+    assert len(set(evaluating)) >= 18
+
+
 def test_the_trainers_values_are_reported(accumulating: Reports) -> None:
     newest = accumulating.newest
     assert newest.counters["samples"] == 32

@@ -76,6 +76,11 @@ def test_evaluation_and_checkpoint_are_activities(accumulating: Reports) -> None
     assert accumulating.seconds("evaluation") >= 4 * 0.05
 
 
+def test_an_evaluation_reports_after_each_of_its_batches(accumulating: Reports) -> None:
+    evaluating = [report.phases["evaluation"].seconds for report in accumulating if report.activity == "evaluation"]
+    assert len(set(evaluating)) >= 6
+
+
 def test_the_trainers_values_are_reported(accumulating: Reports) -> None:
     newest = accumulating.newest
     assert newest.counters["samples"] == 32

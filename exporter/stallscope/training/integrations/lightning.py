@@ -117,6 +117,13 @@ class TrainerEvents:
         """End `evaluation`."""
         self._end_evaluation()
 
+    @tolerant
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Report in a long evaluation as well."""
+        if self.fit.run is not None:
+            self.fit.run.timeline.report_if_due()
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
     on_test_start = on_predict_start = on_validation_start
     on_test_end = on_predict_end = on_validation_end
 

@@ -178,6 +178,7 @@ class Evaluations:
             self.gradients_off = False
             self.end()
             return False
+        self._timeline.report_if_due()
         return True
 
     @property

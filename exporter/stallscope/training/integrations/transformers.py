@@ -123,6 +123,12 @@ class TrainerEvents:
         self.fit.leave()
 
     @tolerant
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """A batch of an evaluation was computed: report in a long one as well."""
+        if self.fit.run is not None:
+            self.fit.run.timeline.report_if_due()
+
+    @tolerant
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
         """Report the numbers that the trainer logs."""
         run = self.fit.run

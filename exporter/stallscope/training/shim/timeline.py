@@ -165,6 +165,7 @@ class Phase:
         """Close a phase that had no effect, or that is closed out of order, as in a generator."""
         if self._hidden:
             self._hidden -= 1
+            timeline.report_if_due()
         elif self.opened:
             now = timeline.now()
             timeline.book(now)
@@ -344,6 +345,7 @@ class Timeline:
             current = self.current
             if current.outside:
                 self._first_boundary()
+                self.report_if_due()
                 return
             now = self.now()
             current.seconds += now - self.mark
@@ -498,6 +500,12 @@ class Timeline:
         self.settle()
         if not self.held or now >= self.due + _HELD_AT_MOST:
             self._publish(now)
+
+    def report_if_due(self) -> None:
+        """Send a report that is due in the middle of a phase, so that a long evaluation does not look like a hang."""
+        now = self.now()
+        if now >= self.due:
+            self.publish(now)
 
     def activity_changed(self, now: float) -> None:
         """Report a new activity at once, and skip the next report in exchange.
