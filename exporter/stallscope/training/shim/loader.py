@@ -82,8 +82,6 @@ class Tracked(WrappedLoader["Batch"]):
         super().__init__(loader)
         self._run = run
         self._batches_per_step = batches_per_step
-        self._failed_at = -1.0
-        """Time up to which phases were counted when an exception left the loop."""
         self._pass: Iterator[Batch] | None = None
         """The pass over a loader that is an iterator, and so has only one."""
 
@@ -129,8 +127,8 @@ class Tracked(WrappedLoader["Batch"]):
                         continue
                 enter()
         except GeneratorExit:
-            if is_loop and self.is_open:
-                is_loop = not self._left(is_step=timeline.steps == before)
+            if is_loop:
+                self.leave_loop(is_step=timeline.steps == before)
             raise
         except BaseException:
             is_loop = False
@@ -152,37 +150,31 @@ class Tracked(WrappedLoader["Batch"]):
         """A loop begins, or goes on with a pass that an earlier loop has left."""
         self._run.open_loops[id(self)] = self._batches_per_step
 
-    def leave_loop(self) -> None:
-        """A loop has left a pass that the program keeps."""
-        run = self._run
-        if self.is_open and not run.silent:
-            is_over = not self._left()
-            run.open_loops.pop(id(self))
-            if is_over:
-                run.loop_over()
-
-    def _left(self, *, is_step: bool = True) -> bool:
-        """Record that the program has left a loop, and return whether by an exception.
+    def leave_loop(self, *, is_step: bool = True) -> None:
+        """A loop has left a pass before its end, by `break` or by an exception.
 
         Args:
             is_step: False if the loop has marked the step of its last batch itself.
         """
-        run, timeline = self._run, self._run.timeline
-        if self._failed_at == timeline.mark:
-            return True  # by an exception that is gone by now
+        run = self._run
+        if run.silent or not self.is_open:
+            return
+        is_over = not self._is_left_by_exception()
+        if is_over and is_step and self._batches_per_step == 1 and not run.is_complete:
+            run.timeline.end_left_step()
+        run.open_loops.pop(id(self))
+        if is_over:
+            run.loop_over()
+
+    def _is_left_by_exception(self) -> bool:
         try:
             with standard_library():
                 from stallscope.training.shim.program_end import loop_left
 
-            if loop_left(run, timeline.mark):
-                self._failed_at = timeline.mark
-                return True
+            return loop_left(self._run)
         except Exception as error:
             tolerate(error, "finding out how a loop was left")
             return True
-        if is_step and self._batches_per_step == 1 and not run.is_complete:
-            timeline.end_left_step(timeline.phase("data_wait"))
-        return False
 
     def _aiter(self) -> Any:
         if self._run.silent:

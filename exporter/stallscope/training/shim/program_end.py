@@ -33,6 +33,7 @@ _failure: BaseException | None = None
 _steps_at_end: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
 """Steps of each run when an end of the program was recorded."""
 _left: tuple[weakref.ref[Session], float, bool] | None = None
+"""The run whose loop SystemExit has left, the time up to which its phases were counted, and whether for a signal."""
 
 
 def note_error(error: BaseException, runs: Sequence[Session]) -> None:
@@ -108,15 +109,11 @@ def _was_left(run: Session) -> bool:
     return run.timeline.mark == _left[1]
 
 
-def loop_left(run: Session, moment: float) -> bool:
-    """Return whether an exception has left a loop early, and record one of SystemExit that ends the program.
+def loop_left(run: Session) -> bool:
+    """Return whether an exception has left a loop of this run, and record one of SystemExit that ends the program.
 
     When the process ends, the exception is no longer known. It can't be queried here either, but it was just created,
     and is among the youngest objects.
-
-    Args:
-        run: the run of the loop.
-        moment: time up to which the phases of the run are counted; it changes if the run continues.
     """
     global _left
     handlers = signal_handlers()
@@ -131,5 +128,5 @@ def loop_left(run: Session, moment: float) -> bool:
             terminated = True  # up to Python 3.11, an exception that is being raised has no traceback yet
         by_exception = by_exception or (issubclass(kind, BaseException) and kind is not GeneratorExit)
     if left or terminated:
-        _left = (weakref.ref(run), moment, terminated)
+        _left = (weakref.ref(run), run.timeline.mark, terminated)
     return by_exception

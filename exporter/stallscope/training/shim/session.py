@@ -227,7 +227,7 @@ class Session:
                     "finish",
                 )
             if self._state == "finished" and [*self.open_loops.values()] == [1]:  # the program has called next()
-                self.timeline.end_left_step(self.timeline.phase("data_wait"), _LEFT_LOOP)
+                self.timeline.end_left_step(_LEFT_LOOP)
             self._publish(self.timeline.now(), last=True)
         except Exception as error:
             tolerate(error, "finishing a run")

@@ -451,13 +451,13 @@ class Timeline:
         self.mark = now
         self.other.occurrences = sum(self.counts)
 
-    def end_left_step(self, wait: Phase, longest: float = inf) -> None:
+    def end_left_step(self, longest: float = inf) -> None:
         """End the current step, whose loop was left, if its work took at least half as long as that of other steps.
 
         Args:
-            wait: the phase in which the loop waits for its batches; closed.
             longest: multiple of the usual time from which on other work is included.
         """
+        wait = self.phase("data_wait")  # closed
         self.settle()
         self.book(self.now())
         steps = sum(self.counts)
