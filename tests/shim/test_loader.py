@@ -278,6 +278,19 @@ def test_disabled_it_adds_nothing(clock: ScriptedClock, monkeypatch: pytest.Monk
     assert list(stallscope.track(loader, "x")) == [0, 1, 2, 3]
 
 
+def test_disabled_it_reads_no_attribute_of_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STALLSCOPE_DISABLE", "1")
+    read = []
+
+    class Lazy(list[int]):
+        def __getattr__(self, name: str) -> object:
+            read.append(name)
+            raise AttributeError(name)
+
+    assert list(stallscope.track(Lazy([1, 2]), "x")) == [1, 2]
+    assert read == []
+
+
 def numbers() -> Iterator[int]:
     yield from range(5)
 

@@ -229,6 +229,10 @@ class _Loop(_Pass["Batch"]):
             tolerate(error, "leaving a loop")
 
 
+def _has_description(loader: object) -> bool:
+    return hasattr(loader, "batch_size") or hasattr(loader, "num_workers")
+
+
 def track(
     loader: Iterable[Batch],
     run: Run | str | None = None,
@@ -284,8 +288,7 @@ def track(
             batches_per_step = 1
         given = (samples_per_step, tokens_per_step, flops_per_step, steps_planned, epochs)
         try:
-            is_described = hasattr(loader, "batch_size") or hasattr(loader, "num_workers")
-            if not found.silent and (is_described or any(each is not None for each in given)):
+            if not found.silent and (any(each is not None for each in given) or _has_description(loader)):
                 with standard_library():
                     from stallscope.training.shim.loop_plan import plan
 
