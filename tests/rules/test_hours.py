@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.rules.rulebook import (
+    CLOCK,
     LENGTH,
     TARGET,
     Rulebook,
@@ -12,6 +13,8 @@ from tests.rules.rulebook import (
     exporter,
     gpu,
     growing,
+    growing_then,
+    growing_until,
     rank,
     scrapes,
     series,
@@ -80,6 +83,17 @@ def test_goodput_is_productive_step_time_over_wall_time(rulebook: Rulebook) -> N
     story = rank(wait=0.1, phases={"checkpoint": 0.1, "evaluation": 0.2}) + gpu(idle=0.1)
     rulebook.check_percent(story, GOODPUT, [(RUN, 60)], at="58m")
     rulebook.check_percent(story, "run:badput:ratio1h", [(RUN, 20)], at="58m")
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_time_in_an_evaluation_is_not_lost_before_it_is_reported(reports: bool, rulebook: Rulebook) -> None:
+    activity = {"training": until(40), "evaluation": until(40, 0, 1)}
+    evaluates = rank(wait=None, activity=activity, last_push=CLOCK if reports else growing_until(40))
+    story = [(name, growing_until(40) if "phase_seconds" in name else values) for name, values in evaluates]
+    counted = growing_then(40, 0, 1) if reports else steady(0)
+    story.append(series("stallscope_training_phase_seconds_total", counted, phase="evaluation", **of_rank()))
+    rulebook.check_percent(story, "run:badput:ratio1h", [(RUN, 0)], at="38m")
+    rulebook.check_percent(story, "run:badput:ratio1h", [(RUN, 0)] if reports else [], at="58m")
 
 
 def reborn(name: str, values: str) -> tuple[str, str]:
