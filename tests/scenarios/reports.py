@@ -154,6 +154,7 @@ class _Rank:
         self._waiting: tuple[float, bytes] | None = None
         self.sent = self.begun = np.nan
         self._own: dict[str, float] = {}
+        self._session: SimulatedRun | None = None
         self._script = self._life()
 
     def advance(self, now: float) -> None:
@@ -161,6 +162,9 @@ class _Rank:
         self._now = now + _EXACT
         if self._until <= now:
             self._until = next(self._script, np.inf)
+        if self._session is not None and self._session.timeline.activity == "evaluation":
+            self._clock.now = now
+            self._session.step()  # of the evaluation's own loop
         self._arrive()
 
     def _pass(self, seconds: float) -> Iterator[float]:
@@ -339,6 +343,7 @@ class _Rank:
         pace = world.disturbance.pace[self._claim.number]
         for name, value in run.values.items():
             session.value(name, value / (pace if name.endswith("_per_second") else 1.0))
+        self._session = session
         self._own = {}
         if run.phases and run.device_events:
             session.timeline.own_work.on_device = True
@@ -352,5 +357,6 @@ class _Rank:
         return session
 
     def _end_process(self) -> None:
+        self._session = None
         self._arrive()
         (self._process / "stat").unlink()
