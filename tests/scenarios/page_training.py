@@ -32,7 +32,7 @@ def show_training(sheet: Sheet, world: World) -> None:
 
 
 class _Process:
-    """What a rank reports of its process: the World knows it at any moment, so it is read when a report was made."""
+    """Values of a rank's process: the world knows them at any moment, and they are those of the newest report."""
 
     def __init__(self, sheet: Sheet, world: World, reports: Reports) -> None:
         self._sheet = sheet

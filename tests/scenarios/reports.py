@@ -1,9 +1,11 @@
-"""What the ranks of a node report: the real shim, called as a training loop calls it, and the real intake."""
+"""Reports of a node's ranks: the real shim, called as a training loop calls it, and the exporter's real intake."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +19,7 @@ from stallscope.node.sampling.reading import Distribution, Sample
 from tests.scenarios.disturbance import Floats
 from tests.scenarios.model import COLUMN, Segment
 from tests.scenarios.sheet import Mask
+from tests.scenarios.story import Run, Work
 from tests.scenarios.world import Claim, World, gone
 
 _EPOCH = 1_700_000_000.0
@@ -153,7 +156,6 @@ class _Rank:
         self._reports_until = np.inf if until is None else until * 60
         self._waiting: tuple[float, bytes] | None = None
         self.sent = self.begun = np.nan
-        self._own: dict[str, float] = {}
         self._session: SimulatedRun | None = None
         self._script = self._life()
 
@@ -224,64 +226,30 @@ class _Rank:
             else:
                 session.finish(run.outcome)
 
-    def _training(self, session: SimulatedRun, segment: Segment, rows: np.ndarray) -> Iterator[float]:
-        run, rank, course = self._of_run, self._claim.rank, self._course
-        work = segment.works[rank]
-        pace = self._world.disturbance.pace[self._claim.number]
-        counts = course.steps[rows].tolist()
-        lengths = course.lengthened[rows].tolist()
-        parts = [(name, each.tolist()) for name, each in self._parts(rows)]
-        tokens, flops = (
-            work.batch * pace * each if each else None for each in (work.tokens_per_sample, work.flops_per_sample)
-        )
-        vary = bool(work.buckets)
-        session.plan(work.batch if run.reports_batch else None, None if vary else tokens, None if vary else flops, None)
-        phases = [None if name == "other" else session.phase(name) for name, _ in parts]
-        columns = list(zip(*(each for _, each in parts), strict=True))
+    def _training(self, session: SimulatedRun, segment: Segment, rows: Mask) -> Iterator[float]:
+        course, clock = self._course, self._clock
+        parts = self._parts(rows)
         names = [name for name, _ in parts]
-        on_device = run.phases and run.device_events
-        own = session.timeline.own_work if on_device else None
-        device = [index for index, name in enumerate(names) if on_device and name in _ON_DEVICE]
-        forward = names.index("forward") if "forward" in names else -1
-        wait = names.index("data_wait") if "data_wait" in names else -1
-        clock, spoilt, done = self._clock, 0.0, 0
-        for count, longer, spent in zip(counts, lengths, columns, strict=True):
-            several = max(count, 1)
-            seconds = [each / several for each in spent]
-            for _ in range(several):
+        phases = [nullcontext() if name == "other" else session.phase(name) for name in names]
+        pace = self._world.disturbance.pace[self._claim.number]
+        program = _Program(session, self._of_run, segment.works[self._claim.rank], pace, names)
+        spent = zip(*(each.tolist() for _, each in parts), strict=True)
+        for steps, longer, row in zip(
+            course.steps[rows].tolist(), course.lengthened[rows].tolist(), spent, strict=True
+        ):
+            seconds = [each / max(steps, 1) for each in row]
+            for _ in range(max(steps, 1)):
                 for phase, each in zip(phases, seconds, strict=True):
-                    if not each:
-                        continue
-                    until = clock.now + each
-                    if phase is None:
-                        if until > self._now:
-                            yield until
-                        clock.now = until
-                    else:
+                    if each:
+                        until = clock.now + each
                         with phase:
                             if until > self._now:
                                 yield until
                             clock.now = until
-                if not count:
-                    continue
-                done += 1
-                spoilt += work.losses_not_finite
-                if spoilt >= 1:
-                    spoilt -= 1
-                    session.report(loss=float("nan"))
-                elif done % _LOSS_STEPS == 0:
-                    session.report(loss=1.2)
-                if vary:
-                    session.report(tokens=tokens and tokens * longer, flops=flops and flops * longer)
-                if own is not None and forward >= 0:
-                    length = 0.0
-                    for index in device:
-                        length += seconds[index]
-                        self._own[names[index]] = self._own.get(names[index], 0.0) + seconds[index]
-                    own.add_forward(seconds[forward], length, waited=seconds[wait] if wait >= 0 else 0.0)
-                session.step()
+                if steps:
+                    program.end_step(seconds, longer)
 
-    def _parts(self, rows: np.ndarray) -> list[tuple[str, Floats]]:
+    def _parts(self, rows: Mask) -> list[tuple[str, Floats]]:
         """Return the phases that the rank measures, in the order of a step."""
         run = self._of_run
         durations = self._course.durations[rows, self._claim.rank, :]
@@ -344,19 +312,59 @@ class _Rank:
         for name, value in run.values.items():
             session.value(name, value / (pace if name.endswith("_per_second") else 1.0))
         self._session = session
-        self._own = {}
-        if run.phases and run.device_events:
-            session.timeline.own_work.on_device = True
-
-            def add_gpu_times() -> None:
-                for name, seconds in self._own.items():
-                    session.gpu_time(name, seconds)
-                self._own.clear()
-
-            session.watch(add_gpu_times)
         return session
 
     def _end_process(self) -> None:
         self._session = None
         self._arrive()
         (self._process / "stat").unlink()
+
+
+class _Program:
+    """Reports at the end of each step of one state, besides its phases."""
+
+    def __init__(self, session: SimulatedRun, run: Run, work: Work, pace: float, names: Sequence[str]) -> None:
+        self._session, self._work = session, work
+        per_sample = {"tokens": work.tokens_per_sample, "flops": work.flops_per_sample}
+        amounts = {key: work.batch * pace * each for key, each in per_sample.items() if each}
+        self._amounts = amounts if work.buckets else {}
+        planned = {} if work.buckets else amounts
+        session.plan(work.batch if run.reports_batch else None, planned.get("tokens"), planned.get("flops"), None)
+        self._steps, self._spoilt = 0, 0.0
+        self._own_work = session.timeline.own_work if run.phases and run.device_events else None
+        self._places = {name: place for place, name in enumerate(names) if name in (*_ON_DEVICE, "data_wait")}
+        self._on_device = dict.fromkeys(_ON_DEVICE, 0.0)
+        if self._own_work is not None:
+            self._own_work.on_device = True
+            session.watch(self._report_device)
+
+    def end_step(self, seconds: Sequence[float], longer: float) -> None:
+        """End a step.
+
+        Args:
+            seconds: of its phases.
+            longer: length of its sequences against the mean.
+        """
+        self._steps += 1
+        self._spoilt += self._work.losses_not_finite
+        if self._spoilt >= 1:
+            self._spoilt -= 1
+            self._session.report(loss=math.nan)
+        elif self._steps % _LOSS_STEPS == 0:
+            self._session.report(loss=1.2)
+        for key, each in self._amounts.items():
+            self._session.reported.work(key, each * longer)
+        if self._own_work is not None:
+            spent = {name: seconds[place] for name, place in self._places.items()}
+            waited = spent.pop("data_wait", 0.0)
+            for name, each in spent.items():
+                self._on_device[name] += each
+            self._own_work.add_forward(spent.get("forward", 0.0), sum(spent.values()), waited=waited)
+        self._session.step()
+
+    def _report_device(self) -> None:
+        """Report what the device's clock has measured since the last report."""
+        for name, each in self._on_device.items():
+            if each:
+                self._session.gpu_time(name, each)
+                self._on_device[name] = 0.0
