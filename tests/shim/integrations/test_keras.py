@@ -54,6 +54,11 @@ def test_the_batch_size_is_that_of_full_batches_also_where_a_partial_one_comes_f
     assert newest.gauges["batch_size"] == 4
 
 
+def test_an_evaluation_reports_after_each_of_its_batches(fitted: Reports) -> None:
+    evaluating = [report.phases["evaluation"].seconds for report in fitted if report.activity == "evaluation"]
+    assert len(set(evaluating)) >= 12
+
+
 def test_validation_and_saving_are_activities(fitted: Reports) -> None:
     assert fitted.activities >= {"initialization", "training", "evaluation", "checkpoint"}
     assert (fitted.occurrences("evaluation"), fitted.occurrences("checkpoint")) == (3, 3)

@@ -173,6 +173,11 @@ class Training:
             if self._counter is not None:
                 self._counter.begin()
 
+    def report_evaluation(self) -> None:
+        """Report in the middle of a long evaluation."""
+        if self.fit.run is not None:
+            self.fit.run.timeline.report_if_due()
+
     def train_on_batch(self, function: Callable[..., Any], model: Any, arguments: Any, options: Any) -> Any:
         """Take the step of a loop that the program itself drives; of several models each cycle is a step."""
         run = self.fit.run
@@ -383,6 +388,8 @@ def _attach(keras: Any) -> None:
         ("on_epoch_end", _hook(before=Training.end_epoch)),
         ("on_train_batch_begin", _hook(after=Training.begin_batch)),
         ("on_train_batch_end", _hook(before=Training.end_batch, after=Training.step)),
+        ("on_test_batch_end", _batch_evaluated),
+        ("on_predict_batch_end", _batch_evaluated),
     ):
         wrap(keras.callbacks.CallbackList, name, hook)
     iterators = sys.modules.get("keras.src.trainers.epoch_iterator")
@@ -493,6 +500,14 @@ def _evaluated(original: Callable[..., Any]) -> Callable[..., Any]:
         return training.evaluate(original, model, arguments, options)
 
     return evaluate
+
+
+def _batch_evaluated(original: Callable[..., Any]) -> Callable[..., Any]:
+    def hook(callbacks: Any, *arguments: Any, **options: Any) -> Any:
+        _safely(_around(), Training.report_evaluation)
+        return original(callbacks, *arguments, **options)
+
+    return hook
 
 
 def _trained_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
