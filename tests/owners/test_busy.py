@@ -61,6 +61,16 @@ def test_what_no_owner_is_found_for_is_nobodys() -> None:
     assert Ledger().add({1: 1.0}, {}) == {UNKNOWN_OWNER: 1.0}
 
 
+def test_the_last_time_of_a_process_that_has_ended_is_its_owners() -> None:
+    ledger = Ledger()
+    ledger.add({1: 5.0}, {ADA: (1,)})
+    assert ledger.add({1: 6.0}, {}) == {ADA: 6.0}
+    ledger.now += 299.0
+    assert ledger.add({1: 6.0}, {}) == {ADA: 6.0}
+    ledger.now += 1.0
+    assert ledger.add({1: 6.0}, {}) == {}, "an ended process does not keep its owner for ever"
+
+
 def test_an_owner_is_forgotten_five_minutes_after_it_left() -> None:
     ledger = Ledger()
     ledger.add({1: 1.0}, {ADA: (1,)})

@@ -263,16 +263,38 @@ def test_processes_are_credited_with_the_time_that_they_kept_the_gpu_busy() -> N
     assert [process.pid for process in occupancy.processes] == [11, 12]
 
 
-def test_a_process_that_was_silent_for_long_is_credited_with_no_more_than_a_sample_can_speak_for() -> None:
+@pytest.mark.parametrize(("refused", "at_most"), [(False, 5), (True, 12)])
+def test_a_process_that_was_silent_for_long_is_credited_with_no_more_than_a_sample_can_speak_for(
+    refused: bool, at_most: int
+) -> None:
+    """Since the last reading, which showed that it was idle; where readings failed, as long as a sample can cover."""
     reported = iter([1_000_000, 61_000_000])
-    device = ScriptedDevice(process_utilization=lambda _: [ProcessUtilization(11, next(reported, 0), 0.5, 0.1)])
+    device = ScriptedDevice(
+        power=1.0, process_utilization=lambda _: [ProcessUtilization(11, next(reported, 0), 0.5, 0.1)]
+    )
     readings = Readings(device)
     readings.after(1)
-    device.answers["process_utilization"], later = [], device.answers["process_utilization"]
-    readings.after(60)
+    device.answers["process_utilization"], later = (
+        DriverError("driver_error", "no answer") if refused else [],
+        device.answers["process_utilization"],
+    )
+    readings.after(59)
     device.answers["process_utilization"] = later
     readings.after(5)
-    assert readings.gpu.occupancy.busy[11] == pytest.approx(0.5 * 12)
+    assert readings.gpu.occupancy.busy[11] == pytest.approx(0.5 * at_most)
+
+
+def test_no_time_of_a_process_is_credited_twice_when_the_driver_is_opened_again() -> None:
+    def utilization(newer: int) -> list[ProcessUtilization]:
+        now = round((1000 + readings.clock.monotonic()) * 1e6)
+        return [ProcessUtilization(11, at, 1.0, 0.1) for at in range(now - 15_000_000, now + 1, 1_000_000) if at > newer]
+
+    readings = Readings(ScriptedDevice(process_utilization=utilization, processes=[GpuProcess(11, 30)]))
+    readings.after(61)
+    before = readings.gpu.occupancy.busy[11]
+    readings.reopen()
+    readings.after(60)
+    assert readings.gpu.occupancy.busy[11] - before == pytest.approx(60, abs=5)
 
 
 def test_a_process_sample_from_the_future_neither_counts_nor_silences_those_that_follow() -> None:

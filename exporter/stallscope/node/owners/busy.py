@@ -25,6 +25,7 @@ class _Reading(NamedTuple):
 
     seconds: float
     at: float
+    owner: Owner
 
 
 class BusyAccounts:
@@ -50,10 +51,13 @@ class BusyAccounts:
                 account.owner, account.seen_at = share.owner, now
         for pid, seconds in occupancy.busy.items():
             before = self._readings.get((uuid, pid))
-            self._readings[uuid, pid] = _Reading(seconds, now)
+            # A process that has ended is reported for a while longer: its last time is its owner's.
+            owner = owners.get(pid) or (before.owner if before is not None else UNKNOWN_OWNER)
+            self._readings[uuid, pid] = _Reading(seconds, now, owner)
             # A counter that fell was restarted: for another process with this pid, or by a reloaded driver.
             growth = seconds - before.seconds if before is not None and seconds >= before.seconds else seconds
-            owner = owners.get(pid, UNKNOWN_OWNER)
+            if not growth and pid not in owners:
+                continue
             account = self._accounts.setdefault((uuid, _key(owner)), _Account())
             account.seconds += growth
             account.owner, account.seen_at = owner, now

@@ -48,19 +48,24 @@ class ProcessUtilizationPoll(Poll):
         """Seconds by process."""
         self._processes = processes
         self._newest_us = 0
-        self._answered_at = 0.0
+        self._answered_at = self._polled_at = 0.0
+        self._is_reopened = False
 
     def reopened(self) -> None:
         """See `Poll`."""
-        self._newest_us, self._answered_at = 0, 0.0
+        self._is_reopened = True
 
     def read(self, session: Session) -> Answer:
         """Integrate the new samples."""
         newest = self._newest_us
         silent = session.now - self._answered_at
         # A clock that went back shows only in the driver's whole buffer.
-        samples = session.device.process_utilization(newest if silent < _SILENCE else 0)
-        if newest:
+        samples = session.device.process_utilization(0 if self._is_reopened or silent >= _SILENCE else newest)
+        # Processes without samples in earlier readings were idle until then.
+        idle = max(0.0, self._polled_at - self._answered_at)
+        reopened, self._is_reopened = self._is_reopened, False
+        self._polled_at = session.now
+        if newest and not reopened:
             # One from the future would silence all others until then.
             latest = newest + (silent + _SILENCE) * 1e6
             samples = [sample for sample in samples if sample.timestamp_us <= latest]
@@ -69,7 +74,8 @@ class ProcessUtilizationPoll(Poll):
             self._answered_at = session.now
             self._newest_us = newest_now
         if newest_now > newest:
-            self._credit([sample for sample in samples if sample.timestamp_us > newest], newest)
+            since = newest + round(idle * 1e6) if newest else 0
+            self._credit([sample for sample in samples if sample.timestamp_us > newest], since)
         return {}
 
     def _credit(self, samples: Iterable[ProcessUtilization], since_us: int) -> None:
