@@ -125,7 +125,7 @@ def _host() -> Case:
 
 def _partitioned() -> Case:
     """A GPU in two instances, one of them with a run."""
-    card = replace(H100, mig="3g.40gb", memory=40 * GIB, links=0, peak={})
+    card = replace(H100, mig="3g.40gb", memory=40 * GIB, links=0)
     node = Node(card=card, gpus=2, cpus=24, memory=256 * GIB)
     work = replace(CLOUD_WORK, memory=0.5)
     run = Run(ranks=((0,),), work=(From(ALWAYS, work),))

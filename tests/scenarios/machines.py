@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from tests.scenarios.story import GIB, Card, Node
 
 H100 = Card(
@@ -19,9 +17,6 @@ H100 = Card(
     datacentre=True,
     links=18,
     generation=5,
-    peak=MappingProxyType(
-        {"fp64": 6.7e13, "fp32": 6.7e13, "tf32": 4.945e14, "fp16": 9.895e14, "bf16": 9.895e14, "fp8": 1.979e15}
-    ),
 )
 L40S = Card(
     model="NVIDIA L40S",
@@ -33,7 +28,6 @@ L40S = Card(
     clock=2.52e9,
     memory_clock=9.001e9,
     datacentre=True,
-    peak=MappingProxyType({"fp32": 9.16e13, "tf32": 1.83e14, "bf16": 3.62e14, "fp16": 3.62e14, "fp8": 7.33e14}),
 )
 RTX_2080_TI = Card(
     model="NVIDIA GeForce RTX 2080 Ti",

@@ -37,13 +37,18 @@ def pages(story: Story, disturbance: Disturbance) -> list[Series]:
     for node in range(len(story.nodes)):
         down = min((minute for number, minute in story.exporter_down if number == node), default=None)
         sheet = Sheet(node, disturbance, absent=(*story.absent, *disturbance.absent), down=down)
-        sheet.answers()
-        show_gpus(sheet, world)
-        show_host(sheet, world)
-        show_training(sheet, world)
-        _show_exporter(sheet, world)
-        found += _without_failing_sources(sheet, story)
+        found += node_page(sheet, world)
     return found + server_pages(world)
+
+
+def node_page(sheet: Sheet, world: World) -> list[Series]:
+    """Return the series of one node's exporter."""
+    sheet.answers()
+    show_gpus(sheet, world)
+    show_host(sheet, world)
+    show_training(sheet, world)
+    _show_exporter(sheet, world)
+    return _without_failing_sources(sheet, world.story)
 
 
 def _show_exporter(sheet: Sheet, world: World) -> None:
@@ -53,18 +58,37 @@ def _show_exporter(sheet: Sheet, world: World) -> None:
     since = BEGIN if sheet.restart is None else sheet.restart
     age = np.where(times >= since, times - since, times - BEGIN)
     sheet.add("stallscope_build_info", 1, version="0.5.0", python="3.11.2")
-    fails = dict(story.failing_source)
+    fails = {source: minute * 60 for source, minute in story.failing_source}
+    answers = np.any(
+        [
+            world.gpu_state(gpu, lambda state: float(state.present), times) > 0
+            for gpu, (number, _index) in enumerate(world.gpus)
+            if number == sheet.node
+        ],
+        axis=0,
+    )
     for source in _SOURCES:
         if (source == "nfs" and not node.nfs) or (source == "rdma" and not node.rdma):
             continue
-        broken = times >= fails.get(source, np.inf) * 60
-        sheet.add("stallscope_exporter_source_up", (~broken).astype(np.float64), source=source)
-        sheet.add("stallscope_exporter_source_read_seconds", 0.002, source=source)
-        last = np.where(broken, fails.get(source, 0.0) * 60, times - 0.5)
-        sheet.add("stallscope_exporter_source_last_success_timestamp_seconds", sheet.clock(last), source=source)
-        failures = np.where(broken, np.floor(times - fails.get(source, 0.0) * 60), 0.0)
-        sheet.add("stallscope_exporter_source_failures_total", failures, source=source)
-        sheet.add("stallscope_exporter_source_readings_total", np.floor(age), source=source)
+        # Where no GPU answers there is nothing to own, which is no failure.
+        here = (times < fails.get("nvidia", np.inf)) & answers if source == "owners" else True
+        begun = fails.get(source, np.inf)
+        hangs = times >= begun
+        # A GPU has a thread of its own; the others list the GPUs, and receive events.
+        threads = node.gpus + bool(node.card.mig) + 2 if source == "nvidia" else 1
+        last = np.maximum.accumulate(np.where(here, np.where(hangs, begun, times) - 0.5, -np.inf))
+        sheet.add("stallscope_exporter_source_up", (~hangs).astype(np.float64), here, source=source)
+        sheet.add("stallscope_exporter_source_read_seconds", 0.002, here, source=source)
+        sheet.add(
+            "stallscope_exporter_source_last_success_timestamp_seconds",
+            sheet.clock(last),
+            np.isfinite(last),
+            source=source,
+        )
+        sheet.add("stallscope_exporter_source_failures_total", np.where(hangs, threads, 0), here, source=source)
+        readings = threads * np.floor(age - np.maximum(0.0, times - begun) * hangs)
+        sheet.add("stallscope_exporter_source_readings_total", readings, here, source=source)
+        sheet.add("stallscope_exporter_source_stuck_threads", np.where(hangs, threads, 0), here, source=source)
     shown = [claim for claim in world.ranks_on(sheet.node) if claim.run.instrumented]
     reports = np.floor(len(shown) * age / 5)
     sheet.add("stallscope_exporter_reports_total", reports, reports > 0, transport="unix")
@@ -80,7 +104,7 @@ def _show_exporter(sheet: Sheet, world: World) -> None:
 
 
 def _without_failing_sources(sheet: Sheet, story: Story) -> list[Series]:
-    """Remove the samples of a failing source; its GPUs are then reported as down."""
+    """Remove the samples of a source whose calls hang; its GPUs are then reported as down, without an owner."""
     for source, minute in story.failing_source:
         broken = sheet.times >= minute * 60
         kept: list[Series] = []
@@ -92,12 +116,12 @@ def _without_failing_sources(sheet: Sheet, story: Story) -> list[Series]:
             if each.name == "stallscope_gpu_up":
                 values = [0.0 if bad else value for bad, value in zip(broken.tolist(), each.values, strict=True)]
                 reason = [1.0 if bad else None for bad in broken.tolist()]
-                kept.append(Series("stallscope_gpu_lost_info", {**each.labels, "reason": "stale"}, reason))
-            elif each.name in ("stallscope_gpu_info", "stallscope_gpu_last_reading_timestamp_seconds"):
-                last = next(
-                    (value for bad, value in zip(broken[::-1], each.values[::-1], strict=True) if not bad), None
-                )
-                values = [last if bad else value for bad, value in zip(broken.tolist(), each.values, strict=True)]
+                kept.append(Series("stallscope_gpu_lost_info", {**each.labels, "reason": "hung"}, reason))
+            elif each.name == "stallscope_gpu_info":
+                values = list(each.values)
+            elif each.name == "stallscope_gpu_last_reading_timestamp_seconds":
+                last = float(sheet.clock(minute * 60 - 0.5))
+                values = [None if value is None else min(value, last) for value in each.values]
             if any(value is not None for value in values):
                 kept.append(Series(each.name, each.labels, values))
         sheet.series = kept
@@ -114,7 +138,7 @@ def _read_by(name: str, source: str) -> bool:
     if family is None:
         return False
     return (
-        family.provider.startswith("collectors.gpu")
+        family.provider.startswith(("collectors.gpu", "collectors.owners"))
         if source == "nvidia"
         else family.provider == f"collectors.{source}"
     )

@@ -112,7 +112,7 @@ def _memory(sheet: Sheet, world: World) -> None:
         )
     kills = world.oom_kills(node, times)
     sheet.add("stallscope_host_oom_kills_total", kills)
-    since_start = kills - world.oom_kills(node, np.array([BEGIN]))[0]
+    since_start = sheet.counted(lambda moments: world.oom_kills(node, moments), BEGIN)
     sheet.add("stallscope_host_cgroup_oom_kills_total", since_start, since_start > 0, cgroup="/training.slice")
     shared = world.story.nodes[node].shared_memory
     sheet.add("stallscope_host_shared_memory_total_bytes", shared)
@@ -180,6 +180,7 @@ def _network(sheet: Sheet, world: World) -> None:
     sheet.add("stallscope_host_network_errors_total", np.floor(errors), device="eth0")
     across = [claim for claim in world.ranks_on(node) if len(claim.run.ranks) > 1]
     for port in range(machine.rdma):
+        sheet.add("stallscope_host_rdma_link_bytes_per_second", 5e10, device=f"mlx5_{port}", port="1")
         moved = np.zeros_like(times)
         for claim in across[port :: machine.rdma]:
             moved = moved + claim.course.effect(claim.rank, "nvlink", times) / 8

@@ -47,7 +47,6 @@ class Card:
     links: int = 0
     generation: int = 4
     width: int = 16
-    peak: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     sample_seconds: float = 1 / 6
     """Averaging period of the driver's utilisation samples."""
     mig: str = ""
@@ -65,7 +64,7 @@ class Node:
     link: float = 1.25e9
     """Bytes a second of its network interface."""
     rdma: int = 0
-    """RDMA ports."""
+    """RDMA ports, each of 400 Gb/s."""
     nfs: str = ""
     """Mount point, if the machine has one."""
     shared_memory: float = 16 * GIB

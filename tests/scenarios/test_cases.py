@@ -49,7 +49,7 @@ GENERATOR = sorted(
 )
 MAY_KNOW = re.compile(
     r"numpy(\.typing)?|stallscope\.model\.catalogue\.metrics|stallscope\.lab\.(replay\.series|simulation\.simulated_run)"
-    r"|stallscope\.node\.(intake\.runs|sampling\.reading)"
+    r"|stallscope\.node\.(drivers\.(peak_flops|signals)|intake\.runs|sampling\.(integrals|reading))"
     r"|tests\.scenarios\.(case|cases|disturbance|machines|model|page\w*|reports|sheet|story|utilization|world)(\.\w+)*"
 )
 META = ("healthy", "compute_bound", "insufficient_data")
@@ -60,6 +60,7 @@ VERDICTS = {*ALERTS, *META, "serving_busy"}
 META_ALERTS = {
     "StallscopeExporterDown",
     "StallscopeSourceFailing",
+    "StallscopeSourceStuck",
     "StallscopeReportsRejected",
     "StallscopeSeriesDropped",
     "TrainingTelemetryMissing",

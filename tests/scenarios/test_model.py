@@ -293,8 +293,8 @@ def test_regular_dips_are_counted_with_their_period() -> None:
     idle = (moments % 20 >= 18).astype(float)
     used = Utilization(np.concatenate([[0.0], np.cumsum(1 - idle)[:-1]]) / 6, moments)
     end = np.array([600.0])
-    assert used.dips(end)[0] == 30
-    count, total, squares = (used.dip_intervals(power, end)[0] for power in (0, 1, 2))
+    assert used.watched("dips", end)[0] == 30
+    count, total, squares = (used.watched(f"dip_interval{part}", end)[0] for part in ("s", "_sum", "_sum_of_squares"))
     assert total / count == pytest.approx(20, rel=1e-3)
     assert squares / count == pytest.approx(400, rel=1e-3)
 
@@ -303,7 +303,7 @@ def test_a_short_fall_within_a_sample_is_no_dip() -> None:
     moments = np.arange(0, 100, 1 / 6)
     busy = np.full(len(moments) - 1, 0.6)
     used = Utilization(np.concatenate([[0.0], np.cumsum(busy)]) / 6, moments)
-    assert used.dips(np.array([100.0]))[0] == 0
+    assert used.watched("dips", np.array([100.0]))[0] == 0
 
 
 def test_rows_end_exactly_with_their_segments() -> None:

@@ -1,26 +1,25 @@
-"""A driver's utilisation samples: the integrals, the histogram and the dips that an exporter keeps."""
+"""A driver's utilisation samples: the integrals and the histogram that an exporter keeps, and its own view of dips."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from stallscope.node.sampling.integrals import BUSY_LEVEL, Interval, UtilizationIntegral
 from tests.scenarios.disturbance import Floats
 
-BUSY = 0.5
-DIP = 0.1
-BUSY_SECONDS = 1.0
+_OF_DIPS = ("dips", "dip_intervals", "dip_interval_sum", "dip_interval_sum_of_squares")
 
 
 class Utilization:
     """One GPU's samples, each the mean over a period, in whole per cent as drivers report them."""
 
-    def __init__(self, busy: Floats, moments: Floats) -> None:
-        """Take the integral of busy time at the samples' bounds."""
+    def __init__(self, busy: Floats, moments: Floats, *, percent: bool = True) -> None:
+        """Take the integral of busy time at the samples' bounds; without `percent` samples are not rounded."""
         self.period = float(moments[1] - moments[0])
         self.ends = moments[1:]
-        self.samples: Floats = np.round(np.clip(np.diff(busy) / self.period, 0, 1), 2).astype(np.float64)
-        dips = self._dips()
-        self._dip_ends = self.ends[dips]
+        means = np.clip(np.diff(busy) / self.period, 0, 1)
+        self.samples: Floats = np.round(means, 2 if percent else 9).astype(np.float64)
+        self._watched_at, self._watched = self._watch()
 
     def integral(self, values: Floats, times: Floats) -> Floats:
         """Sum a value of each sample, over the samples that are complete."""
@@ -47,32 +46,23 @@ class Utilization:
     def count(self, times: Floats) -> Floats:
         return self.integral(np.ones_like(self.samples), times)
 
-    def dips(self, times: Floats) -> Floats:
-        return np.searchsorted(self._dip_ends, times, side="right").astype(np.float64)
+    def observed(self, times: Floats) -> Floats:
+        return self.count(times) * self.period
 
-    def dip_intervals(self, power: int, times: Floats) -> Floats:
-        """Sum of the times between dips, each to a power."""
-        intervals = np.diff(self._dip_ends) ** power
-        total = np.concatenate([[0.0], np.cumsum(intervals)])
-        found: Floats = total[np.maximum(0, np.searchsorted(self._dip_ends, times, side="right") - 1)]
+    def watched(self, part: str, times: Floats) -> Floats:
+        """Return what the exporter knows of dips: an attribute of its integral."""
+        found: Floats = self._watched[part][np.searchsorted(self._watched_at, times, side="right")]
         return found
 
-    def _dips(self) -> list[int]:
-        """Falls under a tenth after a second above a half; a sample between the two breaks neither."""
-        classes = np.where(self.samples > BUSY, 2, np.where(self.samples < DIP, 0, 1))
-        begins = np.flatnonzero(np.concatenate([[True], classes[1:] != classes[:-1]]))
-        ends = np.concatenate([begins[1:], [len(classes)]])
-        found, busy_for, due = [], 0.0, False
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            kind = classes[begin]
-            if kind == 2:
-                busy_for += (end - begin) * self.period
-                due = due or busy_for >= BUSY_SECONDS - 1e-9
-                continue
-            share = float(self.samples[begin]) / BUSY * self.period
-            due = due or busy_for + share >= BUSY_SECONDS - 1e-9
-            busy_for = share
-            if kind == 0 and due:
-                due = False
-                found.append(begin)
-        return found
+    def _watch(self) -> tuple[Floats, dict[str, Floats]]:
+        """Let the exporter's own integral watch for dips, with idle and busy samples in a row as one."""
+        alike = np.where(self.samples > BUSY_LEVEL, 1.0, self.samples)
+        first = np.concatenate([[True], (alike[1:] != alike[:-1]) | ((alike[1:] > 0) & (alike[1:] < 1))])
+        begins = np.flatnonzero(first)
+        lengths = np.diff(np.concatenate([begins, [len(alike)]])) * self.period
+        integral = UtilizationIntegral()
+        known = []
+        for value, seconds in zip([0.0, *alike[begins].tolist()], [0.0, *lengths.tolist()], strict=True):
+            integral.add(Interval(value, seconds))
+            known.append([float(getattr(integral, part)) for part in _OF_DIPS])
+        return self.ends[begins], dict(zip(_OF_DIPS, np.array(known).T, strict=True))

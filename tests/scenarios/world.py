@@ -111,6 +111,15 @@ class World:
         """Return the integral of a number of a GPU's state at each time."""
         return _integrated(self.story.gpus, gpu, value, times, self.horizon)
 
+    def busy(self, gpus: Sequence[int], times: Floats) -> Floats:
+        """Return the integral of the time with kernels resident, a mean of GPUs; over 1 a second if ranks share one."""
+        total = np.zeros_like(times)
+        for gpu in gpus:
+            total = total + self.gpu_integral(gpu, lambda state: state.foreign_busy, times)
+            for claim in self.claims(gpu):
+                total = total + claim.course.busy(claim.rank, times, share=claim.share)
+        return total / len(gpus)
+
     def host_state(self, node: int, value: Callable[[Host], float], times: Floats) -> Floats:
         """Return a number of a host's state at each time."""
         return _sampled(self.story.hosts, node, value, times)

@@ -287,7 +287,9 @@ def test_a_process_that_was_silent_for_long_is_credited_with_no_more_than_a_samp
 def test_no_time_of_a_process_is_credited_twice_when_the_driver_is_opened_again() -> None:
     def utilization(newer: int) -> list[ProcessUtilization]:
         now = round((1000 + readings.clock.monotonic()) * 1e6)
-        return [ProcessUtilization(11, at, 1.0, 0.1) for at in range(now - 15_000_000, now + 1, 1_000_000) if at > newer]
+        return [
+            ProcessUtilization(11, at, 1.0, 0.1) for at in range(now - 15_000_000, now + 1, 1_000_000) if at > newer
+        ]
 
     readings = Readings(ScriptedDevice(process_utilization=utilization, processes=[GpuProcess(11, 30)]))
     readings.after(61)

@@ -40,7 +40,7 @@ def _cases() -> Iterator[Case]:
         "driver_is_silent",
         run_on(SERVER, more={"failing_source": (("nvidia", 8.0),)}),
         acceptable=WELL,
-        alerts=frozenset({"StallscopeSourceFailing"}),
+        alerts=frozenset({"StallscopeSourceFailing", "StallscopeSourceStuck"}),
         allowed=frozenset({"TrainingTelemetryMissing"}),
         forbidden=frozenset({"small_batch", "input_bound", "stalled", "lost"}),
         onset=8.0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +26,6 @@ A100 = Card(
     memory_clock=1.215e9,
     datacentre=True,
     links=12,
-    peak=MappingProxyType({"fp32": 1.95e13, "tf32": 1.56e14, "bf16": 3.12e14, "fp16": 3.12e14}),
 )
 H200 = Card(
     model="NVIDIA H200",
@@ -42,11 +40,8 @@ H200 = Card(
     datacentre=True,
     links=18,
     generation=5,
-    peak=MappingProxyType(
-        {"fp64": 6.7e13, "fp32": 6.7e13, "tf32": 4.945e14, "fp16": 9.895e14, "bf16": 9.895e14, "fp8": 1.979e15}
-    ),
 )
-INSTANCE = replace(H200, memory=34896609280, links=0, peak=MappingProxyType({}), mig="2g.35gb")
+INSTANCE = replace(H200, memory=34896609280, links=0, mig="2g.35gb")
 """Two sevenths of one."""
 L4 = Card(
     model="NVIDIA L4",
@@ -58,7 +53,6 @@ L4 = Card(
     clock=2.04e9,
     memory_clock=6.251e9,
     datacentre=True,
-    peak=MappingProxyType({"fp32": 3.03e13, "tf32": 6.05e13, "bf16": 1.21e14, "fp16": 1.21e14, "fp8": 2.425e14}),
 )
 T4 = Card(
     model="Tesla T4",
@@ -71,7 +65,6 @@ T4 = Card(
     memory_clock=5.001e9,
     datacentre=True,
     generation=3,
-    peak=MappingProxyType({"fp32": 8.1e12, "fp16": 6.5e13}),
     sample_seconds=1.0,
 )
 A6000 = Card(
@@ -84,7 +77,6 @@ A6000 = Card(
     clock=2.1e9,
     memory_clock=8.001e9,
     datacentre=True,
-    peak=MappingProxyType({"fp32": 3.87e13, "tf32": 7.74e13, "bf16": 1.548e14, "fp16": 1.548e14}),
     sample_seconds=0.5,
 )
 RTX_4090 = Card(
