@@ -241,7 +241,6 @@ def _further(scraped: Sequence[Series], scrapes: int) -> Iterator[Series]:
             name = "stallscope_exporter_source"
             yield Series(f"{name}_cpu_seconds_total", each.labels, [0.001 * age for age in ages])
             yield Series(f"{name}_reading_seconds_total", each.labels, [0.002 * age for age in ages])
-            yield Series(f"{name}_stuck_threads", each.labels, [0.0] * scrapes)
             if each.labels["source"] == "nvidia":
                 yield Series("stallscope_exporter_driver_calls_total", each.labels, [40 * age for age in ages])
         elif each.name == "process_resident_memory_bytes":

@@ -299,6 +299,7 @@ def test_regular_dips_are_a_cause_unless_a_run_explains_the_same_time(rulebook: 
         "input": (node("input", rank(run="i", wait=0.125) + dipping, *dips(24)), []),
         "starting": (node("starting", rank(run="s", first_step=2900) + dipping, *dips(24)), []),
         "no process": (node("no process", gpu(idle=0.125, held=False), *dips(24)), []),
+        "cut": (node("cut", [*dipping, *gpu(mig="3g.40gb", uuid="MIG-0")], *dips(24)), []),
     }
     check_causes(rulebook, nodes, at="50m")
     rulebook.check_percent(
@@ -446,6 +447,25 @@ def test_each_mig_instance_names_its_own_owner(rulebook: Rulebook) -> None:
         words = f" It is held by pod {namespace}/train-0."
         expected.append(underused("mig", words, uuid=uuid, mig=mig, namespace=namespace))
     rulebook.check_texts(story, "GpuUnderused", expected)
+
+
+def test_a_gpu_with_mig_instances_is_judged_by_these_alone(rulebook: Rulebook) -> None:
+    """The driver reports the activity of the whole GPU too: the mean of its instances, of which some may be free."""
+    whole = gpu(idle=0.6, low_samples=1.0)
+    busy = gpu(idle=0.0, mig="3g.40gb", uuid="MIG-0")
+    rulebook.check(
+        long(exporter() + node("cut", [*whole, *busy]) + node("whole", whole)),
+        {
+            'count by (instance, mig, cause) (gpu:verdict:ratio5m{cause="underused"})': [
+                ({"instance": "whole", "cause": "underused"}, 1)
+            ],
+            'count by (instance, mig) (gpu:verdict:ratio5m{cause="healthy"})': [
+                ({"instance": "cut", "mig": "3g.40gb"}, 1)
+            ],
+        },
+        at="100m",
+        rule_files=FILES,
+    )
 
 
 def test_an_idle_gpu_that_a_run_claims_is_its_alert_alone(rulebook: Rulebook) -> None:
