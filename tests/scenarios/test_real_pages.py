@@ -1,14 +1,20 @@
-"""`page_gpu.py` imitates what the exporter's sources make of a driver's answers: the two agree, series by series."""
+"""The pages of stories imitate what the exporter's sources make of drivers and the kernel: the two agree by series."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 
 import pytest
 
 from stallscope.model.catalogue.metrics import MetricType
+from stallscope.node.collectors.base import Environment, available
+from stallscope.node.sampling.clock import ScriptedClock
+from tests.collectors.recorded import TREES
 from tests.scenarios.disturbance import Disturbance
 from tests.scenarios.page import node_page
+from tests.scenarios.page_host import show_host
 from tests.scenarios.real_pages import collected, sheet_at
 from tests.scenarios.test_cases import BY_NAME, SERIES_NAMES
 from tests.scenarios.world import World
@@ -153,3 +159,26 @@ def test_gpu_pages_are_those_that_the_sources_make_of_the_same_gpus(name: str, m
     imitated, real = _pages(name, minute, minutes)
     assert len(real) > 90
     assert not _differences(imitated, real)
+
+
+def test_hosts_show_the_series_of_a_recorded_machine() -> None:
+    """With all hardware that stories have; values of closed lists are compared, names of devices are not."""
+    root = TREES / "gpu_server"
+    environment = Environment(root=root, clock=ScriptedClock(), statvfs=lambda _: os.statvfs("/"))
+    sources = ("cpu", "memory", "disk", "network", "nfs", "rdma", "pressure", "shared_memory")
+    real = {
+        _kind(sample.family.name, zip(sample.family.labels, sample.labels, strict=True))
+        for source in sources
+        for sample in available()[source](environment).read()
+    }
+    case = BY_NAME["healthy_node"]
+    world = World(case.story, Disturbance(case.story, 1, 10, 30, noise=False, case=case.name))
+    sheet = sheet_at(world, 0, [0.0])
+    show_host(sheet, world)
+    assert {_kind(each.name, each.labels.items()) for each in sheet.series} == real
+
+
+def _kind(name: str, labels: Iterable[tuple[str, str]]) -> Key:
+    listed = dict(SERIES_NAMES[name].values)
+    own = ((label, value) for label, value in labels if label not in ("job", "instance"))
+    return name, frozenset((label, value if label in listed else "") for label, value in own)
