@@ -298,8 +298,10 @@ class _Page:
 
         self._add("temperature_celsius", heat(self._answered("temperature")), sensor="gpu")
         if card.datacentre:
-            self._add("temperature_celsius", heat(times) + 8, sensor="memory")
-            for name, degrees in (("slowdown", 92), ("shutdown", 95), ("gpu_max", 88), ("memory_max", 105)):
+            stacked = card.memory_clock < 4e9  # HBM has a sensor of its own
+            self._add("temperature_celsius", heat(times) + 8, stacked, sensor="memory")
+            self._add("temperature_limit_celsius", 105, stacked, limit="memory_max")
+            for name, degrees in (("slowdown", 92), ("shutdown", 95), ("gpu_max", 88)):
                 self._add("temperature_limit_celsius", degrees, limit=name)
         else:
             self._add("fan_speed_ratio", np.clip((heat(self._answered("fans")) - 30) / 60, 0, 1), fan="0")

@@ -15,9 +15,10 @@ from tests.collectors.recorded import TREES
 from tests.scenarios.disturbance import Disturbance
 from tests.scenarios.page import node_page
 from tests.scenarios.page_host import show_host
-from tests.scenarios.real_pages import collected, sheet_at
+from tests.scenarios.real_pages import collected
 from tests.scenarios.test_cases import BY_NAME, SERIES_NAMES
 from tests.scenarios.world import World
+from tests.scenarios.world_driver import sheet_at
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 Values = list[float | None]
