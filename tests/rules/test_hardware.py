@@ -132,6 +132,17 @@ def test_a_gpu_is_lost_unless_its_rank_makes_steps_while_the_driver_says_nothing
     )
 
 
+def test_a_gpu_is_lost_also_where_prometheus_has_just_begun_to_add_other_labels(rulebook: Rulebook) -> None:
+    """Prometheus was restarted: it marks no series as ended, and finds the last values for five minutes."""
+    nodes = {}
+    for name, uuid in (("with a UUID", "GPU-0"), ("without", "")):
+        before = node(name, gpu(up=f"1+0x{scrapes(16) - 1}", idle=None, uuid=uuid))
+        labels = {"job": "stallscope", "instance": name, "gpu": "0", "uuid": uuid, "cluster_name": "new"}
+        up = f"_x{scrapes(16)} 1+0x{scrapes(2) - 1} 0+0x{LENGTH}"
+        nodes[name] = ([*before, series("stallscope_gpu_up", up, **labels)], "lost")
+    rulebook.check_nodes(nodes, at="18m")
+
+
 def test_an_xid_counts_for_an_hour_from_its_first_event_on_by_its_class(rulebook: Rulebook) -> None:
     def event(instance: str, code: str, minute: float = 10) -> Story:
         return node(instance, gpu(), gpu_signal(XID, first_at(minute, 60 * minute), xid=code))
