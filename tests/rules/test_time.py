@@ -176,6 +176,14 @@ def test_a_stall_is_named_by_what_gpu_and_host_do(rulebook: Rulebook, story: Sto
     rulebook.check_percent(rank(last_step=STOPPED) + story, RUN_VERDICT, [(of_run(cause), 100)])
 
 
+@pytest.mark.parametrize("missed", [0, 1])
+def test_a_changed_target_label_makes_no_gpu_of_a_stalled_rank_spin(rulebook: Rulebook, missed: int) -> None:
+    before = "180+60x1 " * (scrapes(20) // 2 - missed) + "180 " * missed
+    story = rank(last_step=STOPPED) + gpu()
+    story += [*powered(f"{before} stale"), powered(f"_x{scrapes(20)} 180", pod="new")[0]]
+    rulebook.check(story, {"rank:spinning:info": [], "count(rank:stalled:info)": [({}, 1)]})
+
+
 def test_a_rank_without_gpus_hangs_in_storage_by_its_host_alone(rulebook: Rulebook) -> None:
     story = rank(last_step=STOPPED, gpus=()) + storage(full=0.6)
     rulebook.check_percent(story, RUN_VERDICT, [(of_run("hang_io"), 100)])
