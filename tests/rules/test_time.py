@@ -488,28 +488,38 @@ def test_restarts_of_all_ranks_at_once_count_once_and_those_on_another_node_too(
     rulebook.check(moved, {"round(run:restarts:increase1h)": [({"run": "train"}, 3)]}, at="40m")
 
 
-def losses(nonfinite: str, loss: str | None) -> Story:
-    """Losses that were no number, counted, and the last one that was."""
+NEVER = f"_x{LENGTH}"
+
+
+def losses(nonfinite: str, since: str, loss: str | None = None) -> Story:
+    """Losses that were no number, counted, the step since which all were, and the last one that was a number."""
     story = rank() + gpu() + [series("stallscope_training_nonfinite_losses_total", nonfinite, **of_rank())]
+    story.append(series("stallscope_training_nonfinite_since_step", since, **of_rank()))
     return story if loss is None else [*story, series("stallscope_training_loss", loss, **of_rank())]
 
 
 @pytest.mark.parametrize(
-    ("nonfinite", "loss", "cause"),
+    ("nonfinite", "since", "cause"),
     [
-        pytest.param("0+0x20 1+30x99", "9-0.1x20 7+0x99", "loss_nonfinite", id="every step"),
-        pytest.param("0+0x20 1+30x99", "9-0.1x20 _x99", "loss_nonfinite", id="every step, the last loss is withdrawn"),
-        pytest.param("0+0x20 1+1x99", None, "loss_nonfinite", id="every thirtieth step is reported"),
-        pytest.param("0+0x20 1+1x99", "9-0.01x99", "healthy", id="among others that are numbers"),
-        pytest.param("0+0x36 2+0x99", "9-0.1x36 5+0x99", "healthy", id="two, and then no reports"),
-        pytest.param("0+0x20 30+0x99", "9+0x99", "healthy", id="long ago"),
+        pytest.param("0+0x20 1+30x99", "_x21 40+0x99", "loss_nonfinite", id="every step"),
+        pytest.param("0+0x20 1+1x99", "_x21 40+0x99", "loss_nonfinite", id="every thirtieth step is reported"),
+        pytest.param(
+            "0+0x9 1+0x9 2+0x9 3+0x9 4+0x99", "_x10 5+0x99", "loss_nonfinite", id="one in five minutes is reported"
+        ),
+        pytest.param("0+0x20 1+1x99", "_x21 40+2x99", "healthy", id="among others that are numbers"),
+        pytest.param("0+0x20 1+1x99", NEVER, "healthy", id="among many that are numbers"),
+        pytest.param("0+0x9 1+0x9 1+0x9 2+0x9 3+0x99", "_x10 5+0x9 _x10 40+0x99", "healthy", id="three of four"),
+        pytest.param("0+0x36 2+0x99", "_x37 72+0x99", "healthy", id="two, and then no reports"),
+        pytest.param("0+0x20 30+0x99", "_x21 40 _x99", "healthy", id="long ago"),
+        pytest.param("0+0x37 30+30x99", "_x38 72+0x99", "healthy", id="for a minute"),
     ],
 )
+@pytest.mark.parametrize("loss", [steady(9), None])
 def test_losses_count_that_are_no_number_one_after_another(
-    rulebook: Rulebook, nonfinite: str, loss: str | None, cause: str
+    rulebook: Rulebook, nonfinite: str, since: str, loss: str | None, cause: str
 ) -> None:
     percent = 0 if cause == "healthy" else 100
-    rulebook.check_percent(losses(nonfinite, loss), RUN_VERDICT, [(of_run(cause), percent)])
+    rulebook.check_percent(losses(nonfinite, since, loss), RUN_VERDICT, [(of_run(cause), percent)])
 
 
 def diverging(name: str, *since: int | None, reports: int | None = None) -> Story:
@@ -573,7 +583,9 @@ SAVES = [series("stallscope_training_phase_occurrences_total", growing(1 / 300),
         pytest.param(starting(55), [fires("TrainingLongInit")], id="starts for long"),
         pytest.param(rank() + gpu() + restarting(3), [fires("TrainingRestartLoop")], id="restarts"),
         pytest.param(
-            losses("0+0x90 1+30x29", "9-0.01x90 8+0x29"), [fires("TrainingLossNonfinite", "critical")], id="no number"
+            losses("0+0x90 1+30x29", "_x91 180+0x29", "9-0.01x90 8+0x29"),
+            [fires("TrainingLossNonfinite", "critical")],
+            id="no number",
         ),
         pytest.param(
             rank(last_step=growing_until(40)) + gpu() + powered(steady(200)),
