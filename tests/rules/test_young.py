@@ -19,6 +19,7 @@ from tests.rules.rulebook import (
     series,
     steady,
 )
+from tests.rules.test_relieved import changing
 
 pytestmark = pytest.mark.evaluated_every(30)
 
@@ -210,6 +211,30 @@ def test_ranks_are_not_compared_before_all_of_them_can_be_judged(rulebook: Ruleb
     ]
     rulebook.check_percent(late, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at="12m")
     rulebook.check_percent(late, RUN_VERDICT, [(of_run("straggler_rank"), 30)], at="13m30s")
+
+
+@pytest.mark.parametrize("minutes", [2, 4, 8])
+def test_a_cold_start_is_no_verdict_of_a_later_session_however_short_the_first_was(
+    rulebook: Rulebook, minutes: float
+) -> None:
+    begin, end, warm = _BEGIN - minutes, _BEGIN - 0.5, _BEGIN + 0.5
+    rates = {
+        'phase="forward"': ((begin, 0.99), (end, 0), (_BEGIN, 0.4), (warm, 0.99)),
+        'phase="data_wait"': ((begin, 0.01), (end, 0), (_BEGIN, 0.6), (warm, 0.01)),
+        'phase="initialization"': ((end, 1), (_BEGIN, 0)),
+        "step_seconds_count": ((begin, 2), (end, 0), (_BEGIN, 0.8), (warm, 2)),
+        "step_seconds_sum": ((begin, 1), (end, 0), (_BEGIN, 1)),
+        "busy_seconds": ((begin, 0.99), (end, 0), (_BEGIN, 0.4), (warm, 0.99)),
+    }
+    first_steps = f"{60 * begin:g}+0x{scrapes(_BEGIN) - 1} {60 * _BEGIN:g}+0x{LENGTH}"
+    story = []
+    for name, values in young({"data_wait": 0.01}, busy=1.0):
+        changes = next((changes for part, changes in rates.items() if part in name), None)
+        changed = changing((0, 0), *changes) if changes else first_steps if "first_step" in name else values
+        story.append((name, changed))
+    verdicts = "count by (cause) (count_over_time(run:verdict:ratio5m[10m]))"
+    found = [({"cause": cause}, 1) for cause in ("healthy", "insufficient_data")]
+    rulebook.check(story, {verdicts: found}, at="15m")
 
 
 def shorter_from(minute: float) -> Story:
