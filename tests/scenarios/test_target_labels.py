@@ -76,3 +76,9 @@ def test_while_a_target_label_changes_no_rule_fails_and_a_verdict_is_the_same_or
             general = {INSUFFICIENT, *WELL, *[PARENTS[cause] for _, cause in plain if cause in PARENTS]}
             assert with_label <= plain | {("verdict", cause) for cause in general}, (name, moment)
         assert causes(judged()[f"{name} labelled"][CHANGE_SECONDS - EVALUATION_SECONDS]) - {("verdict", INSUFFICIENT)}
+
+
+def test_two_minutes_after_a_target_label_has_changed_verdicts_and_alerts_are_the_same() -> None:
+    for name in NAMES:
+        plain, with_label = (causes(judged()[cluster][END_SECONDS]) for cluster in (name, f"{name} labelled"))
+        assert with_label == plain, name
