@@ -265,7 +265,7 @@ def marked(filled: FilledPrometheus, chosen: Chosen, mark: Json) -> list[dict[st
 ANSWERS = {
     ("stallscope-run", HEALTHY): "healthy: GPU-bound, well used. Nothing to fix; use a faster GPU or more GPUs.",
     ("stallscope-run", "straggling"): (
-        "straggling loses 25 % of its GPU time, 23 % to one cause for 29 min now: rank 3, GPU 1 of straggling1, "
+        "straggling loses 21 % of its GPU time, for 29 min now: rank 3, GPU 1 of straggling1, "
         "slowed by heat. Check airflow, fans and inlet temperature. (cluster operator)"
     ),
     ("stallscope-run", "starving"): (
@@ -281,7 +281,7 @@ ANSWERS = {
         "GPU 0 MIG 3g.40gb of partitioned0: GPU-bound, well used. Nothing to fix; use a faster GPU or more GPUs."
     ),
     ("stallscope-fleet", "hot"): (
-        "7.7 of 29 held GPUs are lost, 3 of them in run broken: rank 3, GPU 1 of broken1, GPU lost. Drain the node "
+        "7.8 of 29 held GPUs are lost, 3 of them in run broken: rank 3, GPU 1 of broken1, GPU lost. Drain the node "
         "and reboot; reseat or replace the GPU if it happens again. (cluster operator)"
     ),
 }

@@ -271,7 +271,7 @@ def test_work_is_reported_as_total_and_per_second(report_of: Report) -> None:
 
 def test_a_loss_without_verdict_is_reported_without_recommendation(report_of: Report) -> None:
     lost = {row["Cause"] for row in table(report_of(HEALTHY), "lost-time", "by cause")}
-    assert lost == {"comm_bound"}
+    assert lost == {"uneven_work"}
 
 
 def test_the_straggler_is_named_with_its_gpu_and_root_cause(report_of: Report) -> None:
@@ -500,7 +500,7 @@ def test_outliers_are_counted_priced_and_dated(report_of: Report, filled: Filled
     assert all(onset < number(row["Until"]) <= filled.end for row in worst)
     assert all(number(row["Lost"]) > 0 < number(row["Slow steps"]) for row in worst)
     assert "outliers" in words(report_of("stuttering"), "steps")
-    assert "No step was an outlier" in words(report_of("waiting"), "steps")
+    assert "No step was an outlier" in words(report_of(HEALTHY), "steps")
 
 
 def test_phases_sum_to_the_loop(report_of: Report) -> None:
@@ -594,7 +594,7 @@ def test_the_report_of_a_finished_run_ends_with_its_last_live_moment(
 ) -> None:
     remembered = replace(run_of("waiting"), goes_on=False, end=filled.end + 290, states={"finished": 1})
     document = build(of_run(server, remembered), server)
-    assert filled.end <= document.end <= filled.end + 90
+    assert filled.end - 5 <= document.end <= filled.end + 90  # a rank reports every five seconds
     assert not document.live
     assert facts(document, "summary")["State"].value == "finished"
     assert "Ended" in facts(document, "summary")
