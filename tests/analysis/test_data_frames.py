@@ -332,7 +332,7 @@ def test_values_of_a_story_are_read_back(held: Held) -> None:
     assert compared >= 4 + 4 * 4
     # Phases sum to the whole time.
     sums = run.phases.groupby(["time", "rank"])["seconds"].sum(min_count=1).dropna()
-    assert sums.to_numpy() == pytest.approx(INTERVAL, rel=0.1)
+    assert sums.to_numpy() == pytest.approx(INTERVAL, abs=5.5)  # ranks report every five seconds
 
 
 def test_importing_the_package_loads_no_library() -> None:

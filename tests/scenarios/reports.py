@@ -25,7 +25,7 @@ from tests.scenarios.world import Claim, World, gone
 _EPOCH = 1_700_000_000.0
 """Unix time of second 0 in reports, which have no negative times."""
 _REPORT_SECONDS = 5.0
-"""Between two reports of a rank, at least."""
+"""Between two reports of a rank, at least: ten times as long as by default, which costs less and flatters no rule."""
 _EXACT = 1e-6
 """Seconds by which sums of phases may miss the end of a segment."""
 _USER = 1000
