@@ -39,7 +39,8 @@ from tests.scenarios.runner import EVALUATION_SECONDS
 from tests.shim.loops.__main__ import REPORTS
 from tests.simulation.verdicts import series_in
 
-pytestmark = pytest.mark.timeout(900)  # two real programs import PyTorch
+# Two real programs import PyTorch, and Prometheus is started.
+pytestmark = [pytest.mark.slow(45), pytest.mark.timeout(900)]
 _LABELS = {"cluster": "east", "job": "stallscope", "instance": "node:19400"}
 _START = 1.0
 _AFTER_SECONDS = 480
