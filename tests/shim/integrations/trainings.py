@@ -39,6 +39,11 @@ class Reports(list[Report]):
     def activities(self) -> set[str]:
         return {report.activity for report in self}
 
+    @property
+    def of_evaluations(self) -> set[float]:
+        """Seconds of evaluation in the reports that were made during one."""
+        return {report.phases["evaluation"].seconds for report in self if report.activity == "evaluation"}
+
     def seconds(self, phase: str) -> float:
         found = self.newest.phases.get(phase)
         return 0.0 if found is None else found.seconds

@@ -155,6 +155,11 @@ class Fit:
         """The phase that is open, empty where none is."""
         return "" if self._phase is None else self._phase.name
 
+    def report_if_due(self) -> None:
+        """Send a report that is due, after a batch of an evaluation: it may take long."""
+        if self.run is not None:
+            self.run.timeline.report_if_due()
+
     def end(self) -> None:
         """The fit is over."""
         self.leave()

@@ -173,11 +173,6 @@ class Training:
             if self._counter is not None:
                 self._counter.begin()
 
-    def report_evaluation(self) -> None:
-        """Report in the middle of a long evaluation."""
-        if self.fit.run is not None:
-            self.fit.run.timeline.report_if_due()
-
     def train_on_batch(self, function: Callable[..., Any], model: Any, arguments: Any, options: Any) -> Any:
         """Take the step of a loop that the program itself drives; of several models each cycle is a step."""
         run = self.fit.run
@@ -504,7 +499,7 @@ def _evaluated(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _batch_evaluated(original: Callable[..., Any]) -> Callable[..., Any]:
     def hook(callbacks: Any, *arguments: Any, **options: Any) -> Any:
-        _safely(_around(), Training.report_evaluation)
+        _safely(_around(), lambda training: training.fit.report_if_due())
         return original(callbacks, *arguments, **options)
 
     return hook

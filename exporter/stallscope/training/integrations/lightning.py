@@ -119,9 +119,8 @@ class TrainerEvents:
 
     @tolerant
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        """Report in a long evaluation as well."""
-        if self.fit.run is not None:
-            self.fit.run.timeline.report_if_due()
+        """A batch of an evaluation was computed."""
+        self.fit.report_if_due()
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
     on_test_start = on_predict_start = on_validation_start

@@ -124,9 +124,8 @@ class TrainerEvents:
 
     @tolerant
     def on_prediction_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """A batch of an evaluation was computed: report in a long one as well."""
-        if self.fit.run is not None:
-            self.fit.run.timeline.report_if_due()
+        """A batch of an evaluation was computed."""
+        self.fit.report_if_due()
 
     @tolerant
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
