@@ -7,7 +7,8 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -211,16 +212,23 @@ class Filled(NamedTuple):
     end: float
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Filled]:
+@contextmanager
+def filled(everything: Sequence[Series]) -> Iterator[Filled]:
+    """A server with these series up to the last whole minute."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     with prometheus() as running:
         end = 60.0 * math.floor(time.time() / 60)
-        everything = [*constants(), *(each for run, story in RUNS.items() for each in recorded(run, story))]
-        everything += (each for cluster in ("north", "south") for each in recorded("twin", RUNS["fine"], cluster))
         write([running.port], everything, end - 30 * (SCRAPES - 1), SCRAPES)
         yield Filled(running.address, end)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Filled]:
+    everything = [*constants(), *(each for run, story in RUNS.items() for each in recorded(run, story))]
+    everything += (each for cluster in ("north", "south") for each in recorded("twin", RUNS["fine"], cluster))
+    with filled(everything) as found:
+        yield found
 
 
 def said(capsys: pytest.CaptureFixture[str], server: Filled, *arguments: str) -> str:

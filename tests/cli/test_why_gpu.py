@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import shutil
-import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,9 +16,7 @@ from stallscope.model.catalogue.conditions import SIGNALS
 from stallscope.model.clients.prometheus import Prometheus
 from stallscope.model.view.gpu_explanation import NOT_SERVED
 from stallscope.tools.cli import why
-from tests.cli.test_why import SCRAPES, Filled, cause_of, constants, squeezed
-from tests.filled_prometheus import write
-from tests.prometheus_server import prometheus
+from tests.cli.test_why import SCRAPES, Filled, cause_of, constants, filled, said, squeezed
 
 HALF = SCRAPES // 2
 RUN = {"namespace": "vision", "run": "resnet50"}
@@ -189,34 +184,23 @@ def floors() -> Iterator[Series]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Filled]:
-    if shutil.which("prometheus") is None:
-        pytest.skip("prometheus is not installed")
-    with prometheus() as running:
-        end = 60.0 * math.floor(time.time() / 60)
-        everything = [*constants(), *floors(), *of_runs()]
-        everything += (each for name, gpu in GPUS.items() for each in recorded(name, gpu))
-        free, idle = GPUS["free"], GPUS["idle"]
-        card = {"instance": "node2:19400", "gpu": "0"}
-        everything += recorded("card", free, **card)
-        for number, gpu in enumerate((free, idle, idle)):
-            everything += recorded("", gpu, **card, uuid=f"MIG-{number}", mig="1g.18gb")
-        everything += recorded("", free, instance="node2:19400", gpu="7", uuid="MIG-7", mig="3g.71gb")
-        everything += recorded("", idle, instance="node2:19400", gpu="7", uuid="MIG-8", mig="3g.71gb")
-        for cluster in ("north", "south"):
-            everything += recorded("twin", free, cluster=cluster, instance="twin:19400", gpu="0")
-        # Replaced by another GPU at the same index, which two jobs scrape; the rules still judge the old one.
-        everything += recorded("old", free._replace(up=SCRAPES - 2), instance="node3:19400", gpu="0")
-        everything += recorded("next", idle, instance="node3:19400", gpu="0")
-        everything += recorded("next", idle, instance="node3:19400", gpu="0", job="again")
-        write([running.port], everything, end - 30 * (SCRAPES - 1), SCRAPES)
-        yield Filled(running.address, end)
-
-
-def said(capsys: pytest.CaptureFixture[str], server: Filled, *arguments: str) -> str:
-    assert why.main([*arguments, f"--prometheus.url={server.address}", f"--at={server.end:.0f}"]) == 0
-    shown = capsys.readouterr().out
-    assert "--json" in arguments or [line for line in shown.splitlines() if len(line) > 80] == []
-    return shown
+    everything = [*constants(), *floors(), *of_runs()]
+    everything += (each for name, gpu in GPUS.items() for each in recorded(name, gpu))
+    free, idle = GPUS["free"], GPUS["idle"]
+    card = {"instance": "node2:19400", "gpu": "0"}
+    everything += recorded("card", free, **card)
+    for number, gpu in enumerate((free, idle, idle)):
+        everything += recorded("", gpu, **card, uuid=f"MIG-{number}", mig="1g.18gb")
+    everything += recorded("", free, instance="node2:19400", gpu="7", uuid="MIG-7", mig="3g.71gb")
+    everything += recorded("", idle, instance="node2:19400", gpu="7", uuid="MIG-8", mig="3g.71gb")
+    for cluster in ("north", "south"):
+        everything += recorded("twin", free, cluster=cluster, instance="twin:19400", gpu="0")
+    # Replaced by another GPU at the same index, which two jobs scrape; the rules still judge the old one.
+    everything += recorded("old", free._replace(up=SCRAPES - 2), instance="node3:19400", gpu="0")
+    everything += recorded("next", idle, instance="node3:19400", gpu="0")
+    everything += recorded("next", idle, instance="node3:19400", gpu="0", job="again")
+    with filled(everything) as found:
+        yield found
 
 
 def of(capsys: pytest.CaptureFixture[str], server: Filled, name: str, *more: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 NAME_LENGTH = 80
 """Characters that are shown of a name."""
+_LISTED = 8
+"""Names that are shown of a list."""
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _CENTURY = 3.2e9
 _MOST_DIGITS = 1e15
@@ -19,6 +21,12 @@ def readable(text: str, longest: int = NAME_LENGTH) -> str:
     if not text.isprintable():  # line breaks, escape sequences, marks that turn the direction, halves of characters
         text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     return text
+
+
+def listed(names: Sequence[str], longest: int = NAME_LENGTH) -> str:
+    """Return the first names of a list, and the number of the others; names have up to `longest` characters."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(readable(name, longest) or '""' for name in names[:_LISTED]) + more
 
 
 def gpu_name(index: str, mig: str = "", name: Callable[[str], str] = readable) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
-from stallscope.common.formatting import NAME_LENGTH, readable, several, utc
+from stallscope.common.formatting import NAME_LENGTH, listed, readable, several, utc
 from stallscope.model.analysis import ranges
 from stallscope.model.analysis.ranges import Ranges, joined
 from stallscope.model.clients.expressions import any_of, quoted
@@ -22,7 +22,6 @@ _SHORTEST_WINDOW = 60.0
 _BORDER = 0.001
 """In seconds. Some servers include a sample at the border of a window, others do not."""
 _NEAREST = 3
-_LISTED = 8
 _LONGEST = 3 * NAME_LENGTH
 """Characters of a cluster, a namespace and a name together."""
 _GOING_ON = frozenset({"starting", "running"})
@@ -290,9 +289,7 @@ def _select_run(described: Sequence[RangeSeries], named: Sequence[_Reference]) -
 
 
 def _listed(names: Iterable[str]) -> str:
-    known = sorted(names)
-    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-    return f"{', '.join(readable(name, _LONGEST) for name in known[:_LISTED])}{more}"
+    return listed(sorted(names), _LONGEST)
 
 
 def _unknown(server: Server, named: Sequence[_Reference], start: float, end: float, flags: str) -> RunError:

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, get_a
 
 from stallscope.common.formatting import gpu_name, percent, readable
 from stallscope.model.catalogue.causes import CAUSES, MISSING, Cause, muted_alerts
-from stallscope.model.catalogue.conditions import (
-    CONDITIONS,
-    GPU_SIDE,
-    SIGNALS,
-    Condition,
-    alert_thresholds,
-    general_of,
-)
+from stallscope.model.catalogue.conditions import CONDITIONS, GPU_SIDE, SIGNALS, Condition, alert_thresholds, general_of
 from stallscope.model.clients.expressions import any_of, quoted
 from stallscope.model.view.verdicts import Culprit, Verdict, code_line_of, culprit_of
 
@@ -173,7 +166,7 @@ class GpuLabels(NamedTuple):
     @property
     def name(self) -> str:
         """Its name, such as `GPU 1 of node1:9400`."""
-        return f"{gpu_name(self.gpu, self.mig)} of {readable(self.instance)}"
+        return _gpu_name(self._asdict())
 
     @property
     def matchers(self) -> str:
@@ -559,8 +552,9 @@ class Recorded(ABC):
 
     def _not_judged(self, cause: str, tier: str) -> str:
         """Return why the rules do not judge a cause; empty if they do."""
-        is_device = CAUSES[cause].domain == "device" and tier in ("device", "harmless")
-        return self.gpu_side() or ("the GPUs wait" if self.waits() else "") if is_device else ""
+        if CAUSES[cause].domain != "device" or tier not in ("device", "harmless"):
+            return ""
+        return self.gpu_side() or ("the GPUs wait" if self.waits() else "")
 
     def _hidden(self, cause: str, tier: str, verdict: str) -> tuple[Result, str]:
         """Return what the rules made of a cause that may be the verdict, with the reason."""

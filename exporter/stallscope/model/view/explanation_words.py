@@ -71,8 +71,9 @@ def sentences(found: Explanation) -> list[str]:
         has_ended = bool(states) and not {"starting", "running"} & found.states.keys()
         why = f" ({', '.join(states)})" if has_ended else ", as after the end of a run or of its exporter"
         if gpu is not None:
-            loss = f" ({readable(gpu.loss)}: {explained(gpu.loss)})".replace(".)", ")")
-            why = loss if gpu.loss else ", as after the end of its exporter, or once the GPU is taken out"
+            why = ", as after the end of its exporter, or once the GPU is taken out"
+            if gpu.loss:
+                why = f" ({readable(gpu.loss)}: {explained(gpu.loss).removesuffix('.')})"
         ended = (
             f"The rules recorded no verdict at {moment(found.requested)}{why}: this is the last one, from "
             f"{moment(found.at, found.requested)}."
@@ -105,11 +106,11 @@ def measured_rows(found: Explanation) -> list[Row]:
 def _rows(verdict: str, compared: Sequence[tuple[str, Compared]]) -> Iterator[Row]:
     """Yield conditions, each with its cause, as rows: those of one series in one row."""
     for series, compared_series in _by_series(compared).items():
-        before = (verdict, *(cause for cause, _ in compared_series))
-        levels = [
-            f"{'' if cause == before else f'{cause} '}{level(each)}"
-            for before, (cause, each) in zip(before, compared_series, strict=False)
-        ]
+        levels = []
+        named = verdict
+        for cause, each in compared_series:
+            levels.append(level(each) if cause == named else f"{cause} {level(each)}")
+            named = cause
         thresholds = [each.threshold for _, each in compared_series if each.threshold is not None]
         yield Row(SIGNALS[series].words, value_of(compared_series[0][1], thresholds), tuple(levels))
 

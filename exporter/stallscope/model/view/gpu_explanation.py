@@ -35,14 +35,8 @@ if TYPE_CHECKING:
 
 _OWN = (
     *("gpu:verdict:ratio5m", "gpu_cause:share:ratio5m", "gpu_cause:remainder:info", "gpu:free:info", "ALERTS", *PAIR),
-    *(
-        "rank_gpu:gone:info",
-        "serving_gpu:server:info",
-        "serving_gpu:verdict:ratio5m",
-        "stallscope_gpu_info",
-        "stallscope_gpu_lost_info",
-    ),
-    *("stallscope_gpu_owner_info", "stallscope_gpu_up"),
+    *("rank_gpu:gone:info", "serving_gpu:server:info", "serving_gpu:verdict:ratio5m", "stallscope_gpu_info"),
+    *("stallscope_gpu_lost_info", "stallscope_gpu_owner_info", "stallscope_gpu_up"),
 )
 """Series with the labels of the GPU."""
 _OF_RUN = ("run:verdict:ratio5m", "run:culprit:info")

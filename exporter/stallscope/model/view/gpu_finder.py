@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from stallscope.common.formatting import NAME_LENGTH, gpu_name, readable, utc
+from stallscope.common.formatting import NAME_LENGTH, gpu_name, listed, readable, utc
 from stallscope.model.clients.expressions import any_of, quoted
 from stallscope.model.clients.prometheus import Series
 from stallscope.model.view.explanation import GpuLabels
@@ -18,7 +18,6 @@ _STEP = 120
 _SAME_END = 300.0
 """Seconds within which several GPUs have ended at once, as with their exporter."""
 _CHECK = "no other GPU has one either: `stallscope doctor` checks whether GPUs are scraped"
-_LISTED = 8
 _LONGEST = 2 * NAME_LENGTH
 """Characters of a UUID and the name of its GPU."""
 
@@ -107,12 +106,12 @@ def _single(name: str, found: Sequence[GpuLabels]) -> GpuLabels:
         return found[0]
     what = _named(name)
     for field, places in (("cluster", "clusters"), ("instance", "nodes")):
-        values = {getattr(gpu, field) for gpu in found}
+        values = sorted({getattr(gpu, field) for gpu in found})
         if len(values) > 1:
             raise AmbiguousGpuError(
                 f"{what}: {len(values)} {places} have one; choose one with --{field}: {_listed(values)}"
             )
-    uuids = {f"{gpu.uuid} ({gpu_name(gpu.gpu, gpu.mig)})" for gpu in found}
+    uuids = sorted({f"{gpu.uuid} ({gpu_name(gpu.gpu, gpu.mig)})" for gpu in found})
     raise AmbiguousGpuError(f"{what}: {len(found)} GPUs or MIG instances match; name one by its UUID: {_listed(uuids)}")
 
 
@@ -156,7 +155,5 @@ def _when(start: float, end: float) -> str:
     return f"between {utc(start)} and {utc(end)}"
 
 
-def _listed(names: Iterable[str]) -> str:
-    known = sorted(names) if isinstance(names, (set, frozenset)) else list(names)
-    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-    return ", ".join(readable(name, _LONGEST) or '""' for name in known[:_LISTED]) + more
+def _listed(names: Sequence[str]) -> str:
+    return listed(names, _LONGEST)

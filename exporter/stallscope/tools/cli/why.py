@@ -103,10 +103,10 @@ def main(arguments: Sequence[str]) -> int:
     for note in notes:
         print(f"stallscope why: {note}", file=sys.stderr)
     if parsed.json:
-        documents = {"runs": [each for each in explained if each.of_gpu is None]}
-        documents |= {"gpus": gpus} if (gpus := [each for each in explained if each.of_gpu is not None]) else {}
-        found = {kind: [_explanation.document(each) for each in found] for kind, found in documents.items()}
-        print(json.dumps(found, indent=2))
+        documents = {"runs": [_explanation.document(each) for each in explained if each.of_gpu is None]}
+        if parsed.gpus:
+            documents["gpus"] = [_explanation.document(each) for each in explained if each.of_gpu is not None]
+        print(json.dumps(documents, indent=2))
     else:
         names = Counter(map(_name, explained))
         texts = (
