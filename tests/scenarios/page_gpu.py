@@ -409,11 +409,7 @@ class _Page:
             held = self._state(lambda state: state.foreign_memory, times) * card.memory
 
             def foreign(moments: Floats, user: str = user) -> Floats:
-                return world.gpu_integral(
-                    self._gpu,
-                    lambda state: state.foreign_busy / len(state.foreign) if user in state.foreign else 0.0,
-                    moments,
-                )
+                return world.foreign_busy(self._gpu, user, moments)
 
             owners.setdefault(tuple(owner_named(user).items()), []).append((here, held, foreign))
         self._add("processes", processes, kind="compute")

@@ -20,7 +20,7 @@ from tests.scenarios.disturbance import Floats
 from tests.scenarios.model import COLUMN, Segment
 from tests.scenarios.sheet import Mask
 from tests.scenarios.story import Run, Work
-from tests.scenarios.world import Claim, World, gone
+from tests.scenarios.world import Claim, World
 
 _EPOCH = 1_700_000_000.0
 """Unix time of second 0 in reports, which have no negative times."""
@@ -221,10 +221,7 @@ class _Rank:
             else:
                 yield from self._training(session, segment, rows)
         if run.end is not None:
-            if gone(course, rank) < np.inf and run.outcome == "lost":
-                self._end_process()
-            else:
-                session.finish(run.outcome)
+            session.finish(run.outcome)
 
     def _training(self, session: SimulatedRun, segment: Segment, rows: Mask) -> Iterator[float]:
         course, clock = self._course, self._clock

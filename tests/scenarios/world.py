@@ -120,6 +120,12 @@ class World:
                 total = total + claim.course.busy(claim.rank, times, share=claim.share)
         return total / len(gpus)
 
+    def foreign_busy(self, gpu: int, user: str, times: Floats) -> Floats:
+        """Return the integral of the time that another user's processes keep a GPU busy."""
+        return self.gpu_integral(
+            gpu, lambda state: state.foreign_busy / len(state.foreign) if user in state.foreign else 0.0, times
+        )
+
     def host_state(self, node: int, value: Callable[[Host], float], times: Floats) -> Floats:
         """Return a number of a host's state at each time."""
         return _sampled(self.story.hosts, node, value, times)

@@ -66,6 +66,7 @@ class Program:
 
 
 def programs_on(world: World, gpu: int) -> list[Program]:
+    """Return the ranks on a GPU, and other users' processes there."""
     card = world.node(gpu).card
     found = [
         Program(
@@ -87,9 +88,7 @@ def programs_on(world: World, gpu: int) -> list[Program]:
                     owner_named(user),
                     lambda times, user=user: world.gpu_state(gpu, lambda state: float(user in state.foreign), times),  # type: ignore[misc]
                     lambda times: world.gpu_state(gpu, lambda state: state.foreign_memory, times) * card.memory,
-                    lambda times: world.gpu_integral(
-                        gpu, lambda state: state.foreign_busy / max(1, len(state.foreign)), times
-                    ),
+                    lambda times, user=user: world.foreign_busy(gpu, user, times),  # type: ignore[misc]
                 )
             )
     return found
