@@ -47,7 +47,8 @@ BASE ?= pinned
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo)
 INSTALL := -m pip install --quiet --disable-pip-version-check --only-binary :all:
 PIP := $(BIN)/python $(INSTALL)
-# For what is large: a third of pip's time. Where it reaches no index, as with a mirror that only pip knows, pip is used.
+# uv takes a third of pip's time for large packages. Where it reaches no index, such as a mirror that only pip's settings
+# name, pip installs them.
 UV_PIP := $(BIN)/uv pip install --quiet --python $(BIN)/python --only-binary :all:
 # Most of what these packages contain is never imported; the rest is compiled at its first use.
 UP_PIP := $(UP_VENV)/bin/python $(INSTALL) --no-compile
